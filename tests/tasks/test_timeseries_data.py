@@ -51,8 +51,9 @@ def test_the_real_set_s_bytes_are_read_and_written(tmp_path: Path) -> None:
     (folder / "subject_test.txt").write_bytes(b"2\n2\n24\n")
     alone = read_har(folder)
     assert alone.train.values.shape == (3, 9, 6)
-    for channel in range(9):
-        np.testing.assert_array_equal(alone.train.values[:, channel], np.float32(NUMBERS))
+    numbers = np.array(NUMBERS, np.float32)
+    for number in range(9):
+        np.testing.assert_array_equal(alone.train.values[:, number], numbers)
     assert alone.train.labels.tolist() == [4, 0, 5]
     assert alone.train.subjects is not None
     assert alone.train.subjects.tolist() == [2, 2, 24]
@@ -203,22 +204,23 @@ def test_samples_of_each_mode(tmp_path: Path, cache: Path) -> None:
 def test_npz_and_csv_are_the_same_windows(tmp_path: Path, cache: Path) -> None:
     windows = read_har(write_har(tmp_path / "har"))
     assert windows.test is not None
+    subjects = {"train": windows.train.subjects, "test": windows.test.subjects}
     np.savez(
         tmp_path / "w.npz",
         x=windows.train.values,
         label=windows.train.labels,
-        subject=windows.train.subjects,
+        subject=np.asarray(subjects["train"]),
         channels=CHANNELS,
         classes=CLASSES,
         x_test=windows.test.values,
         label_test=windows.test.labels,
-        subject_test=windows.test.subjects,
+        subject_test=np.asarray(subjects["test"]),
     )
     lines = [f"split,window,label,subject,{','.join(CHANNELS)}"]
     for split, part in (("train", windows.train), ("test", windows.test)):
         for number, values in enumerate(part.values):
             name = CLASSES[part.labels[number]]
-            head = f"{split},{split}-{number},{name},{part.subjects[number]}"
+            head = f"{split},{split}-{number},{name},{np.asarray(subjects[split])[number]}"
             lines += [f"{head},{','.join(map(repr, map(float, step)))}" for step in values.T]
     (tmp_path / "w.csv").write_text("\n".join(lines) + "\n")
     reference = task_of(tmp_path / "har", cache)
@@ -248,13 +250,16 @@ def _csv(*lines: str) -> str:
         (_csv("0,x,1,1,2", "0,x,1,1,2", "1,y,2,3,4"), "window 1 has 1 time steps, and window 0", 4),
         (_csv("0,x,1,1,2", "1,x,2,1,2"), "all labels are x", None),
         (_csv("0,x,me,1,2"), "subject 'me' is no whole number", 2),
+        (_csv("0,x,1,1,\x00"), "column b has '\\x00'", 2),
+        ("\udcff\udcfe", "the columns are", 1),
+        (_csv(f"0,x,1,1,{'9' * 200_000}"), "this line is no CSV: field larger than", 2),
     ],
 )
 def test_bad_csv_is_named_by_its_line(
     text: str, says: str, line: int | None, tmp_path: Path, cache: Path
 ) -> None:
     file = tmp_path / "w.csv"
-    file.write_text(text)
+    file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError) as caught:
         prepare_windows(TimeSeriesData(source=str(file)), cache)
     assert says in caught.value.cause
@@ -290,6 +295,25 @@ def test_bad_arrays_are_named(
         prepare_windows(TimeSeriesData(source=str(tmp_path / "w.npz")), cache)
     assert says in caught.value.cause
     assert str(tmp_path / "w.npz") in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"no archive", "can't be read as an .npz file"), (b"\x93NUMPY", "can't be read as an .npz")],
+)
+def test_what_is_no_archive_is_named(
+    content: bytes, says: str, tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "w.npz").write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        prepare_windows(TimeSeriesData(source=str(tmp_path / "w.npz")), cache)
+
+
+def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "w.csv").write_text(_csv("0,10,1,1,2", "1,9,2,3,4", "2,-1,2,3,4"))
+    prepared = prepare_windows(TimeSeriesData(source=str(tmp_path / "w.csv")), cache)
+    assert list(prepared.windows.classes) == ["-1", "9", "10"]
+    assert prepared.windows.train.labels.tolist() == [2, 1, 0]
 
 
 def test_nobody_s_windows_can_t_be_split_by_subject(tmp_path: Path, cache: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
-from samecurve.tasks.classification import summarize_classes
+from samecurve.tasks.classification import CLASS_WEIGHT, summarize_classes
 from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.prepare import (
     PreparedData,
@@ -42,7 +42,6 @@ _DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
 _CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
 _LEARNS: Mapping[Objective, Learns] = {"classify": "label", "embed": "pair"}
 _KEPT = "model-"  # before the names of those among a run's assets
-CLASS_WEIGHT = "class_weight/"  # before the names of classes in a run's reference
 _MOST_EXPONENT = 700.0
 
 

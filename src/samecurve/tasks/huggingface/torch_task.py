@@ -15,7 +15,7 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
-from samecurve.tasks.classification import weigh_classes
+from samecurve.tasks.classification import CLASS_WEIGHT, weigh_classes
 from samecurve.tasks.huggingface.adapter import (
     BASE,
     adapter_tensors,
@@ -58,7 +58,7 @@ from samecurve.tasks.huggingface.quantized import (
 from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
 from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, PROMPTS, HuggingFaceTask
+from samecurve.tasks.huggingface.task import CONFIG, PROMPTS, HuggingFaceTask
 from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
 from samecurve.tasks.huggingface.vocabulary import check_vocabulary_is_known, unknown_tokens
 from samecurve.tasks.huggingface.weights import (

@@ -22,7 +22,7 @@ _SPLITS = ("train", "test")
 
 
 @dataclass
-class _Recorded:
+class _Recording:
     """A window of a .csv file, as its lines come."""
 
     window: str
@@ -35,7 +35,8 @@ class _Recorded:
 
 def read_csv(file: Path) -> WindowSet:
     """UserError: a column is missing, or a line is not as the first of its window."""
-    with open(file, newline="", encoding="utf-8") as stream:
+    # what is no text becomes a cell that is refused, with its line
+    with open(file, newline="", encoding="utf-8-sig", errors="replace") as stream:
         lines = csv.reader(stream)
         header = [name.strip() for name in next(lines, [])]
         channels = [name for name in header if name not in _OF_WINDOW]
@@ -46,7 +47,13 @@ def read_csv(file: Path) -> WindowSet:
                 "window, label, subject and split (if there are any), and one for each channel",
                 f"{file}:1",
             )
-        windows = _read_lines(lines, header, channels, file)
+        try:
+            windows = _read_lines(lines, header, channels, file)
+        except csv.Error as error:
+            where = f"{file}:{lines.line_num}"
+            raise UserError(
+                f"this line is no CSV: {error}", "commas between cells", where
+            ) from None
     _check_windows(windows, file)
     by_split = {name: [window for window in windows if window.split == name] for name in _SPLITS}
     parts = [part for part in by_split.values() if part]
@@ -66,7 +73,7 @@ def read_csv(file: Path) -> WindowSet:
     return WindowSet(train=splits[0], test=test, channels=channels, classes=classes)
 
 
-def _check_windows(windows: Sequence[_Recorded], file: Path) -> None:
+def _check_windows(windows: Sequence[_Recording], file: Path) -> None:
     """UserError: there is none to train on, or they are of unlike length."""
     if not any(window.split == "train" for window in windows):
         raise UserError(
@@ -87,9 +94,9 @@ def _check_windows(windows: Sequence[_Recorded], file: Path) -> None:
 
 def _read_lines(
     lines: Any, header: Sequence[str], channels: Sequence[str], file: Path
-) -> list[_Recorded]:
+) -> list[_Recording]:
     """The windows in the order of the file."""
-    windows: list[_Recorded] = []
+    windows: list[_Recording] = []
     begun: set[str] = set()
     for line in lines:
         where = f"{file}:{lines.line_num}"
@@ -117,7 +124,7 @@ def _read_lines(
     return windows
 
 
-def _begin(cells: Mapping[str, str], begun: set[str], line: int, where: str) -> _Recorded:
+def _begin(cells: Mapping[str, str], begun: set[str], line: int, where: str) -> _Recording:
     """UserError: the window came before, or its split or subject is none."""
     name = cells["window"]
     if name in begun:
@@ -132,7 +139,7 @@ def _begin(cells: Mapping[str, str], begun: set[str], line: int, where: str) -> 
         raise UserError(f"split {split!r} is neither train nor test", "train, or test", where)
     if "subject" in cells and not subject.lstrip("-").isdigit():
         raise UserError(f"subject {subject!r} is no whole number", "a number a subject", where)
-    return _Recorded(name, cells["label"], subject, split, line)
+    return _Recording(name, cells["label"], subject, split, line)
 
 
 def _number(cell: str, channel: str, where: str) -> float:
@@ -145,7 +152,7 @@ def _number(cell: str, channel: str, where: str) -> float:
     return value
 
 
-def _as_windows(part: Sequence[_Recorded], labels: Numbers, *, is_known: bool) -> Windows:
+def _as_windows(part: Sequence[_Recording], labels: Numbers, *, is_known: bool) -> Windows:
     values = np.array([window.rows for window in part], np.float32).transpose(0, 2, 1)
     subjects = np.array([int(window.subject) for window in part], np.int64) if is_known else None
     return Windows(values=np.ascontiguousarray(values), labels=labels, subjects=subjects)

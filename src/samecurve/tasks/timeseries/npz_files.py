@@ -4,6 +4,7 @@ x [windows, channels, time]; label [windows], numbers or names; subject [windows
 channels and classes, names, if wanted; x_test, label_test and subject_test, a test split.
 """
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ _NEEDED = ("x", "label")
 def read_npz(file: Path) -> WindowSet:
     """UserError: an array is missing, or of another shape or type."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
+        with zipfile.ZipFile(file) as archive:
+            archive.testzip()
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{file} can't be read as an .npz file: {error}",
             "np.savez(FILE, x=..., label=..., subject=...), of plain arrays",

@@ -1,6 +1,6 @@
 """The timeseries task's `model` and `data` fields. No engine is imported here."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ Deviation = Annotated[float, Field(ge=0, le=100)]
 Mode = Literal["joint", "flatten", "average", "first"]
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
 
+_MOST_DOUBLED = 12  # blocks of a resnet
 _ONLY = {  # fields that one model alone has
     "norm": "resnet",
     "kernel_size": "resnet",
@@ -33,13 +34,13 @@ class TimeSeriesModel(Section):
         ),
     )
     width: Size = Field(
-        32, description="channels of the first stage (resnet), of every layer (transformer, mlp)"
+        32, description="of the first block (resnet), of every layer (transformer, mlp)"
     )
     depth: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = Field(
         3,
         description=(
-            "stages of one residual block, each after the first of twice the channels and half the"
-            " time steps (resnet); blocks (transformer); hidden layers (mlp)"
+            "residual blocks, each after the first with twice the channels and half the time steps"
+            " (resnet); blocks (transformer); hidden layers (mlp)"
         ),
     )
     norm: Literal["group", "batch"] = Field(
@@ -69,6 +70,11 @@ class TimeSeriesModel(Section):
             is_default = getattr(self, field) == type(self).model_fields[field].default
             if self.name != model and not is_default:
                 raise ValueError(f"{field} is of model {model}, and name is {self.name}")
+        if self.name == "resnet" and self.depth > _MOST_DOUBLED:
+            raise ValueError(
+                f"depth {self.depth} doubles the width {self.depth - 1} times; at most"
+                f" {_MOST_DOUBLED} blocks"
+            )
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size {self.kernel_size} is even: it has no middle")
         if self.name == "transformer" and self.width % self.heads:
@@ -99,8 +105,6 @@ class Augmentation(Section):
 
 class TimeSeriesData(DataSection):
     """Which windows there are, and what is a sample of them."""
-
-    indifferent: ClassVar[tuple[str, ...]] = DataSection.indifferent
 
     source: str | None = Field(
         None,

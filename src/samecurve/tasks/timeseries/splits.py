@@ -22,7 +22,7 @@ def number_labels(
 
     UserError: a label is of no class, or there is one class only.
     """
-    present = np.unique(np.concatenate(labels)).tolist()
+    present = sorted(np.unique(np.concatenate(labels)).tolist(), key=_order)
     values: list[Any] = present
     if classes is not None:
         values = list(classes) if isinstance(present[0], str) else list(range(len(classes)))
@@ -42,6 +42,13 @@ def number_labels(
         )
     number = {value: index for index, value in enumerate(values)}
     return names, [np.array([number[v] for v in part.tolist()], np.int64) for part in labels]
+
+
+def _order(label: int | str) -> tuple[int, str]:
+    """Numbers by their value, also where they are text: 2 before 10; names after them."""
+    if isinstance(label, int) or label.lstrip("-").isdecimal():
+        return int(label), ""
+    return 1 << 62, label
 
 
 def subject_of_both(train: Windows, test: Windows) -> int | None:

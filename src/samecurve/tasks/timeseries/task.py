@@ -31,7 +31,7 @@ from samecurve.tasks.timeseries.windows import (
 from samecurve.units import counted
 
 FORMAT = "windows.json"  # among a run's assets
-WHOLE = "window_"  # before the names of what flatten's whole windows are measured by
+WINDOW_PREFIX = "window_"  # before the metrics of whole windows, in mode flatten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,10 @@ class WindowFormat:
         """UserError: the file is none that a run keeps."""
         try:
             values = dict(json.loads(file.read_text()))
-            normalization = Normalization(**values.pop("normalization"))
+            of_channels = values.pop("normalization")
+            normalization = Normalization(
+                tuple(of_channels["mean"]), tuple(of_channels["deviation"])
+            )
             return cls(normalization=normalization, **values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
@@ -206,15 +209,15 @@ class TimeSeriesTask:
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
         """In mode flatten of single channels, and of whole windows where they were measured."""
         shown = summarize_classes(totals)
-        whole = totals.get(f"{WHOLE}confusion")
+        whole = totals.get(f"{WINDOW_PREFIX}confusion")
         if whole is None or not np.asarray(whole.sum).any():
             return shown
         confusion = np.asarray(whole.sum)
         return {
             **shown,
-            f"{WHOLE}accuracy": accuracy(confusion),
-            f"{WHOLE}macro_f1": macro_f1(confusion),
-            f"{WHOLE}confusion": confusion,
+            f"{WINDOW_PREFIX}accuracy": accuracy(confusion),
+            f"{WINDOW_PREFIX}macro_f1": macro_f1(confusion),
+            f"{WINDOW_PREFIX}confusion": confusion,
         }
 
     def assets(self) -> Mapping[str, Path]:
@@ -239,20 +242,25 @@ class TimeSeriesTask:
         if self.data.like_run is not None:
             return [*lines, f"data {len(self._all_windows)} windows, read as {self.data.like_run}"]
         ids, held_out = self._split
-        parts = [f"{_described(source.train.part(ids))} to train on"]
+        parts = [f"{_count_windows(source.train.part(ids))} to train on"]
         if held_out:
             rest = np.setdiff1d(np.arange(len(source.train)), ids)
             names = ", ".join(map(str, held_out))
-            parts.append(f"{_described(source.train.part(rest))} held out ({names})")
+            parts.append(f"{_count_windows(source.train.part(rest))} held out ({names})")
         if source.test is not None:
-            parts.append(f"{_described(source.test)} to test on")
+            parts.append(f"{_count_windows(source.test)} to test on")
         counts = np.bincount(source.train.labels[ids], minlength=len(kept.classes))
         pairs = zip(kept.classes, counts, strict=True)
         named = ", ".join(f"{name} {count}" for name, count in pairs)
-        return [*lines, f"data {'; '.join(parts)}", f"data trained on, by class: {named}"]
+        lines += [f"data {'; '.join(parts)}", f"data trained on, by class: {named}"]
+        if self.fields.class_weights != "none":
+            weights = zip(kept.classes, kept.class_weights, strict=True)
+            shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights)
+            lines.append(f"loss weights of classes: {shown}")
+        return lines
 
 
-def _described(windows: Windows) -> str:
+def _count_windows(windows: Windows) -> str:
     count = counted(len(windows), "window")
     if windows.subjects is None:
         return count

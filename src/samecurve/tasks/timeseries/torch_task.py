@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import samecurve
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
+from samecurve.core.sample_numbers import rng
+from samecurve.tasks.classification import CLASS_WEIGHT
 from samecurve.tasks.confusion import count_answers
 from samecurve.tasks.timeseries.costs import cost_facts
 from samecurve.tasks.timeseries.models import build_model
-from samecurve.tasks.timeseries.task import WHOLE, TimeSeriesTask
+from samecurve.tasks.timeseries.task import WINDOW_PREFIX, TimeSeriesTask
 from samecurve.torch_engine.augment import drop_channels, jitter, scale, warp_time
 
 
@@ -47,7 +48,7 @@ class TorchTimeSeries(TimeSeriesTask):
         counts = count_answers(batch["label"], chances.argmax(-1), chances.shape[-1])
         if "window" in batch:  # a row is one channel: its window's others are in other rows
             counts = torch.zeros_like(counts)
-        return {**measured, f"{WHOLE}confusion": Mean(counts, 1)}
+        return {**measured, f"{WINDOW_PREFIX}confusion": Mean(counts, 1)}
 
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, Mean]:
         counts = count_answers(labels, logits.argmax(-1), logits.shape[-1])
@@ -69,7 +70,7 @@ class TorchTimeSeries(TimeSeriesTask):
         augment = self.data.augment
         if not augment.is_on:
             return x
-        numbers = samecurve.rng(batch)
+        numbers = rng(batch)
         if augment.time_warp:
             x = warp_time(x, numbers, augment.time_warp)
         if augment.scale:
@@ -82,7 +83,12 @@ class TorchTimeSeries(TimeSeriesTask):
 
     def facts(self) -> Mapping[str, Any]:
         shape = (1, self.model_channels, self.format.length)
-        return {**cost_facts(self.model, shape), "notes": tuple(self.notes())}
+        weights = zip(self.format.classes, self.format.class_weights, strict=True)
+        return {
+            **cost_facts(self.model, shape),
+            "reference": {f"{CLASS_WEIGHT}{name}": weight for name, weight in weights},
+            "notes": tuple(self.notes()),
+        }
 
 
 def _logits(model: Any, x: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class WindowRows:
 
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
         windows = self._windows.part(self._ids[np.asarray(ids)])
-        row = {"x": of_mode(self._normalization(windows.values), self._mode)}
+        row = {"x": select_channels(self._normalization(windows.values), self._mode)}
         return {**row, **_columns(windows)}
 
 
@@ -125,10 +125,10 @@ class ChannelRows:
 
     def __init__(self, windows: Windows, ids: Ids, normalization: Normalization) -> None:
         self._windows, self._ids, self._normalization = windows, ids, normalization
-        self._channels = windows.values.shape[1]
+        self._channels = int(windows.values.shape[1])
 
     def __len__(self) -> int:
-        return len(self._ids) * self._channels
+        return int(len(self._ids) * self._channels)
 
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
         places, channels = np.divmod(np.asarray(ids), self._channels)
@@ -138,7 +138,7 @@ class ChannelRows:
         return {"x": own, "window": places.astype(np.int64), **_columns(windows)}
 
 
-def of_mode(values: NDArray[np.float32], mode: Mode) -> NDArray[np.float32]:
+def select_channels(values: NDArray[np.float32], mode: Mode) -> NDArray[np.float32]:
     """Windows as a model of that mode is given them. flatten: whole, the channels apart in the
     model's batch.
     """
