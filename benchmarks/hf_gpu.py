@@ -1,5 +1,6 @@
 """Tokens a second, MFU and memory of a Llama of the transformers library on one GPU: ours, HF
-Trainer and Accelerate, alternating in one process. Not measured on a GPU yet.
+Trainer, Accelerate and, where it imports, torchtune, alternating in one process. Not measured on a
+GPU yet.
 
     python -m benchmarks.hf                          # where there is a GPU: 1B, all weights
     python -m benchmarks.hf --case 8b-lora           # 8B, recompute, LoRA of rank 16
@@ -7,7 +8,8 @@ Trainer and Accelerate, alternating in one process. Not measured on a GPU yet.
 
 All in bf16 autocast, by fused AdamW, clipped at the same norm, in the same microbatch and rounds,
 on random tokens in rows of 2048; recompute by block, where the case has it. Weights are f32; of an
-adapter's base the others hold bf16, as their pages advise. MFU: as benchmarks/gpu.py has it. Writes
+adapter's base the others hold bf16, as their pages advise; torchtune holds all weights in bf16, as
+its recipes do. MFU: as benchmarks/gpu.py has it. Writes
 benchmarks/results/hf-gpu-<machine>-<case>.json after every turn of a side, so that what ends early
 leaves what it measured; on a CPU only where --out says.
 """
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import torchtune_side
 from benchmarks.common import config_of
 from benchmarks.gpu import Found, ceiling, measured, result_of, shown, version
 from benchmarks.sides import Clock, Setting, samecurve
@@ -247,10 +250,21 @@ def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
     return clock.seconds
 
 
+def torchtune(setting: Setting, arguments: argparse.Namespace) -> float:
+    case = CASES[arguments.case]
+    return torchtune_side.torchtune(
+        setting,
+        fields=case.model(tiny=arguments.tiny),
+        recompute=case.recompute,
+        rows=Rows(setting),
+    )
+
+
 SIDES: dict[str, Callable[..., float]] = {
     "samecurve": ours,
     "trainer": trainer,
     "accelerate": accelerate,
+    "torchtune": torchtune,
 }
 
 
@@ -293,7 +307,10 @@ def main(words: Sequence[str] | None = None) -> None:
     skipped = {}
     if version("accelerate") is None:
         reason = f"accelerate is not installed ({install_command('bench')})"
-        skipped = {name: reason for name in chosen if name != "samecurve"}
+        skipped = {name: reason for name in chosen if name in {"trainer", "accelerate"}}
+    if "torchtune" in chosen:
+        why_not = torchtune_side.why_not(adapter=CASES[arguments.case].adapter)
+        skipped |= {"torchtune": why_not} if why_not else {}
     found = {name: Found([], None) for name in chosen if name not in skipped}
     with tempfile.TemporaryDirectory() as scratch:
         try:
