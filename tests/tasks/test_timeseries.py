@@ -271,6 +271,8 @@ def test_the_loss_is_torch_s_own(windows: Path, cache: Path) -> None:
     reference = torch.nn.CrossEntropyLoss(weights, label_smoothing=0.2)
     ours = sum(part.sum for part in parts) / sum(part.weight for part in parts)
     torch.testing.assert_close(ours, reference(network(batch["x"]), batch["label"]))
+    planted = sum(part.sum / part.weight for part in parts) / len(parts)  # a mean of means
+    assert not torch.isclose(planted, ours, rtol=1e-4)
     wrong = config_of(values(windows, {**MODELS["mlp"], "class_weights": {"RUNNING": 2}}))
     with pytest.raises(UserError, match="RUNNING is no label of the data"):
         open_task(wrong, cache)

@@ -51,8 +51,12 @@ def test_more_than_95_percent_in_two_minutes_where_a_linear_classifier_has_less_
     seconds = time.monotonic() - begin
     assert "no data.source: a synthetic set, made once in the cache" in done.stdout
     place = cache / "timeseries/synthetic-1"
-    shown = samecurve("eval", "run", "-d", place / "test", "--json", cwd=tmp_path).stdout
-    accuracy = json.loads(shown)["accuracy"]
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    accuracy = results["test"]["accuracy"]
+    of_newest = [
+        json.loads(samecurve("eval", "run", *which, "--json", cwd=tmp_path).stdout)
+        for which in (("--on", "test"), ("-d", place / "test"))
+    ]
     fields = dict(read_file(ROOT / "models/har.yaml").value["data"])
     fields["augment"] = TimeSeriesData().augment
     linear = linear_accuracy(TimeSeriesTask(TimeSeriesModel(), TimeSeriesData(**fields), cache))
@@ -60,5 +64,7 @@ def test_more_than_95_percent_in_two_minutes_where_a_linear_classifier_has_less_
     curve = [event.values["accuracy"] for event in events if event.kind == "evaluated"]
     print(f"{seconds:.0f} s, test accuracy {accuracy:.4f}, linear {linear:.4f}, curve {curve}")
     assert seconds < 120
+    assert of_newest[0]["accuracy"] == of_newest[1]["accuracy"] > 0.95
+    assert of_newest[0]["confusion"] == of_newest[1]["confusion"]
     assert accuracy > 0.95
     assert linear < 0.65
