@@ -100,6 +100,19 @@ PLANNED = {
         "data.workers = 4",
         "train.precision = f32",
     ],
+    # C: with its task
+    (
+        "train -f models/har.yaml --multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 "
+        "--lr 4e-3 --warmup-epochs 2 --num-workers 4 --nproc 4 --save-dir checkpoints/ddp_4gpu"
+    ): [
+        "world 4   ddp over nccl",
+        "batch 128 = 4 devices x 32 x 1 round",
+        "data.mode = flatten",
+    ],
+    "train -f models/har.yaml --multi-gpu dp --gpu-ids 0,1,3 --batch-size 32": [
+        "world 3   dp",
+        "batch 96 = 3 devices x 32 x 1 round",
+    ],
     # D: CSSM, what of it is not of its task
     (
         "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 "
@@ -188,8 +201,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, str]:
     """What each line's plan says on a machine of eight GPUs, in one process for all."""
+    of_text = ["-d", str(text)]
     lines = [
-        (variables, as_plan(arguments, "-d", str(text)))
+        (variables, as_plan(arguments, *([] if "models/har.yaml" in arguments else of_text)))
         for variables, arguments in map(split, PLANNED)
     ]
     environment = {
@@ -235,24 +249,10 @@ def test_without_a_gpu_only_the_gpu_is_missing(
         "",
         " ".join(arguments),
     )
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "samecurve",
-            *as_plan(
-                without.split(),
-                "-d",
-                str(text),
-                "--devices",
-                "cpu:2",
-                "--set",
-                "model.num_layers=1",
-                "--set",
-                "model.hidden_size=192",
-            ),
-        ],
-    )
+    small = f"-d {text} --set model.num_layers=1 --set model.hidden_size=192".split()
+    small = [] if "models/har.yaml" in arguments else small
+    planned = as_plan(without.split(), "--devices", "cpu:2", *small)
+    monkeypatch.setattr(sys, "argv", ["samecurve", *planned])
     main()
     assert "plan   world 2 " in capsys.readouterr().out
 

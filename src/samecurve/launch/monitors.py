@@ -35,14 +35,14 @@ def done_line(prepared: PreparedRun) -> str:
     missed.
     """
     steps, step = prepared.plan.steps, prepared.step
-    said = f"{steps} of {steps} steps were trained before; --max-steps N trains on"
+    words = f"{steps} of {steps} steps were trained before; --max-steps N trains on"
     if step < steps:
-        said = (
+        words = (
             f"it stopped early at step {step} of {steps}; --set train.early_stop.patience=N, more"
             " than it was, trains on"
         )
     warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
-    return f"{warned}done   {said}, another --save-dir begins anew  {prepared.run.home}"
+    return f"{warned}done   {words}, another --save-dir begins anew  {prepared.run.home}"
 
 
 @contextmanager

@@ -1,0 +1,42 @@
+"""The HAR guide's script: its own lines train, go on by themselves and leave a report."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samecurve.observe.journal import read_events
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "main_multi_gpu.py"
+FLAGS = shlex.split(
+    "--mode flatten --epochs 2 --batch-size 32 --lr 4e-3 --warmup-epochs 1 --num-workers 1"
+    " --save-dir checkpoints/run --set model.width=8 --set model.depth=1"
+)
+RANKS = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
+
+
+def started(home: Path, *before: str, flags: tuple[str, ...] = ()) -> str:
+    line = [*before, str(SCRIPT), *FLAGS, *flags]
+    done = subprocess.run(line, cwd=home, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_its_lines_train_go_on_and_report(tmp_path: Path) -> None:
+    """Begun under torchrun with ddp, gone on with by the same line, and by dp."""
+    ddp, dp = ("--multi-gpu", "ddp"), ("--multi-gpu", "dp", "--devices", "cpu:2")
+    first = started(tmp_path, *RANKS, flags=(*ddp, "--devices", "cpu", "--stop-after", "3"))
+    assert "batch 64 = 2 devices x 32 x 1 round" in first
+    assert "resume step 3" in started(tmp_path, *RANKS, flags=(*ddp, "--devices", "cpu"))
+    home = tmp_path / "checkpoints" / "run"
+    results = json.loads((home / "results.json").read_text())
+    assert results["training"]["epochs"] == 2
+    assert results["test"]["step"] == results["best"]["step"]
+    assert 0 < results["test"]["macro_f1"] <= 1
+    assert list(home.glob("logs/tensorboard/**/events.*"))
+    assert "steps were trained before" in started(tmp_path, sys.executable, flags=dp)
+    assert read_events(home / "journal.jsonl")[-1].kind == "finished"
