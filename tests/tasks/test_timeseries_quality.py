@@ -16,6 +16,7 @@ from commands import samecurve
 from samecurve.core.config.document import read_file
 from samecurve.observe.journal import read_events
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
+from samecurve.tasks.timeseries.synthetic import VERSION
 from samecurve.tasks.timeseries.task import TimeSeriesTask
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_more_than_95_percent_in_two_minutes_where_a_linear_classifier_has_less_
     done = samecurve(*line, cwd=tmp_path, timeout=300)
     seconds = time.monotonic() - begin
     assert "no data.source: a synthetic set, made once in the cache" in done.stdout
-    place = cache / "timeseries/synthetic-1"
+    place = cache / f"timeseries/synthetic-{VERSION}"
     results = json.loads((tmp_path / "run/results.json").read_text())
     accuracy = results["test"]["accuracy"]
     of_newest = [

@@ -7,7 +7,9 @@ by element, so that a row is the same to the last bit whatever is computed with 
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from samecurve.core.sample_numbers import SampleNumbers
@@ -43,15 +45,22 @@ def warp_time(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
     if last < 1:
         return x
     drawn: Tensor = numbers.normal(_WAVES)
-    steps = [float(step) for step in range(last + 1)]
-    positions = torch.tensor(steps, device=x.device).expand(len(x), -1)
-    for wave in range(1, _WAVES + 1):
-        # the sines are computed once, on the host: the same bits for any number of rows
-        length = deviation * last / (math.pi * wave * math.sqrt(_WAVES / 2))
-        sines = [length * math.sin(math.pi * wave * step / last) for step in steps]
-        positions = positions + drawn[:, wave - 1, None] * torch.tensor(sines, device=x.device)
+    waves = torch.from_numpy(_waves(last)).to(x.device)
+    positions = torch.arange(last + 1, dtype=torch.float32, device=x.device).expand(len(x), -1)
+    for number in range(_WAVES):
+        positions = positions + deviation * drawn[:, number, None] * waves[number]
     positions = positions.clamp(0, last)
     before = positions.floor().clamp(max=last - 1)
     share = (positions - before).to(x.dtype)[:, None]
     places = before.long()[:, None].expand_as(x)
     return x.gather(2, places) * (1 - share) + x.gather(2, places + 1) * share
+
+
+def _waves(last: int) -> NDArray[np.float32]:
+    """[_WAVES, last + 1], made on the host: the same bits for any number of rows."""
+    steps = np.arange(last + 1) / last
+    waves = [
+        last / (math.pi * number * math.sqrt(_WAVES / 2)) * np.sin(math.pi * number * steps)
+        for number in range(1, _WAVES + 1)
+    ]
+    return np.stack(waves).astype(np.float32)
