@@ -152,3 +152,6 @@ def test_a_report_shows_small_arrays(
     page = "".join(map(str, evaluations(story)))
     assert "pairs at step 2" in page
     assert f">{reference['pairs'][1][2]}<" in page
+    right, samples = reference["pairs"][1][1], sum(reference["pairs"][1])
+    assert f">{samples}</td>" in page
+    assert f">{right / samples:.4f}</td>" in page

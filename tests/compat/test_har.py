@@ -37,6 +37,10 @@ def test_its_lines_train_go_on_and_report(tmp_path: Path) -> None:
     assert results["training"]["epochs"] == 2
     assert results["test"]["step"] == results["best"]["step"]
     assert 0 < results["test"]["macro_f1"] <= 1
+    scores = results["test"]["by_class"]
+    assert [score["name"] for score in scores][:2] == ["WALKING", "WALKING_UPSTAIRS"]
+    f1 = [score["f1"] for score in scores]
+    assert results["test"]["macro_f1"] == pytest.approx(sum(f1) / 6, rel=1e-12)
     assert list(home.glob("logs/tensorboard/**/events.*"))
     assert "steps were trained before" in started(tmp_path, sys.executable, flags=dp)
     assert read_events(home / "journal.jsonl")[-1].kind == "finished"

@@ -5,6 +5,7 @@ from typing import Any
 
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
+from samecurve.core.confusion import class_names, class_scores, is_confusion
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.journal import read_events
@@ -77,4 +78,9 @@ def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] 
     if not last:
         return None
     metrics = {name: value for name, value in last[0].values.items() if name not in _BESIDE_METRICS}
+    confusion = metrics.get("confusion")
+    if is_confusion(confusion):
+        assert isinstance(confusion, list)
+        scores = class_scores(confusion, class_names(plan.reference, len(confusion)))
+        metrics["by_class"] = [score.to_json() for score in scores]
     return {"step": last[0].step, "epoch": last[0].step / plan.order.steps_per_epoch, **metrics}

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
 
-CLASS_WEIGHT = "class_weight/"  # before the names of classes, by number, in a run's reference
 _SHOWN = 20  # classes named in an error
 
 

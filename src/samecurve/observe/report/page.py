@@ -70,6 +70,7 @@ def _one_run(
     yield from sections.happened(record)
     yield from sections.starts(record)
     yield from sections.evaluations(record)
+    yield from sections.test(record)
     yield from sections.samples(record)
     yield from sections.plan(record)
     yield from sections.config(record)

@@ -119,6 +119,15 @@ class JournalReader:
         self._highest = max(self._highest, event.step if event.kind in VOIDED else 0)
         if event.kind in _NOTABLE:
             record.notable.append(event)
+        kept = {
+            "evaluated": record.evaluated,
+            "tested": record.tested,
+            "saved": record.saved,
+            "sampled": record.sampled,
+            "sensors": record.sensors,
+        }
+        if event.kind in kept:
+            kept[event.kind].append(event)
         match event.kind:
             case "step":
                 self._add_step(event)
@@ -129,15 +138,9 @@ class JournalReader:
             case "finished" | "stopped" | "failed":
                 start.end, start.end_values = event.kind, event.values
             case "evaluated":
-                record.evaluated.append(event)
                 record.totals.evaluating += number(event.values.get("seconds"), 0.0)
             case "saved":
-                record.saved.append(event)
                 record.totals.saving += number(event.values.get("blocked_seconds"), 0.0)
-            case "sampled":
-                record.sampled.append(event)
-            case "sensors":
-                record.sensors.append(event)
 
     def _begin_start_with(self, event: Event) -> None:
         """A new start where this event begins one; a restart has the plan of the one before."""

@@ -65,6 +65,7 @@ class RunRecord:
     config: Mapping[str, object] = field(default_factory=dict)  # dotted keys
     steps: Mapping[str, Column] = field(default_factory=dict)  # one number a step, nan for none
     evaluated: list[Event] = field(default_factory=list)
+    tested: list[Event] = field(default_factory=list)
     sampled: list[Event] = field(default_factory=list)
     sensors: list[Event] = field(default_factory=list)
     saved: list[Event] = field(default_factory=list)

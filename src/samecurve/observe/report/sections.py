@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from samecurve.core.confusion import class_names, class_scores, is_confusion
 from samecurve.core.events import Event
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.observe.report import summary
@@ -145,13 +146,33 @@ def evaluations(record: RunRecord) -> Iterator[Html]:
         element("summary", counted(len(rows), "evaluation")),
         _shortened_table(["step", *names], rows, _WHERE_ALL_ARE),
     )
-    yield from _arrays(record.evaluated[-1])
+    yield from _arrays(record.evaluated[-1], record)
 
 
-def _arrays(event: Event) -> Iterator[Html]:
-    """The arrays of an evaluation, such as a confusion matrix, as tables where they are small."""
+def test(record: RunRecord) -> Iterator[Html]:
+    """The best checkpoint on the task's test data."""
+    if not record.tested:
+        return
+    event = record.tested[-1]
+    rows: list[list[object]] = [
+        [name, _show_finite(value)]
+        for name, value in event.values.items()
+        if name not in summary.BOOKKEEPING and not isinstance(value, list)
+    ]
+    yield element("h2", "Test")
+    yield element("p", f"The checkpoint of step {event.step}, on data that nothing was chosen by.")
+    yield table([], rows, numbers=True)
+    yield from _arrays(event, record)
+
+
+def _arrays(event: Event, record: RunRecord) -> Iterator[Html]:
+    """The arrays of an evaluation as tables, where they are small."""
     for name, value in event.values.items():
         if not isinstance(value, list):
+            continue
+        if is_confusion(value) and len(value) < _MAX_COLUMNS:
+            yield element("h3", f"{name} at step {event.step}")
+            yield from _confusion(value, record)
             continue
         rows = [row if isinstance(row, list) else [row] for row in value]
         if all(isinstance(row, list) for row in value):
@@ -165,6 +186,31 @@ def _arrays(event: Event) -> Iterator[Html]:
         else:
             cells = [[show_value(item) for item in row] for row in rows]
             yield table(head, [[str(index), *row] for index, row in enumerate(cells)], numbers=True)
+
+
+def _confusion(matrix: list[list[int]], record: RunRecord) -> Iterator[Html]:
+    """The matrix, each number as dark as its share of the row, and a table of the classes."""
+    reference = record.plan.reference if record.plan else {}
+    names = class_names(reference, len(matrix))
+    rows = []
+    for name, counts in zip(names, matrix, strict=True):
+        whole = max(1, sum(counts))
+        shaded = [
+            element("span", count, class_="share", style=f"--share: {count / whole:.3f}")
+            for count in counts
+        ]
+        rows.append([name, *shaded])
+    yield element("p", "Rows: the label. Columns: the answer.", class_="quiet")
+    yield table(["", *names], rows, numbers=True)
+    scores = [
+        [
+            score.name,
+            score.samples,
+            *(f"{share:.4f}" for share in (score.precision, score.recall, score.f1)),
+        ]
+        for score in class_scores(matrix, names)
+    ]
+    yield table(["", "samples", "precision", "recall", "F1"], scores, numbers=True)
 
 
 def _show_finite(value: object) -> str:

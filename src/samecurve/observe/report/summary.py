@@ -19,7 +19,8 @@ from samecurve.observe.report.thinning import Column, window
 
 Grid = NDArray[np.float64]
 
-NOT_METRICS = {"loss", "best_loss", "best_value", "best_step", "seconds"}  # of an `evaluated` line
+BOOKKEEPING = {"best_loss", "best_value", "best_step", "seconds"}  # of an `evaluated` line
+NOT_METRICS = {"loss", *BOOKKEEPING}
 _MAX_DEVICES = 4096
 _MAX_SAMPLES = 1e12  # of one step: no more is a number of samples
 

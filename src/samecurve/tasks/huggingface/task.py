@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from samecurve.core.confusion import CLASS_WEIGHT
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
-from samecurve.tasks.classification import CLASS_WEIGHT, summarize_classes
+from samecurve.tasks.classification import summarize_classes
 from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.prepare import (
     PreparedData,

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samecurve.core.confusion import CLASS_WEIGHT
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
-from samecurve.tasks.classification import CLASS_WEIGHT
 from samecurve.tasks.confusion import count_answers
 from samecurve.tasks.timeseries.costs import cost_facts
 from samecurve.tasks.timeseries.models import build_model
