@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from importlib.util import find_spec
+from io import RawIOBase
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlparse
@@ -48,6 +49,15 @@ def regular_only(path: str, flags: int, mode: int = 0o644) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no ordinary file", path)
     return descriptor
+
+
+def write_all(file: RawIOBase, data: bytes) -> None:
+    """Into an unbuffered file. OSError: not all of it fits.
+
+    A disk that fills up takes what still fits and reports no error before the next write.
+    """
+    while data:
+        data = data[file.write(data) or 0 :]
 
 
 def read_file_bytes(path: Path, most: int) -> bytes:

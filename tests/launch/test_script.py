@@ -294,9 +294,18 @@ def test_the_first_ranks_bytes_or_none(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_a_log_and_not_the_run(tmp_path: Path) -> None:
-    """Files of at most 8 KiB; the screen is a pipe."""
+    """Files of at most 8 KiB; the screen is a pipe. One rank prints line by line, the other all at
+    once, of which the disk takes a part without an error.
+    """
     script = tmp_path / "long.py"
-    script.write_text("for i in range(3000):\n    print('line', i)\n")
+    script.write_text(
+        "import os\n"
+        "lines = [f'line {i}\\n' for i in range(3000)]\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    lines = [''.join(lines)]\n"
+        "for line in lines:\n"
+        "    print(line, end='', flush=True)\n"
+    )
     limited = [
         "bash",
         "-c",

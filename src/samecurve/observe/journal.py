@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from samecurve.core.events import Event
 from samecurve.errors import RunError
-from samecurve.system import explain_os_error, regular_only
+from samecurve.system import explain_os_error, regular_only, write_all
 
 # kinds that a later `resumed` at a step before theirs makes void
 VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"})
@@ -137,7 +137,7 @@ def append_event(path: Path, event: Event) -> None:
     The launcher does so, and what reads beside it.
     """
     with open(path, "ab", buffering=0, opener=regular_only) as file:
-        file.write(event.line().encode())
+        write_all(file, event.line().encode())
 
 
 def cut_torn_line(path: Path) -> None:

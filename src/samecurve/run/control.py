@@ -6,7 +6,7 @@ import time
 
 from samecurve.core.events import REQUESTS, Request
 from samecurve.run.directory import Run
-from samecurve.system import regular_only
+from samecurve.system import regular_only, write_all
 
 _LOOK = 0.05  # seconds between two looks at the file
 
@@ -15,7 +15,7 @@ def ask(run: Run, attempt: str, request: Request) -> None:
     """A request to a live attempt: one whole line."""
     line = json.dumps({"time": time.time(), "attempt": attempt, "request": request})
     with open(run.control, "ab", buffering=0, opener=regular_only) as file:
-        file.write(f"{line}\n".encode())
+        write_all(file, f"{line}\n".encode())
 
 
 class ControlFile:

@@ -13,8 +13,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, Literal
+
+from samecurve.system import write_all
 
 Shown = Literal["all", "first", "files"]
 _LONGEST = 1 << 20  # bytes of a line before it is shown in pieces
@@ -66,7 +69,7 @@ class Outputs:
     world_size: int
     lost: dict[int, str] = field(default_factory=dict)  # rank -> why its log ends early
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _logs: dict[int, IO[bytes]] = field(default_factory=dict)
+    _logs: dict[int, RawIOBase] = field(default_factory=dict)
 
     def add(self, rank: int, streams: Mapping[int, IO[bytes]]) -> None:
         """streams: by where they go on the screen. The first rank is the first one added."""
@@ -123,7 +126,7 @@ class Outputs:
         if rank in self.lost or not data:
             return
         try:
-            self._logs[rank].write(data)
+            write_all(self._logs[rank], data)
         except OSError as error:
             self.lost[rank] = error.strerror or str(error)
 
