@@ -110,9 +110,10 @@ PLANNED = {
         "data.mode = flatten",
     ],
     "train -f models/har.yaml --multi-gpu dp --gpu-ids 0,1,3 --batch-size 32": [
-        "world 3   dp",
+        "world 3   dp   bf16",
         "batch 96 = 3 devices x 32 x 1 round",
     ],
+    "train -f models/har.yaml --multi-gpu dp --gpu-ids 0,1,3 --no-amp": ["world 3   dp   f32"],
     # D: CSSM, what of it is not of its task
     (
         "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 "

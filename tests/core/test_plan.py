@@ -440,3 +440,30 @@ def test_what_does_not_fit_is_told_what_would() -> None:
         " parameter: another curve (34.6 GiB); or --set model.adapter.rank=16 trains 10M parameters"
         " beside frozen ones (23.8 GiB)"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "train", "precision", "reason"),
+    [
+        ({}, {"amp": True}, "bf16", "train.amp; --no-amp is f32"),
+        ({"capability": "7.0", "name": "Tesla V100"}, {"amp": True}, "f16", "has no bf16"),
+        (None, {"amp": True}, "f32", "train.amp: f32 on CPUs"),
+        ({}, {"amp": True, "precision": "f64"}, "f64", "train.precision"),
+        ({}, {}, "f32", "train.precision"),
+    ],
+)
+def test_amp_follows_the_devices(
+    gpu: dict[str, Any] | None, train: dict[str, Any], precision: str, reason: str
+) -> None:
+    devices = () if gpu is None else tuple(replace(one, **gpu) for one in GPUS.devices)
+    use = {"use": "cpu:2"} if gpu is None else {}
+    planned = plan(config(train=train, devices=use), replace(GPUS, devices=devices), FACTS)
+    assert planned.precision == precision
+    assert reason in planned.reasons["precision"]
+    wide = plan(config(train={"precision": precision}, devices=use), GPUS, FACTS)
+    assert [term.bytes for term in planned.memory] == [term.bytes for term in wide.memory]
+
+
+def test_amp_is_for_torch() -> None:
+    with pytest.raises(UserError, match=r"train\.amp chooses a precision for engine torch"):
+        plan(config(engine="jax", train={"amp": True}), GPUS, FACTS)

@@ -32,6 +32,9 @@ def apply_flags(document: "Document", flags: Flags) -> None:
     for name, (key, value) in switches.items():
         if flags[name.removeprefix("--").replace("-", "_")]:
             document.set(key, value, name)
+    precision = next((name for name in ("dtype", "no_amp", "bf16") if flags[name]), None)
+    if precision and "train" in document.value:  # what is typed wins over what amp would choose
+        document.set("train.amp", False, f"--{precision.replace('_', '-')}")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
     _apply_length(document, flags["epochs"], flags["max_steps"])
     if flags["warmup_epochs"] is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.speed_options import with_amp
 from samecurve.core.simulation.cluster import Cluster, read_cluster
 from samecurve.core.simulation.compare import (
     Curve,
@@ -118,7 +119,8 @@ def read_request(
 
 def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
     """UserError: what is asked for is not predicted, or nothing fits there."""
-    config, cluster = loaded.config, read_cluster(request.machine)
+    cluster = read_cluster(request.machine)
+    config, _ = with_amp(loaded.config, cluster.machine.devices)
     check_predictable(config, cluster)
     utilization = _utilization(request, config.train.precision)
     facts = describe(config)

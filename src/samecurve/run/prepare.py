@@ -237,6 +237,7 @@ def _write(accepted: _Accepted) -> PreparedRun:
     run, origin = accepted.run, accepted.origin
     journal_start = _mend(run)
     _note_lost_lines(run, origin)
+    _note_other_precision(accepted)
     prepared = PreparedRun(
         run=run,
         plan=accepted.plan,
@@ -263,6 +264,19 @@ def _mend(run: Run) -> int:
     if not run.journal.exists():
         return 0
     return run.journal.stat().st_size
+
+
+def _note_other_precision(accepted: _Accepted) -> None:
+    """train.amp follows the devices."""
+    run, now = accepted.origin.run, accepted.plan.precision
+    if run is None or not accepted.loaded.config.train.amp:
+        return
+    before = run.read_plan().precision
+    if before != now:
+        accepted.origin.notes.append(
+            f"this run computed in {before} until here, and goes on in {now}, which train.amp comes"
+            f" to on {accepted.plan.devices[0].name}: another curve; --dtype {before} keeps it"
+        )
 
 
 def _note_lost_lines(run: Run, origin: Origin) -> None:

@@ -199,6 +199,13 @@ class Train(Section):
     precision: Precision = Field(
         "f32", description="bf16, f16: products in two bytes, weights in f32; f16 scales its loss"
     )
+    amp: bool = Field(
+        False,
+        description=(
+            "with precision f32 and engine torch: on GPUs bf16 instead, or f16 where one has no"
+            " bf16; on CPUs f32 (--no-amp: everywhere)"
+        ),
+    )
     seed: NonNegativeInt = Field(0, description="of initial values and of the data order")
     log_every: PositiveInt = Field(
         10, description="steps between console lines; the journal has every step"

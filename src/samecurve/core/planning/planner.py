@@ -54,6 +54,7 @@ from samecurve.core.planning.speed_options import (
     check_compile,
     check_float8,
     choose_precision,
+    with_amp,
 )
 from samecurve.core.planning.strategies import StrategySpec
 from samecurve.errors import UserError
@@ -75,6 +76,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
 
     log = DecisionLog()
     devices = log.take(choose_devices(config, machine))
+    config, why_precision = with_amp(config, devices)
     layout = log.take(choose_layout(config, devices, started=machine.started, fits=fits))
     backend = log.take(choose_sync(config, layout))
     _check_same_run(config, facts, fixed)
@@ -97,7 +99,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     compiled = log.take(check_compile(config, facts))
     float8 = log.take(check_float8(config, facts, layout))
     log.take(_say_dropout(facts))
-    precision = log.take(choose_precision(config, layout))
+    precision = log.take(choose_precision(config, layout, why_precision))
     check_recompute(config, facts)
     check_narrow(config, facts)
     computed_on = f"{config.engine} on {layout.devices[0].name}"

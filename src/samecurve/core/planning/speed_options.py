@@ -3,10 +3,13 @@
 Refused, or said, by plan().
 """
 
+from collections.abc import Sequence
+
 from samecurve.core.config.sections import Config, Precision
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
+from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 
 
@@ -72,9 +75,33 @@ def check_float8(config: Config, facts: Facts, layout: Layout) -> Decision[bool]
     return Decision(True, {"float8": reason}, tuple(warnings))
 
 
-def choose_precision(config: Config, layout: Layout) -> Decision[Precision]:
-    """UserError: a device has no such numbers."""
-    precision, reason = config.train.precision, "train.precision"
+def with_amp(config: Config, devices: Sequence[Device]) -> tuple[Config, str]:
+    """The config with the precision that train.amp comes to on these devices, and why.
+
+    UserError: the engine has none.
+    """
+    train = config.train
+    if not train.amp or train.precision != "f32":
+        return config, "train.precision"
+    if config.engine != "torch":
+        raise UserError(
+            "train.amp chooses a precision for engine torch",
+            "--dtype bf16, or --no-amp",
+            "train.amp",
+        )
+    if any(device.kind == "cpu" for device in devices):
+        return config, "train.amp: f32 on CPUs"
+    precision, reason = "bf16", "train.amp; --no-amp is f32"
+    lacking = [device.name for device in devices if device.lacks("bf16")]
+    if lacking:
+        precision, reason = "f16", f"train.amp: {lacking[0]} has no bf16; --no-amp is f32"
+    train = train.model_copy(update={"precision": precision})
+    return config.model_copy(update={"train": train}), reason
+
+
+def choose_precision(config: Config, layout: Layout, reason: str) -> Decision[Precision]:
+    """reason: for the config's. UserError: a device has no such numbers."""
+    precision = config.train.precision
     lacking = [device for device in layout.devices if device.lacks(precision)]
     if lacking and config.engine == "torch":
         raise UserError(
