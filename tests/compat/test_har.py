@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import samecurve
 from samecurve.observe.journal import read_events
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "main_multi_gpu.py"
@@ -44,3 +45,18 @@ def test_its_lines_train_go_on_and_report(tmp_path: Path) -> None:
     assert list(home.glob("logs/tensorboard/**/events.*"))
     assert "steps were trained before" in started(tmp_path, sys.executable, flags=dp)
     assert read_events(home / "journal.jsonl")[-1].kind == "finished"
+
+
+@pytest.mark.long
+def test_devices_do_not_change_the_test(tmp_path: Path) -> None:
+    """In float32, at one global batch: the origin says that accuracy changes with its GPUs."""
+    tests = []
+    for devices in ("cpu:1", "cpu:2", "cpu:4"):
+        line = ["--devices", devices, "--max-steps", "60", "--save-dir", devices.replace(":", "")]
+        samecurve("train", "-f", SCRIPT.parents[1] / "models/har.yaml", *line, cwd=tmp_path)
+        home = tmp_path / line[-1]
+        tests.append(json.loads((home / "results.json").read_text())["test"])
+    for each in tests[1:]:
+        assert each["confusion"] == tests[0]["confusion"]
+        assert each["macro_f1"] == tests[0]["macro_f1"]
+        assert each["loss"] == pytest.approx(tests[0]["loss"], rel=1e-5)

@@ -43,7 +43,7 @@ class ResNet(nn.Module):
         self.stem = nn.Sequential(
             _convolution(channels, fields.width, fields.kernel_size),
             _norm(fields.norm, fields.width),
-            nn.ReLU(),
+            nn.GELU(),
         )
         widths = [fields.width << stage for stage in range(fields.depth)]
         befores = [fields.width, *widths[:-1]]
@@ -62,7 +62,11 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Where it widens, it halves the time steps, and its shortcut is a convolution of one step."""
+    """Where it widens, it halves the time steps, and its shortcut is a convolution of one step.
+
+    GELU, not ReLU: a last bit of float32 opens or shuts a ReLU, and from there two layouts' curves
+    part (3e-8 to 1e-1 within 30 steps; with GELU they stay at rounding).
+    """
 
     def __init__(self, before: int, width: int, fields: TimeSeriesModel) -> None:
         super().__init__()
@@ -74,9 +78,9 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Conv1d(before, width, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.first_norm(self.first(x)).relu()
+        y = F.gelu(self.first_norm(self.first(x)))
         y = self.second_norm(self.second(y))
-        return cast("Tensor", (self.shortcut(x) + y).relu())
+        return F.gelu(self.shortcut(x) + y)
 
 
 def _convolution(before: int, after: int, size: int, stride: int = 1) -> nn.Conv1d:
