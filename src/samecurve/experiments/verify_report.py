@@ -11,6 +11,12 @@ from samecurve.experiments.layouts import Layout
 from samecurve.experiments.verdicts import Verdict
 from samecurve.units import show_seconds
 
+# what a comparison over a few steps can't show, and what helps
+_ROUNDING = (
+    "note   in f32 and below, last digits follow the layout, and long training carries them on:"
+    " --exact keeps every bit (docs/guarantees.md#why)"
+)
+
 
 def head(runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float) -> str:
     devices = "the CPU" if runner.kind == "cpu" else "GPUs"
@@ -64,7 +70,7 @@ def conclusion(verdicts: Sequence[Verdict], *, exact: bool) -> str:
     worst = max(verdict.worst for verdict in verdicts)
     return (
         f"PASS   all {len(verdicts)} layouts give one device's result; largest difference"
-        f" {worst:.1e}"
+        f" {worst:.1e}\n{_ROUNDING}"
     )
 
 
