@@ -263,17 +263,6 @@ def test_without_a_gpu_only_the_gpu_is_missing(
     [
         (
             (
-                "--multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 --lr 4e-3"
-                " --warmup-epochs 2 --save-dir checkpoints/ddp_4gpu"
-            ),
-            "task timeseries has it: -f models/har.yaml",
-        ),
-        (
-            "--multi-gpu dp --gpu-ids 0,1,3 --mode average --epochs 20",
-            "task timeseries has it: -f models/har.yaml",
-        ),
-        (
-            (
                 "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
                 " --checkpoint_dir /local/scratch/checkpoints"
             ),
@@ -293,6 +282,25 @@ def test_lines_without_their_task_name_it(
     error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
     assert says in error
     assert "docs/tasks.md" in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 --lr 4e-3 --warmup-epochs 2",
+        "--multi-gpu dp --gpu-ids 0,1,3 --mode average --epochs 20",
+    ],
+)
+def test_lines_of_a_task_are_given_its_config(
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
+    assert f"remedy: samecurve train -f {ROOT}/models/har.yaml {line}; configs" in error
+    assert error.count("error:") == 1
     assert not list(tmp_path.iterdir())
 
 

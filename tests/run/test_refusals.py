@@ -92,10 +92,11 @@ def test_flags_alone_are_no_config(
         assert line in refused(monkeypatch, capsys, verb, *flags, cwd=tmp_path)
     write_config(tmp_path, corpus)
     (tmp_path / "package.json").write_text('{"name": "other"}')
-    said = refused(monkeypatch, capsys, *flags, "--mode", "flatten", cwd=tmp_path)
-    assert f"samecurve train -f tiny.yaml {' '.join(flags)} --mode flatten; configs at" in said
+    said = refused(monkeypatch, capsys, *flags, cwd=tmp_path)
+    assert f"samecurve train -f tiny.yaml {' '.join(flags)}; configs at" in said
     assert "package.json" not in said
-    assert "error: --mode: data.mode is for sensor channels" in said
+    said = refused(monkeypatch, capsys, *flags, "--mode", "flatten", cwd=tmp_path)
+    assert f"-f {ROOT}/models/har.yaml {' '.join(flags)} --mode flatten; configs at" in said
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".yaml"]
     (tmp_path / "run").mkdir()
     write_config(tmp_path / "run", corpus).rename(tmp_path / "run/config.yaml")

@@ -88,15 +88,18 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
 
 
 def _no_config(flags: Flags) -> UserError:
-    """With what is wrong with the flags beside that."""
+    """With a config of the task that the flags are of; what no task here has is named, too."""
     from samecurve.cli.missing_config import no_config
-    from samecurve.core.config.unsupported import task_needed
+    from samecurve.core.config.unsupported import task_needed, task_that_has
+    from samecurve.tasks import Tasks
 
     runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
-    errors = [no_config(runs)]
-    for flag in _TASK_FLAGS:
+    asked = [flag for flag in _TASK_FLAGS if flags[flag.parameter] is not None]
+    served = [flag for flag in asked if Tasks().knows(task_that_has(flag.key))]
+    errors = [no_config(runs, task_that_has(served[0].key) if served else None)]
+    for flag in asked:
         needed = task_needed(flag.key)
-        if flags[flag.parameter] is not None and needed:
+        if needed and flag not in served:
             what, remedy = needed
             errors.append(UserError(f"{flag.key} is for {what}", remedy, flag.names[0]))
     return errors[0] if len(errors) == 1 else InvalidConfigError(errors)

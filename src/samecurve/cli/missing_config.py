@@ -16,16 +16,19 @@ _FIRST = "tiny.yaml"  # the one that is quick anywhere
 _MOST_FILES, _MOST_NAMES = 200, 12
 
 
-def no_config(runs: Iterable[Path] = ()) -> UserError:
+def no_config(runs: Iterable[Path] = (), task: str | None = None) -> UserError:
     """The refusal of a command line without -f.
 
     runs: directories that it names: a run's own config is what it began with
+    task: the one that its flags are of, if they are of one
     """
     of_runs = [run / "config.yaml" for run in runs if (run / "config.yaml").is_file()]
     configs = [*of_runs, *_configs(Path(), ("", *_FOLDERS))]
+    if task:
+        configs = [path for path in configs if _task_of(path) == task]
     root = checkout()
     if not configs and root:
-        configs = list(_configs(root, _FOLDERS))
+        configs = [path for path in _configs(root, _FOLDERS) if task in {None, _task_of(path)}]
     if not configs:
         return UserError(
             "no config was given: flags alone don't say what to train",
@@ -60,6 +63,11 @@ def _configs(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
         files = sorted((root / folder).glob("*"))
         candidates = [path for path in files if path.suffix in {".yaml", ".yml", ".json"}]
         yield from filter(_is_config, candidates[:_MOST_FILES])
+
+
+def _task_of(config: Path) -> str | None:
+    task = read_file(config).value.get("task")
+    return task if isinstance(task, str) else None
 
 
 def _is_config(path: Path) -> bool:

@@ -28,11 +28,24 @@ USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
 USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"
 
 
+def task_that_has(key: str) -> str:
+    """The task that a key is known to belong to; empty if none is known, or none has it."""
+    return _part_of(key)[1]
+
+
 def task_needed(key: str) -> tuple[str, str] | None:
     """What a key asks for, and what to do, if it is known to belong to another task than the one
     that lacks it.
     """
-    for name, (what, task) in _PARTS.items():
+    what, task = _part_of(key)
+    if not what:
+        return None
+    return what, f"{_SERVED_BY.get(task, '')}{USER_TASK_HINT}; or leave it out"
+
+
+def _part_of(key: str) -> tuple[str, str]:
+    """What a key asks for, and the task that serves it; empty where that is not known."""
+    for name, part in _PARTS.items():
         if key == name or (name.endswith("_") and key.startswith(name)):
-            return what, f"{_SERVED_BY.get(task, '')}{USER_TASK_HINT}; or leave it out"
-    return None
+            return part
+    return "", ""
