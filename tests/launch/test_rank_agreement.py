@@ -5,10 +5,19 @@ differs in words.
 import os
 import subprocess
 from pathlib import Path
+from threading import Timer
+
+import pytest
+from torch._C._distributed_c10d import HashStore
 
 from commands import command
-from samecurve.launch.rank_agreement import differences
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.protocols import Rank
+from samecurve.launch import rank_agreement
+from samecurve.launch.rank_agreement import check_ranks_agree, differences
+from samecurve.worker.cluster_env import from_slurm
 from slurm import free_slurm_job, slurm_variables
+from tiny import config_of
 
 OWN = """\
 import numpy as np
@@ -26,8 +35,8 @@ class Own:
 
 
 def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
-    """As two tasks of a Slurm job, each with files of its own: both leave with 2, one says why, and
-    no run directory is left.
+    """A task of a Slurm job, and a process with torch's variables, each with files of its own: both
+    leave with 2, one says why, and no run directory is left.
     """
     job = free_slurm_job()
     processes = []
@@ -39,13 +48,13 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
             f"task: own.py:Own\nbatch: {{samples: {8 - 4 * rank}}}\ntrain: {{steps: 2}}\ndata:"
             f" {{prefetch: {rank + 1}}}\n"
         )
-        environment = {
-            **os.environ,
+        slurm = {
             **slurm_variables(rank, job),
             "SLURM_STEP_NUM_NODES": "1",
             "SLURM_LOCALID": str(rank),
             "SLURM_STEP_NODELIST": "localhost",
         }
+        environment = {**os.environ, **(from_slurm(slurm) if rank else slurm)}
         processes.append(
             subprocess.Popen(
                 command("train", "-f", "own.yaml"),
@@ -66,6 +75,22 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
     assert remedy == "  remedy: the same command, files and installed versions for every rank"
     assert "error" not in said[1]
     assert not list(tmp_path.glob("host-*/runs"))
+
+
+def test_ranks_that_are_waited_for_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rank_agreement, "_SAID", 0.05)
+    store = HashStore()
+    store.set("samecurve/answer/2", "")
+    for index in (1, 3, 4, 5, 6, 7):
+        Timer(0.3, store.set, (f"samecurve/answer/{index}", "")).start()
+    values = {"task": "language", "batch": {"samples": 8}, "train": {"steps": 1}}
+    loaded = LoadedConfig(config_of(values), "tiny", {})
+    check_ranks_agree(store, Rank(0, 0, 8, 1), loaded)
+    waiting, came = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("waiting for 6 of 8 ranks: 1, 3, 4, 5, 2 more; ")
+    assert came.startswith("all 8 ranks came, in ")
 
 
 def test_differences_are_named() -> None:

@@ -8,7 +8,7 @@ nothing.
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.class_place import code_of, identity_of, place_of
-from samecurve.units import counted
+from samecurve.terminal import echo
+from samecurve.units import counted, show_seconds
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 _IDENTITY = "samecurve/identity"  # of the first rank
 _ANSWER = "samecurve/answer"  # of each other one, with its number
 _COME = 1800.0  # seconds in which all ranks have started
-_SHOWN = 4  # differences of one rank
+_SAID = 5.0  # seconds before it is said which have not
+_SHOWN = 4  # differences of one rank, ranks that are waited for
 # config that only the first rank reads, or that hosts may have each for themselves
 _FREE = ("devices.", "track.")
 
@@ -64,13 +66,17 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
     """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
     missing = [index for index in range(rank.world_size) if index != rank.index]
-    until = time.monotonic() + _COME
-    answers = {}
+    began = time.monotonic()
+    answers, announced = {}, False
     while missing:
         for index in [index for index in missing if store.check([f"{_ANSWER}/{index}"])]:
             missing.remove(index)
             answers[index] = store.get(f"{_ANSWER}/{index}").decode()
-        if time.monotonic() > until:
+        waited = time.monotonic() - began
+        if missing and waited > _SAID and not announced:
+            echo(_waiting(missing, rank.world_size), err=True)
+            announced = True
+        if waited > _COME:
             came = f"{rank.world_size - len(missing)} of {rank.world_size}"
             raise RunError(
                 f"{came} ranks came within {_COME / 60:g} minutes",
@@ -79,6 +85,8 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
                 again=True,
             )
         time.sleep(0.02)
+    if announced:
+        echo(f"all {rank.world_size} ranks came, in {show_seconds(waited)}", err=True)
     different = {index: text for index, text in sorted(answers.items()) if text}
     if different:
         index, text = next(iter(different.items()))
@@ -89,6 +97,16 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
             "the same command, files and installed versions for every rank",
             "environment",
         )
+
+
+def _waiting(missing: Sequence[int], world_size: int) -> str:
+    names = [str(index) for index in missing[:_SHOWN]]
+    if len(missing) > _SHOWN:
+        names.append(f"{len(missing) - _SHOWN} more")
+    return (
+        f"waiting for {len(missing)} of {world_size} ranks: {', '.join(names)}; each is started by"
+        " the same command"
+    )
 
 
 def report_config(

@@ -33,9 +33,13 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host d
 
 
 def started(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or Slurm with several tasks, started this process as one of several."""
+    """Whether somebody started this process as one of several: torchrun, Slurm with several tasks,
+    or whoever sets torch's variables.
+    """
     slurm_tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    return "TORCHELASTIC_RUN_ID" in environment or slurm_tasks > 1
+    world = environment.get("WORLD_SIZE", "")
+    by_variables = "RANK" in environment and world.isdigit() and int(world) > 1
+    return "TORCHELASTIC_RUN_ID" in environment or slurm_tasks > 1 or by_variables
 
 
 def alone(verb: str) -> None:
@@ -54,7 +58,8 @@ def rank_from(environment: Mapping[str, str]) -> "Rank":
     if missing:
         raise UserError(
             f"started as one of several ranks, but {', '.join(missing)} is not set",
-            "start it with torchrun --nproc_per_node=N -m samecurve train ...",
+            "start it with torchrun --nproc_per_node=N -m samecurve train ..., or set them all; a"
+            " process that is alone has no RANK: `unset RANK WORLD_SIZE`",
             "environment",
         )
     world, local_world = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
