@@ -138,6 +138,17 @@ def test_bad_data_is_named_by_file_and_line(
     assert where in str(caught.value.where)
 
 
+def test_a_split_without_names_and_a_set_further_in(tmp_path: Path) -> None:
+    home = write_har(tmp_path / "outer/UCI HAR")
+    with pytest.raises(UserError, match="lacks the file activity_labels") as further_in:
+        read_har(tmp_path / "outer")
+    assert further_in.value.remedy == f"-d '{home}'"
+    (home / "activity_labels.txt").unlink()
+    with pytest.raises(UserError, match="lacks the file activity_labels") as alone:
+        read_har(home / "train")
+    assert "whole directory" in alone.value.remedy
+
+
 def test_a_run_on_bad_data_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

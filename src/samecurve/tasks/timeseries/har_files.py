@@ -9,6 +9,7 @@ DIR/test/...                                     likewise
 Anything that is not so is refused with its file and line.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -51,8 +52,15 @@ def files_of(home: Path) -> list[Path]:
         ]
     for file in files:
         if not file.is_file():
-            raise UserError(f"the data lacks the file {file.relative_to(home)}", _WHOLE, str(file))
+            name = file.relative_to(files[0].parent)
+            raise UserError(f"the data lacks the file {name}", _remedy(home), str(file))
     return files
+
+
+def _remedy(home: Path) -> str:
+    """The set may lie one directory further in."""
+    inner = [place for place in sorted(home.glob("*/")) if (place / LABELS).is_file()]
+    return f"-d {shlex.quote(str(inner[0]))}" if inner else _WHOLE
 
 
 def read_har(home: Path) -> WindowSet:
