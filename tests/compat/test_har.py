@@ -48,15 +48,21 @@ def test_its_lines_train_go_on_and_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_devices_do_not_change_the_test(tmp_path: Path) -> None:
-    """In float32, at one global batch: the origin says that accuracy changes with its GPUs."""
+@pytest.mark.parametrize(("flags", "near"), [(("--max-steps", "60"), 1e-5), (("--exact",), 0)])
+def test_devices_do_not_change_the_test(
+    flags: tuple[str, ...], near: float, tmp_path: Path
+) -> None:
+    """In float32, at one global batch: the origin says that accuracy changes with its GPUs.
+
+    Rounding takes some hundred steps to be seen; exact, nothing of it is, in all 20 epochs.
+    """
     tests = []
     for devices in ("cpu:1", "cpu:2", "cpu:4"):
-        line = ["--devices", devices, "--max-steps", "60", "--save-dir", devices.replace(":", "")]
+        line = [*flags, "--devices", devices, "--save-dir", devices.replace(":", "")]
         samecurve("train", "-f", SCRIPT.parents[1] / "models/har.yaml", *line, cwd=tmp_path)
         home = tmp_path / line[-1]
         tests.append(json.loads((home / "results.json").read_text())["test"])
     for each in tests[1:]:
         assert each["confusion"] == tests[0]["confusion"]
         assert each["macro_f1"] == tests[0]["macro_f1"]
-        assert each["loss"] == pytest.approx(tests[0]["loss"], rel=1e-5)
+        assert each["loss"] == pytest.approx(tests[0]["loss"], rel=near, abs=0)

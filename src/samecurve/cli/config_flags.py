@@ -94,10 +94,10 @@ def _no_config(flags: Flags) -> UserError:
     from samecurve.tasks import Tasks
 
     runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
-    asked = [flag for flag in _TASK_FLAGS if flags[flag.parameter] is not None]
-    served = [flag for flag in asked if Tasks().knows(task_that_has(flag.key))]
+    typed = [flag for flag in _TASK_FLAGS if flags[flag.parameter] is not None]
+    served = [flag for flag in typed if Tasks().knows(task_that_has(flag.key))]
     errors = [no_config(runs, task_that_has(served[0].key) if served else None)]
-    for flag in asked:
+    for flag in typed:
         needed = task_needed(flag.key)
         if needed and flag not in served:
             what, remedy = needed

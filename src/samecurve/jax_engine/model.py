@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
-from samecurve.core.config.sections import Precision, Recompute
+from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.determinism.init_values import values
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError

@@ -25,7 +25,7 @@ from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.base import Base, choose_base
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
-from samecurve.run.init_weights import choose_initial_weights, keep, publish
+from samecurve.run.init_weights import Source, choose_initial_weights, keep, publish
 from samecurve.run.lock import Lock
 from samecurve.run.logs import clear_logs
 from samecurve.run.naming import free_name
@@ -116,10 +116,7 @@ def prepare(
     """
     machine = machine or probe()
     config = loaded.config
-    if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
-        options = replace(options, save_dir=Path(loaded.run_directory))
-    if options.init_from is None:
-        options = replace(options, init_from=first_weights(config))
+    options = _with_places_of(loaded, options)
     layout = _refuse_early(config, machine, measurable=measure is not None)
     check_trackers(config.track)
     if warm_start:
@@ -141,13 +138,6 @@ def prepare(
     _refuse_finished(origin, accepted_plan)
     run = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
-        weights_path = run.weights_path()
-        if weights:
-            keep(weights, run)
-            origin.notes.extend(weights.notes)
-            weights_path = str(weights.path)
-        if base:
-            weights_path = base.path
         accepted = _Accepted(
             run=run,
             lock=lock,
@@ -157,10 +147,28 @@ def prepare(
             plan=accepted_plan,
             facts=facts,
             machine=machine,
-            weights=weights_path,
+            weights=base.path if base else _kept(weights, run, origin),
             base=base,
         )
         return _write(accepted)
+
+
+def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
+    """The options, with directories that the config names where no flag does."""
+    if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
+        options = replace(options, save_dir=Path(loaded.run_directory))
+    if options.init_from is None:
+        options = replace(options, init_from=first_weights(loaded.config))
+    return options
+
+
+def _kept(weights: Source | None, run: Run, origin: Origin) -> str | None:
+    """Where the run has its first weights; new ones are put there."""
+    if weights is None:
+        return run.weights_path()
+    keep(weights, run)
+    origin.notes.extend(weights.notes)
+    return str(weights.path)
 
 
 def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.config.sections import Recompute
+from samecurve.core.config.values import Recompute
 from samecurve.torch_engine.layers.cross_entropy import Head, Kernel, compilable_loss
 from samecurve.torch_engine.layers.dropout import KeyedDropout
 from samecurve.torch_engine.model import recompute, repeated_blocks

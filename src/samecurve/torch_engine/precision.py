@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from samecurve.core.config.sections import Precision
+from samecurve.core.config.values import Precision
 
 _INITIAL_SCALE = 2.0**16
 _GROW_AFTER = 2000  # finite steps before the scale is doubled, as torch.amp.GradScaler has it

@@ -1,4 +1,4 @@
-"""Config values that are written in more than one way: durations, sizes, speeds."""
+"""Types of config values: what has a few names, and what is written in more than one way."""
 
 import math
 import re
@@ -9,6 +9,9 @@ from pydantic import BeforeValidator, Field, PlainValidator, PositiveFloat
 
 from samecurve.units import parse_bytes
 
+Precision = Literal["f32", "bf16", "f16", "f64"]
+Recompute = Literal["none", "block", "selective"]
+Compress = Literal["none", "bf16", "fp16", "powersgd"]
 EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
 SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
 # nothing is as large; what counts them all (microbatches, processes, seconds) stays computable

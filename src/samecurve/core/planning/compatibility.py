@@ -4,7 +4,8 @@ refused, or said, by plan().
 
 from collections.abc import Sequence
 
-from samecurve.core.config.sections import Config, Train
+from samecurve.core.config.sections import Config
+from samecurve.core.config.train_section import Train
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.built_in_optimizers import say_built_in
 from samecurve.core.planning.decision import Decision

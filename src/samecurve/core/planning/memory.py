@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Config, Precision
+    from samecurve.core.config.sections import Config
+    from samecurve.core.config.values import Precision
     from samecurve.core.planning.facts import Facts
     from samecurve.core.planning.strategies import StrategySpec
 

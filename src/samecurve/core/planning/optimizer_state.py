@@ -8,7 +8,8 @@ from samecurve.core.muon import muon_names
 from samecurve.core.quantized_blocks import block_size
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Config, Precision
+    from samecurve.core.config.sections import Config
+    from samecurve.core.config.values import Precision
     from samecurve.core.planning.facts import Facts
 
 _STATES = {"adamw": 2, "sgd": 1}  # arrays of its shape for each parameter

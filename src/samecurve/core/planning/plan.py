@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from samecurve.core.config.sections import Compress, Precision, Recompute
-from samecurve.core.config.values import MOST_STEPS
+from samecurve.core.config.values import MOST_STEPS, Compress, Precision, Recompute
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.microbatches import (
     Assignment,

@@ -5,7 +5,8 @@ A pure function; every worker obeys its result, nothing after it changes a numbe
 
 from dataclasses import dataclass, replace
 
-from samecurve.core.config.sections import Config, Precision
+from samecurve.core.config.sections import Config
+from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Anchor, Order
 from samecurve.core.determinism.mean import nominal_weight
 from samecurve.core.planning.balance import choose_speeds, choose_uneven_split

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from samecurve.core.config.sections import Config, Train, epochs_of
+from samecurve.core.config.sections import Config, epochs_of
+from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts

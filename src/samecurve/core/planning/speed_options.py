@@ -5,7 +5,8 @@ Refused, or said, by plan().
 
 from collections.abc import Sequence
 
-from samecurve.core.config.sections import Config, Precision
+from samecurve.core.config.sections import Config
+from samecurve.core.config.values import Precision
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout

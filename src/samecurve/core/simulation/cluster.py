@@ -12,8 +12,7 @@ from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, Validati
 
 from samecurve.core.config.document import Document, join_key, read_file, suggest
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import Precision
-from samecurve.core.config.values import Size
+from samecurve.core.config.values import Precision, Size
 from samecurve.core.planning.machine import Device, Link, Machine
 from samecurve.core.simulation.hardware import DeviceSpec, LinkSpec, Medium, device_spec, link_spec
 from samecurve.errors import InvalidConfigError, UserError

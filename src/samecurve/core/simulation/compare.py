@@ -5,7 +5,8 @@ plan() is called for each, and its step's cost estimated.
 
 from dataclasses import dataclass, replace
 
-from samecurve.core.config.sections import Config, Recompute
+from samecurve.core.config.sections import Config
+from samecurve.core.config.values import Recompute
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import sample_bytes

@@ -78,22 +78,6 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     wide = _Activations(layers, block, outside, inner, kept)
     narrow = _under_autocast(fields, kv)
     logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
-    score_words = " + 2 heads x length" if scores else ""
-    outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
-    formulas = {
-        "flops": (
-            f"6 x {multiplied} matrix weights + 6 x layers x hidden x length (causal"
-            " attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
-        ),
-        "bytes_per_sample": (
-            f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
-            f" {outside_words}), counted from torch_model.py"
-        ),
-    }
-    for kind, count in logit_counts.items():
-        formulas[f"scratch.{kind}"] = (
-            f"4 B x (2 x vocab {vocab} x {count} tokens at a time + {head}: the head's gradient)"
-        )
     return {
         "tokens_per_sample": length,
         "params": sum(sizes.values()),
@@ -105,13 +89,48 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "autocast_bytes": {} if unfused else {how: length * narrow.total(how) for how in kept},
         "rerun_share": {how: min(wide.rerun_share(how), narrow.rerun_share(how)) for how in kept},
         "autocast_scratch": 0 if unfused else head,
-        "formulas": formulas,
+        "formulas": _formulas(fields, vocab, multiplied, logit_counts, unfused=unfused),
         "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
         "block_arrays": tuple(in_blocks),
         "rounded": tuple(matrices),
         "hidden_matrices": tuple(matrices),
         "arrays": arrays,
         "aliases": {"lm_head.weight": "embed_tokens.weight"} if fields.tie_embeddings else {},
+    }
+
+
+def _formulas(
+    fields: LanguageModel,
+    vocab: int,
+    multiplied: int,
+    logit_counts: Mapping[str, int],
+    *,
+    unfused: bool,
+) -> dict[str, str]:
+    """What the numbers are made of, in words.
+
+    multiplied: weights that a token is multiplied with
+    logit_counts: tokens whose logits are computed at a time, by kind of device
+    """
+    score_words = " + 2 heads x length" if unfused else ""
+    outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
+    head = vocab * fields.hidden_size
+    return {
+        "flops": (
+            f"6 x {multiplied} matrix weights + 6 x layers x hidden x length (causal"
+            " attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
+        ),
+        "bytes_per_sample": (
+            f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
+            f" {outside_words}), counted from torch_model.py"
+        ),
+        **{
+            f"scratch.{kind}": (
+                f"4 B x (2 x vocab {vocab} x {count} tokens at a time + {head}: the head's"
+                " gradient)"
+            )
+            for kind, count in logit_counts.items()
+        },
     }
 
 

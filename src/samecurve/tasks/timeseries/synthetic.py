@@ -56,14 +56,20 @@ class _Rest:
 
 
 _GAITS = {
-    "WALKING": _Gait(1.90, (0.24, 0.10, 0.03), 0.12, 0.09, 0.50, 0.03),
-    "WALKING_UPSTAIRS": _Gait(1.58, (0.19, 0.03, 0.07), 0.18, 0.11, 0.62, 0.12),
-    "WALKING_DOWNSTAIRS": _Gait(2.02, (0.29, 0.17, 0.10), 0.14, 0.10, 0.46, -0.05),
+    "WALKING": _Gait(
+        steps=1.90, upward=(0.24, 0.10, 0.03), forward=0.12, sideward=0.09, turning=0.50, lean=0.03
+    ),
+    "WALKING_UPSTAIRS": _Gait(
+        steps=1.58, upward=(0.19, 0.03, 0.07), forward=0.18, sideward=0.11, turning=0.62, lean=0.12
+    ),
+    "WALKING_DOWNSTAIRS": _Gait(
+        steps=2.02, upward=(0.29, 0.17, 0.10), forward=0.14, sideward=0.10, turning=0.46, lean=-0.05
+    ),
 }
 _RESTS = {
-    "SITTING": _Rest(0.26, 0.10, 0.28, 0.004),
-    "STANDING": _Rest(0.05, 0.06, 0.55, 0.016),
-    "LAYING": _Rest(1.50, 0.12, 0.24, 0.006),
+    "SITTING": _Rest(lean=0.26, spread=0.10, hertz=0.28, sway=0.004),
+    "STANDING": _Rest(lean=0.05, spread=0.06, hertz=0.55, sway=0.016),
+    "LAYING": _Rest(lean=1.50, spread=0.12, hertz=0.24, sway=0.006),
 }
 
 
