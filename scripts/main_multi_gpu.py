@@ -9,15 +9,21 @@ no -f and no --batch-size say otherwise; with TensorBoard's files, where it is i
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 from samecurve.cli.main import main
+from samecurve.system import install_command
+from samecurve.terminal import echo
 
 CONFIG = Path(__file__).parents[1] / "models" / "har.yaml"
 
 if __name__ == "__main__":
     curves = ["--tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    if not curves and os.environ.get("RANK", "0") == "0":
+        note = "note   tensorboard is not installed, so there will be no files for it: "
+        echo(note + install_command("tensorboard"), err=True)
     ours = ["train", "-f", str(CONFIG), "--batch-size", "32", *curves]  # what is typed wins
     sys.argv = ["samecurve", *ours, *sys.argv[1:]]
     main()
