@@ -1,6 +1,7 @@
 """A run ends early at the same step on any devices, with the same average of its weights."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from samecurve.checkpoint.format import Arrays, load
 from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.early_stop import count_waiting
+from samecurve.core.early_stop import check_goals, count_waiting
 from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Counters
@@ -208,3 +209,20 @@ def test_what_says_nothing_is_refused(
 
     with pytest.raises((InvalidConfigError, UserError), match=message):
         planned()
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [("pairs", "'pairs' is no number"), ("f2", "'f2' is no number"), ("diagonal", "")],
+)
+def test_a_metric_that_no_evaluation_gives_is_told_before_the_first_step(
+    metric: str, says: str, corpus: Path, cache: Path
+) -> None:
+    """Found without one; `pairs` is an array."""
+    named = {"best_metric": metric, "best_mode": "max", "eval_every": 3}
+    config = config_of(tiny_values(corpus, train=named))
+    task = ragged_task(config, cache, kind=counting)
+    made = plan(config, MACHINE, task.facts())
+    expected = pytest.raises(UserError, match=says) if says else nullcontext()
+    with expected:
+        check_goals(made, task.eval_sums, task.summarize)

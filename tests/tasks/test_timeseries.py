@@ -16,7 +16,7 @@ import samecurve
 from one_curve import check_one_curve
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.sample_numbers import serving
-from samecurve.errors import UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
@@ -351,3 +351,18 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         open_task(config_of(values(windows, model, data=data)), cache).model()
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"SITTING": -1}, "class_weights.SITTING: should be greater than 0"),
+        ([1, 2], "class_weights: [1, 2] is not one of none, balanced"),
+    ],
+)
+def test_a_value_of_several_forms_has_the_faults_of_its_own(
+    weights: Any, says: str, windows: Path
+) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        config_of(values(windows, {**MODELS["mlp"], "class_weights": weights}))
+    assert [says in error.cause for error in caught.value.errors] == [True]

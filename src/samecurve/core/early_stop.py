@@ -4,10 +4,12 @@ All of it follows from summed metrics and from counters that checkpoints hold, s
 same on every rank, on any number of devices, and after a resume.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from samecurve.core.eval_sums import Summarize, SumSpecs, journal_value, sums_of_ones
 from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
+from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import UserError
 
@@ -27,6 +29,29 @@ def check_metric(goal: MetricGoal, metrics: Iterable[str]) -> None:
             f"one of {', '.join(names)} as train.best_metric and train.early_stop.metric",
             "train",
         )
+
+
+def check_goals(plan: Plan, specs: Callable[[], SumSpecs], summarize: Summarize) -> None:
+    """Before the first step: what can't be found then would end the run at its first evaluation.
+
+    specs: of the task's sums; learning them takes a batch
+    summarize: of the task
+
+    UserError: the best evaluation, or the last, goes by what is no metric of the task.
+    """
+    goals = [plan.best, *([plan.early_stop.goal] if plan.early_stop else [])]
+    named = [goal for goal in goals if goal.metric != "loss"]
+    if not named or not plan.eval_samples:
+        return
+    try:
+        metrics = summarize(sums_of_ones(specs()))
+    except UserError:  # a class's own summarize() may take only what adds up; its evaluation tells
+        return
+    numbers = [
+        name for name, value in metrics.items() if not isinstance(journal_value(value), list)
+    ]
+    for goal in named:
+        check_metric(goal, numbers)
 
 
 def count_waiting(counters: Counters, rule: EarlyStopRule, step: int) -> None:

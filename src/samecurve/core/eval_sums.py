@@ -65,6 +65,12 @@ def unpack_sums(
     return sums
 
 
+def sums_of_ones(specs: SumSpecs) -> dict[str, EvalSum]:
+    """As an evaluation might give them."""
+    floats, counts = (np.ones(size(specs, integer=integer)) for integer in (False, True))
+    return unpack_sums(specs, floats, counts.astype(np.int64))
+
+
 def journal_value(metric: Metric | None) -> JournalMetric:
     """A metric as JSON has it: what is not finite is null, an array is nested lists."""
     if isinstance(metric, np.ndarray | np.generic):

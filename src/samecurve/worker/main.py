@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
+from samecurve.core.early_stop import check_goals
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
@@ -164,6 +165,8 @@ def train_rank(
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
+    if not attempt.evaluate:
+        check_goals(plan, task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
     journal, record, keep = _begin_records(context, task, clock, first_step)

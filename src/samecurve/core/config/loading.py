@@ -72,8 +72,10 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
             {"model": {}, "data": {}, **document.value, "task": task}
         )
     except ValidationError as error:
-        errors = _explain(error, document, registry.sections(task))
-        raise InvalidConfigError(errors, error.error_count() - len(errors)) from None
+        faults = _of_one_form(error.errors(include_url=False))
+        fields = registry.sections(task)
+        errors = [_explain_fault(fault, document, fields) for fault in faults[:MOST_ERRORS]]
+        raise InvalidConfigError(errors, len(faults) - len(errors)) from None
     return LoadedConfig(
         config,
         name,
@@ -94,10 +96,20 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
 
 
-def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
-    """The first faults that pydantic found, in the user's words."""
-    faults = error.errors(include_url=False)[:MOST_ERRORS]
-    return [_explain_fault(fault, document, fields) for fault in faults]
+def _of_one_form(faults: "list[ErrorDetails]") -> "list[ErrorDetails]":
+    """Without those of a form that the value does not have: a mapping is none of some names."""
+
+    def is_of_another(fault: "ErrorDetails") -> bool:
+        *key, form = fault["loc"]
+        if not str(form).startswith(("dict[", "literal[")):
+            return False
+        others = [other["loc"] for other in faults if other is not fault]
+        has_other_forms = any([*loc[: len(key)]] == key for loc in others)
+        return has_other_forms and (fault["type"] == "dict_type") != isinstance(
+            fault["input"], dict
+        )
+
+    return [fault for fault in faults if not is_of_another(fault)]
 
 
 def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSections) -> UserError:
