@@ -11,6 +11,7 @@ import pytest
 import torch
 from har_sets import CLASSES, LENGTH, write_har
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+from sklearn.utils.class_weight import compute_class_weight
 
 import samecurve
 from one_curve import check_one_curve
@@ -19,6 +20,7 @@ from samecurve.core.sample_numbers import serving
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
+from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 from samecurve.tasks.timeseries.task import TimeSeriesTask
 from samecurve.torch_engine.augment import drop_channels, jitter, scale, warp_time
@@ -276,6 +278,16 @@ def test_the_loss_is_torch_s_own(windows: Path, cache: Path) -> None:
     wrong = config_of(values(windows, {**MODELS["mlp"], "class_weights": {"RUNNING": 2}}))
     with pytest.raises(UserError, match="RUNNING is no label of the data"):
         open_task(wrong, cache)
+
+
+def test_balanced_weights_are_sklearn_s() -> None:
+    """Of the classes that there are; one without samples weighs as if nothing were weighed."""
+    counts = [3, 0, 5, 12]
+    ours = weigh_classes("balanced", list("abcd"), counts)
+    labels = np.repeat(range(4), counts)
+    theirs = compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=labels)
+    assert ours[1] == 1.0
+    np.testing.assert_allclose(np.delete(ours, 1), theirs, rtol=1e-15)
 
 
 @torch.no_grad()

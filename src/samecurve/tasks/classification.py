@@ -20,7 +20,8 @@ def weigh_classes(
 ) -> list[float]:
     """What a sample counts, by the number of its class.
 
-    chosen: none, or balanced (of N samples in C classes N / (C n) for a class of n), or by name
+    chosen: none, or balanced (of N samples in C classes N / (C n) for a class of n; a class without
+        samples is not among them, and has 1), or by name
     counts: samples of each class that are trained on
 
     UserError: a weight is of no class.
@@ -28,7 +29,8 @@ def weigh_classes(
     if chosen == "none":
         return [1.0] * len(classes)
     if chosen == "balanced":
-        return [sum(counts) / (len(counts) * max(1, count)) for count in counts]
+        num_classes = sum(count > 0 for count in counts)
+        return [sum(counts) / (num_classes * count) if count else 1.0 for count in counts]
     assert isinstance(chosen, Mapping)
     for name in chosen:
         if name not in classes:

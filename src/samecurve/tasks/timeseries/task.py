@@ -250,9 +250,12 @@ class TimeSeriesTask:
         if source.test is not None:
             parts.append(f"{_count_windows(source.test)} to test on")
         counts = np.bincount(source.train.labels[ids], minlength=len(kept.classes))
-        pairs = zip(kept.classes, counts, strict=True)
+        pairs = list(zip(kept.classes, counts, strict=True))
         named = ", ".join(f"{name} {count}" for name, count in pairs)
         lines += [f"data {'; '.join(parts)}", f"data trained on, by class: {named}"]
+        without = ", ".join(name for name, count in pairs if not count)
+        if without:
+            lines.append(f"data none to train on of {without}: such an answer can't be learnt")
         if self.fields.class_weights != "none":
             weights = zip(kept.classes, kept.class_weights, strict=True)
             shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights)
