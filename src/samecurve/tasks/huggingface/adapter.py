@@ -26,7 +26,7 @@ from samecurve.tasks.huggingface.quantized import (
     is_installed,
     quantize_layers,
 )
-from samecurve.tasks.huggingface.sections import Adapter, Quantize
+from samecurve.tasks.huggingface.sections import Adapter, HFModel, Quantize
 from samecurve.tasks.huggingface.weights import StoredArray
 
 _ALL = "all-linear"
@@ -279,6 +279,29 @@ def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
         + name.replace(f".{_NAME}.weight", "" if name.endswith(_MAGNITUDE) else ".weight"): tensor
         for name, tensor in own.items()
     }
+
+
+def separable(fields: HFModel, *, classifies: bool) -> tuple[Adapter, str]:
+    """The adapter, and the directory of the base that it is for.
+
+    UserError: it can't be a file of its own.
+    """
+    whole = "--format huggingface, which writes a whole model"
+    if fields.adapter is None:
+        raise UserError("this run trained a whole model, no adapter", whole, "--format")
+    if fields.path is None:
+        raise UserError(
+            "this run's base has random values of its own, in no directory that peft could read",
+            whole,
+            "--format",
+        )
+    if classifies:
+        raise UserError(
+            "a classifier's head is trained beside its adapter, and would be left out",
+            whole,
+            "--format",
+        )
+    return fields.adapter, fields.path
 
 
 def write_config(model: Any, adapter: Adapter, base: str, directory: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
@@ -51,3 +52,16 @@ class Classify:
         weights = logits.new_tensor(self._weights)
         error = F.cross_entropy(logits, labels, weight=weights, reduction="none")
         return Mean(error.sum(), weights[labels].sum())
+
+
+@torch.no_grad()
+def say_classes(model: Any, rows: Mapping[str, NDArray[Any]], names: Sequence[str]) -> str:
+    """Each class of a text with its probability, a line each, the likeliest first.
+
+    rows: of that one text, without a dimension for samples
+    """
+    device = model.get_input_embeddings().weight.device
+    batch = {name: torch.from_numpy(row)[None].to(device) for name, row in rows.items()}
+    chances = Classify([]).logits(model, batch)[0].softmax(-1).tolist()
+    order = sorted(range(len(chances)), key=lambda number: -chances[number])
+    return "\n".join(f"{names[number]}  {chances[number]:.4f}" for number in order)

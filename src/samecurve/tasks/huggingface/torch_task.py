@@ -26,6 +26,7 @@ from samecurve.tasks.huggingface.adapter import (
     linear_layers,
     merged,
     possible_adapters,
+    separable,
     transposed_layers,
     with_adapter_names,
     write_config,
@@ -33,7 +34,7 @@ from samecurve.tasks.huggingface.adapter import (
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, RowBalanced, make_causal
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
-from samecurve.tasks.huggingface.classify import Classify
+from samecurve.tasks.huggingface.classify import Classify, say_classes
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data.labelled import prompted
 from samecurve.tasks.huggingface.data_section import HFData
@@ -263,23 +264,7 @@ class TorchHuggingFace(HuggingFaceTask):
 
         UserError: there is no adapter, or no directory that it is for.
         """
-        adapter, home = self.fields.adapter, self.fields.path
-        whole = "--format huggingface, which writes a whole model"
-        if adapter is None:
-            raise UserError("this run trained a whole model, no adapter", whole, "--format")
-        if home is None:
-            raise UserError(
-                "this run's base has random values of its own, in no directory that peft could"
-                " read",
-                whole,
-                "--format",
-            )
-        if self.classifies:
-            raise UserError(
-                "a classifier's head is trained beside its adapter, and would be left out",
-                whole,
-                "--format",
-            )
+        adapter, home = separable(self.fields, classifies=self.classifies)
         write_config(self._outline(), adapter, home, directory)
         lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(self.config))
         if self.fields.quantize != "none":
@@ -312,7 +297,8 @@ class TorchHuggingFace(HuggingFaceTask):
         if self.fields.objective in _SILENT:
             raise UserError(*_SILENT[self.fields.objective], "RUN")
         if self.classifies:
-            return self._classes_of(model, prompt)
+            rows = prompted(prompt, self.tokenizer, self.data.seq_len)  # two texts: a tab between
+            return say_classes(model, rows, self._class_names)
         if chat and self.tokenizer.notes.chat_template is None:
             raise UserError(
                 "this run's tokenizer has no chat template", "leave --chat out", "--chat"
@@ -327,20 +313,6 @@ class TorchHuggingFace(HuggingFaceTask):
             is_chat=self.takes_turns if chat is None else chat,
             longest=longest_sequence(self.config),
         )
-
-    @torch.no_grad()
-    def _classes_of(self, model: Any, text: str) -> str:
-        """Each class of a text with its probability, the likeliest first. Two texts: with a tab
-        between.
-        """
-        assert self.tokenizer is not None
-        batch = prompted(text, self.tokenizer, self.data.seq_len)
-        device = model.get_input_embeddings().weight.device
-        tensors = {name: torch.from_numpy(row)[None].to(device) for name, row in batch.items()}
-        logits = Classify([]).logits(model, tensors)
-        chances = logits[0].softmax(-1).tolist()
-        order = sorted(range(len(chances)), key=lambda number: -chances[number])
-        return "\n".join(f"{self._class_names[n]}  {chances[n]:.4f}" for n in order)
 
     def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""
