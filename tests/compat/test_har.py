@@ -4,9 +4,11 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import samecurve
 from samecurve.observe.journal import read_events
@@ -14,16 +16,42 @@ from samecurve.observe.journal import read_events
 SCRIPT = Path(__file__).parents[2] / "scripts" / "main_multi_gpu.py"
 FLAGS = shlex.split(
     "--mode flatten --epochs 2 --batch-size 32 --lr 4e-3 --warmup-epochs 1 --num-workers 1"
-    " --save-dir checkpoints/run --set model.width=8 --set model.depth=1"
+    " --save-dir checkpoints/run"
 )
-RANKS = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+RANKS = (*TORCHRUN, "--nproc_per_node=2")
+# the guide's own, word by word
+GUIDE = shlex.split(
+    "--multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 --lr 4e-3 --warmup-epochs 2"
+    " --num-workers 4 --save-dir checkpoints/ddp_4gpu"
+)
+SMALL = ("--set", "model.width=8", "--set", "model.depth=1")
 
 
-def started(home: Path, *before: str, flags: tuple[str, ...] = ()) -> str:
-    line = [*before, str(SCRIPT), *FLAGS, *flags]
-    done = subprocess.run(line, cwd=home, capture_output=True, text=True, timeout=400, check=False)
+def started(
+    home: Path, *before: str, line: Sequence[str] = FLAGS, flags: tuple[str, ...] = ()
+) -> str:
+    typed = [*before, str(SCRIPT), *line, *SMALL, *flags]
+    done = subprocess.run(typed, cwd=home, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_the_guides_own_line_goes_on_by_itself(tmp_path: Path) -> None:
+    """On four CPU ranks, with four workers each; its files for TensorBoard are where it looks."""
+    four = (*TORCHRUN, "--nproc_per_node=4")
+    first = started(tmp_path, *four, line=GUIDE, flags=("--devices", "cpu", "--stop-after", "3"))
+    assert "world 4   ddp over gloo" in first
+    assert "batch 128 = 4 devices x 32 x 1 round" in first
+    assert "1440 steps of 128 samples; an epoch is 72" in first
+    again = started(tmp_path, *four, line=GUIDE, flags=("--devices", "cpu", "--stop-after", "3"))
+    assert "resume step 3" in again
+    assert "stop   step 6 of 1440" in again
+    curves = EventAccumulator(str(tmp_path / "checkpoints/ddp_4gpu/logs/tensorboard"))
+    curves.Reload()
+    losses = [event.step for event in curves.Scalars("train/loss")]
+    assert losses == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.long
