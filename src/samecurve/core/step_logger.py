@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from samecurve.core.determinism.mean import NEGATIVE
 from samecurve.core.events import Event
+from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Batch,
@@ -16,7 +17,6 @@ from samecurve.core.protocols import (
     Record,
     StepMetrics,
 )
-from samecurve.core.stragglers import StragglerDetector
 from samecurve.errors import RunError
 
 # what a step's line says of itself beside the loss

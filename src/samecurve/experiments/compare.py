@@ -20,8 +20,8 @@ from samecurve.core.determinism.digest import digest
 from samecurve.core.events import Event
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
-from samecurve.run.directory import Run
-from samecurve.tasks.class_place import identity_of
+from samecurve.run.directory.run_directory import Run
+from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.terminal import echo
 
 _METRICS = ("loss", "grad_norm")

@@ -20,7 +20,7 @@ from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
-from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
+from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of

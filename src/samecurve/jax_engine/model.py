@@ -1,7 +1,7 @@
 """A flax model as named arrays, and back: names are paths joined by dots, complex parameters pairs
 of real ones.
 
-Initial values come from core/determinism/init_values.py where the task has a rule for them, so that
+Initial values come from core/weights/initial_values.py where the task has a rule for them, so that
 they are torch's; else from the model itself.
 """
 
@@ -18,8 +18,8 @@ from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from samecurve.core.config.values import Precision, Recompute
-from samecurve.core.determinism.init_values import values
 from samecurve.core.protocols import Task
+from samecurve.core.weights.initial_values import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.profiler import ProfileData, ProfileOptions
 
-from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
+from samecurve.core.measurement.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
 from samecurve.jax_engine.checkpoint import State
 from samecurve.jax_engine.engine import JaxEngine

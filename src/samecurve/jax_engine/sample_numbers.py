@@ -1,7 +1,7 @@
 """samecurve.rng(batch) with jax: numbers from keys that travel with the rows, as arrays.
 
-The arithmetic is that of torch_engine/keyed/numbers.py, where it is written down: its 64-bit mixing
-is done here in halves of 32, which jax has on every device.
+The arithmetic is written down in torch_engine/randomness/keyed_numbers.py. Its 64-bit mixing is
+done here in halves of 32 bits, which jax has on every device.
 """
 
 import hashlib

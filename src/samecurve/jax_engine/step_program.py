@@ -22,7 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.eval_sums import check_shape
+from samecurve.core.evaluation.eval_sums import check_shape
 from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task

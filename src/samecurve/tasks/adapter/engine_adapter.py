@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import NEGATIVE, Mean
-from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
