@@ -17,6 +17,7 @@ FILES_OF_A_STEP = 41
 CALLS_OF_A_STEP = 280
 MODULES_OF_A_RUN = 290
 CIRCLES = 4
+PROMISE_LINES = 950
 
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
 # Python functions and the files of ours in which they stand.
@@ -118,3 +119,14 @@ def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
         found |= new
         waiting += new
     return found
+
+
+def test_the_promise_stands_on_five_pages() -> None:
+    pages = [*(ROOT / "src/samecurve/core/determinism").glob("*.py")]
+    assert len(pages) == 1 + 5
+    assert sum(page.read_text().count("\n") for page in pages) <= PROMISE_LINES
+    graph = grimp.build_graph("samecurve", exclude_type_checking_imports=False)
+    promise = "samecurve.core.determinism"
+    inside = {promise, *graph.find_descendants(promise)}
+    imported = {name for page in inside for name in graph.find_modules_directly_imported_by(page)}
+    assert imported <= inside

@@ -13,7 +13,6 @@ from jax.stages import Compiled, Wrapped
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.digest import digest
 from samecurve.core.evaluation.eval_sums import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
@@ -29,6 +28,7 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.weights.digest import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,

@@ -20,6 +20,7 @@ from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
+from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
@@ -163,7 +164,7 @@ class ExactEngine(JaxEngine):
 
         def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
             params, merge = split_trained(self._model, whole, self._layout.trained)
-            factor = scale / self.plan.nominal_weight
+            factor = loss_factor(scale, self.plan.nominal_weight)
             sums_of = LossSums(self.task, self._names, when)
             return microbatch_gradients(sums_of, merge, params, rows, factor)
 

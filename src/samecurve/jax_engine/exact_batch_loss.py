@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
@@ -208,7 +209,7 @@ class ExactBatchLoss:
 
         def program(whole: Features, scale: jax.Array, when: jax.Array) -> tuple[Arrays, jax.Array]:
             sums_of = LossSums(self.task, self.names, when)
-            return loss_gradients(sums_of, whole, scale / self.plan.nominal_weight)
+            return loss_gradients(sums_of, whole, loss_factor(scale, self.plan.nominal_weight))
 
         return exact_jit(program)
 

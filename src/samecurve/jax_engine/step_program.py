@@ -22,6 +22,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.determinism.step_arithmetic import (
+    Clip,
+    NumberFunctions,
+    loss_factor,
+    next_loss_scale,
+    scale_gradient,
+)
 from samecurve.core.evaluation.eval_sums import check_shape
 from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
@@ -33,7 +40,7 @@ from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
-_GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
+_NUMBERS = NumberFunctions(divide=jnp.divide, maximum=jnp.maximum, is_finite=jnp.isfinite)
 _BY_DEVICE = PartitionSpec(AXIS)
 OUTSIDE = 2**31 - 1  # the position of a row that only fills up a shape
 Merge = Callable[[Arrays], nnx.Module]  # what is trained -> the module
@@ -85,7 +92,7 @@ def make_step(
     ) -> tuple[State, jax.Array]:
         whole = strategy.gather_params(all_params(state), shapes)
         params, merge = split_trained(model, whole, layout.trained)
-        factor = state["scale"] / plan.nominal_weight
+        factor = loss_factor(state["scale"], plan.nominal_weight)
         local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
         state, update_metrics = apply_update(
@@ -167,15 +174,19 @@ def apply_update(
     """
     params, scale = state["params"], state["scale"]
     loss_sum, weight = sums.totals[0], sums.totals[1]
-    correction = plan.nominal_weight / (weight * scale)
-    norm = jnp.sqrt(squared_norm) * correction
-    finite = jnp.isfinite(norm * loss_sum) & (weight > 0)
-    factor = correction
-    if optimizer.clip:
-        bound = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)
-        factor = correction * (optimizer.clip / bound)
+    scaling = scale_gradient(
+        loss_sum=loss_sum,
+        weight=weight,
+        summed_norm=jnp.sqrt(squared_norm),
+        loss_scale=scale,
+        nominal_weight=plan.nominal_weight,
+        clip=Clip(optimizer.clip, plan.fixed.clip_epsilon),
+        numbers=_NUMBERS,
+    )
+    finite: jax.Array = scaling.finite
     clipped = {
-        name: gradient * factor.astype(gradient.dtype) for name, gradient in sums.gradients.items()
+        name: gradient * scaling.factor.astype(gradient.dtype)
+        for name, gradient in sums.gradients.items()
     }
     directions, moments = layout.transform.update(clipped, state["moments"], params)
     moved = {}
@@ -200,6 +211,7 @@ def apply_update(
         scale=next_scale,
         streak=streak,
     )
+    norm: jax.Array = scaling.grad_norm
     return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
@@ -208,16 +220,10 @@ def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
 
 
 def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """f16's factor, and the finite steps since it changed.
-
-    Halved after a gradient that is not finite, doubled after many that are.
-    """
+    """f16's loss scale, and the finite steps since it changed; both unchanged otherwise."""
     if plan.precision != "f16":
         return state["scale"], state["streak"]
-    streak = jnp.where(finite, state["streak"] + 1, 0)
-    grow = streak >= _GROW_AFTER
-    grown = jnp.where(grow, state["scale"] * 2, state["scale"])
-    return jnp.where(finite, grown, state["scale"] * 0.5), jnp.where(grow, 0, streak)
+    return next_loss_scale(state["scale"], state["streak"], finite, jnp.where)
 
 
 def _accumulate(
