@@ -112,7 +112,7 @@ class TreeSum(Generic[T]):
     unchanged.
 
     Values come from left to right; some may be left out, because another device has them. What can
-    be added is added at once, so log2(count) + 1 values of neighbouring microbatches are held at most.
+    be added is added at once: at most log2(count) + 1 values of neighbouring microbatches are held.
 
     add: (left, right) -> their sum; it may use both up.
     """
