@@ -126,7 +126,7 @@ class ExactEngine(JaxEngine):
         return [replica for replica, _ in updated], metrics
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
-        """One row, also where this process has none of the step."""
+        """A sample row for shapes, also on a process that has no row of the step."""
         arrays: Mapping[str, Any] = self.task.train_data()[np.arange(1)]
         if staged:
             arrays = staged[0].rows.arrays
@@ -252,10 +252,10 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _exchange_program(self) -> Callable[[int], Wrapped]:
-        """By the microbatches of a step: (packed [devices, subtrees, values], extra [devices, n])
-        -> their sums along the tree, and extra's, on every device.
+        """Compile, for a number of microbatches, the exchange of subtree sums between devices.
 
-        Each device adds up one part of the values, which all then gather.
+        (packed [devices, subtrees, values], extra [devices, n]) -> the sums of both along the tree,
+        on every device. Each device adds up one part of the values; then all devices gather them.
         """
         num_devices = self.plan.num_devices
 

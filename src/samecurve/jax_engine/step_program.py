@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Of a microbatch, or of several."""
+    """Gradients and totals summed over one microbatch, or over several."""
 
     gradients: Arrays  # of the loss sum, scaled
     totals: jax.Array  # [loss sum, weight, the same of each other mean]
@@ -137,8 +137,8 @@ Accumulate = Callable[[LossSums, Merge, Arrays, Rows, jax.Array], GradientSums]
 
 
 def progress_array(progress: Progress) -> HostArray:
-    """What programs are given of it; 64 bits where the run has them, so that a share of the steps
-    is computed as precisely as all else.
+    """Progress as the programs take it: [step, epoch], in 64 bits where the run has them, so that
+    a share of the steps is computed as precisely as everything else.
     """
     return np.array([progress.step, progress.epoch], np.int64)
 
@@ -152,7 +152,7 @@ def first_of(rows: Rows) -> Rows:
 def split_trained(
     model: FlaxModel, whole: Arrays, trained: Collection[str]
 ) -> tuple[Arrays, Merge]:
-    """Of all parameters those that are trained, and what makes the module of them."""
+    """Split off the parameters that are trained; the function makes the module of them."""
     params = {name: whole[name] for name in trained}
     return params, lambda params: model.merge({**whole, **params})
 
@@ -167,7 +167,7 @@ def apply_update(
     optimizer: Optimizer,
     layout: StateLayout,
 ) -> tuple[State, jax.Array]:
-    """One update from a step's summed gradients, which changes nothing if one is not finite.
+    """Update the parameters from a step's summed gradients, unless one of these is not finite.
 
     squared_norm: of all gradients. Returns the state, and [norm before clipping, whether the update
     was made, f16's scale].
@@ -229,7 +229,7 @@ def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array,
 def _accumulate(
     sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
 ) -> GradientSums:
-    """Over one device's accumulation steps.
+    """Add up the gradient sums of one device's accumulation steps.
 
     rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
     """

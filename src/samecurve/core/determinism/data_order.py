@@ -104,7 +104,7 @@ class Order:
 
 
 def by_length(ids: Ids, lengths: NDArray[np.int64], micro_batch_size: int) -> Ids:
-    """One step's samples in another order: those of a microbatch are about equally long.
+    """Reorder one step's samples so that those of a microbatch are about equally long.
 
     The step keeps its samples, so its loss and gradient stay the same up to rounding. A microbatch
     of long samples is followed by one of short samples. These pairs are spread over the step like

@@ -23,7 +23,7 @@ Node = tuple[int, int]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one device does in a step, round by round."""
+    """A device's work in one step, round by round."""
 
     # for each round the microbatch, as an interval of the step's positions; None: the device idles
     rounds: tuple[tuple[int, int] | None, ...]
@@ -86,7 +86,7 @@ def assign(
     num_devices: int,
     microbatch_seconds: Sequence[float] = (),
 ) -> Assignment:
-    """What one device does in a step of `samples`."""
+    """Assign to one device its part of a step of `samples`."""
     intervals = split_batch(samples, micro_batch_size)
     numbers = microbatches_of(len(intervals), device, num_devices, microbatch_seconds)
     rounds = accumulation_steps(len(intervals), num_devices, microbatch_seconds)

@@ -42,7 +42,7 @@ class RowKeys:
 
     @cached_property
     def values(self) -> NDArray[np.int64]:
-        """One key for each row."""
+        """Keys, one for each row."""
         return row_keys(self.seed, self.epoch, self.ids)
 
     @cached_property
@@ -63,7 +63,7 @@ def sample_rng(sample_id: int, epoch: int = 0, *, seed: int = 0) -> np.random.Ge
 
 
 def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One well-mixed key in 0..2**63-1 for each sample id, in the shape of `ids`.
+    """Well-mixed keys in 0..2**63-1, one for each sample id, in the shape of `ids`.
 
     Each (seed, epoch) has a SplitMix64 stream, which is entered at the sample's id:
     mix(start + id * step). The key is its top 63 bits.
@@ -74,7 +74,7 @@ def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
-    """One well-mixed key in 0..2**63-1 for a step, of another stream than the keys of samples."""
+    """A well-mixed key in 0..2**63-1 for a step, from another stream than the keys of samples."""
     start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
     mixed = mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1)
     return int(mixed[0])
@@ -91,5 +91,5 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _word(value: int) -> NDArray[np.uint64]:
-    """One 64-bit word as an array: arithmetic on arrays wraps silently, on scalars it warns."""
+    """Make a 64-bit word an array: arithmetic on arrays wraps silently, on scalars it warns."""
     return np.array([value % 2**64], np.uint64)

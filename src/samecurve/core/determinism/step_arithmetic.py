@@ -35,7 +35,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class NumberFunctions:
-    """What the arithmetic needs beside +, *, / and comparison, for one kind of number.
+    """Functions that the arithmetic needs beside + * / and comparison, for one kind of number.
 
     divide: x / y, infinite where y is 0.
     maximum: the larger of a number and a float; a nan stays a nan.
@@ -49,7 +49,7 @@ class NumberFunctions:
 
 @dataclass(frozen=True)
 class GradientScaling:
-    """What a step's summed gradient is multiplied by before the update.
+    """How a step's summed gradient is scaled before the update.
 
     factor: divides by the weight and by the loss scale, and clips.
     grad_norm: norm of the mean loss's gradient, before clipping.
@@ -71,7 +71,7 @@ def nominal_weight(global_batch_size: int, weight_per_sample: int) -> float:
 
 
 def loss_factor(loss_scale: Any, nominal_weight: float) -> Any:
-    """What a microbatch's loss sum is multiplied by before its backward pass."""
+    """The factor of a microbatch's loss sum, applied before its backward pass."""
     return loss_scale / nominal_weight
 
 
