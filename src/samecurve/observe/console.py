@@ -21,7 +21,7 @@ from rich.text import Text
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
-from samecurve.observe.journal import follow
+from samecurve.observe.journal import follow, line_of
 from samecurve.observe.sensors import load_line
 from samecurve.terminal import printable
 
@@ -53,7 +53,7 @@ class JsonLines:
     """JSON lines on stdout."""
 
     def show(self, event: Event) -> None:
-        sys.stdout.write(event.line())
+        sys.stdout.write(line_of(event))
         sys.stdout.flush()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import wandb
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.journal import VOIDED, append_event
+from samecurve.observe.journal import VOIDED, append_event, event_of
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
 
@@ -117,7 +117,7 @@ class WandB:
 
 def _identity(run: Path) -> str:
     with open(run / "journal.jsonl", "rb") as journal:
-        first = Event.from_line(journal.readline())
+        first = event_of(journal.readline())
     if first and "attempt" in first.values:
         return str(first.values["attempt"])
     return run.resolve().name

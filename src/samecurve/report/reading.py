@@ -17,7 +17,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.observe.journal import VOIDED, read_lines
+from samecurve.observe.journal import VOIDED, event_of, read_lines
 from samecurve.report.record import (
     MEANS,
     Checkpoint,
@@ -212,7 +212,7 @@ def _read_journal(record: RunRecord) -> None:
                 is_whole = line.endswith(b"\n")
                 if not is_whole and record.live:
                     continue  # it is being written
-                event = Event.from_line(line) if is_whole else None
+                event = event_of(line) if is_whole else None
                 if event and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
                     reader.add(event)
                 else:
