@@ -51,10 +51,10 @@ UNSHOWN = {
     "docs/data.md": {"tokens.bin", "tokens16.bin", "text/squares.txt"},
     "docs/failures.md": {"labels.py", "memory.py", "killed.py", "network.py", "broken.py"},
     "docs/groups.md": {"typo.yaml", "both.yaml"},
-    "docs/guarantees.md": {"clip.yaml"},
     "docs/hangs.md": {"my.yaml"},
     "docs/speed.md": {"tiny.yaml"},
     "docs/same-batch.md": {"same/same.yaml"},
+    "docs/split-check.md": {"clip.yaml"},
     "docs/strategies.md": {"large.yaml", "uneven.yaml", "greedy.py", "unused.py"},
     "docs/tasks.md": {
         *("cut.py", "dropout.py", "factors.py", "mean.py", "noise.py", "radam.py", "typo.py"),
