@@ -163,7 +163,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "page",
     [
         # its models of billions of weights take long to be described; the next test has it, too
-        pytest.param(page, id=name, marks=[pytest.mark.long] if page.stem == "huggingface" else [])
+        pytest.param(
+            page, id=name, marks=[pytest.mark.long] if page.stem == "huggingface-memory" else []
+        )
         for page, name in zip(PAGES, NAMES, strict=True)
     ],
 )
