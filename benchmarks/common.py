@@ -24,8 +24,8 @@ from samecurve.data.feed import Feed
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.probe import cpu, probe
-from samecurve.run.control import ControlFile
-from samecurve.run.directory import Run
+from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train import Unsaved
 
 UNASKED = (0,) * len(REQUESTS)  # what ranks are asked for in a step: nothing

@@ -28,9 +28,9 @@ from torch import nn
 
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.probe import cpu
-from samecurve.torch_engine.keyed.replaced import KeyedFunctions
-from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.layers.dropout import key_dropout
+from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
+from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 
 ALTERNATIONS, THREADS = 15, (1, 2)
 OTHERS = ("none", "fixed", "native")

@@ -20,10 +20,10 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.simulation.cluster import Cluster, read_cluster
-from samecurve.core.simulation.compare import plan_on_cluster
-from samecurve.core.simulation.hardware import device_spec
-from samecurve.core.simulation.step_time import ASSUMED, Utilization, step_cost
+from samecurve.core.planning.hardware import device_spec
+from samecurve.simulation.cluster import Cluster, read_cluster
+from samecurve.simulation.forecast import plan_on_cluster
+from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks
 from samecurve.tasks import facts as language
 

@@ -7,7 +7,7 @@ from typing import Any
 from samecurve.core.config.sections import Config
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import Verdict, compare_layouts
+from samecurve.experiments.verify.verdicts import Verdict, compare_layouts
 from samecurve.tasks import open_task
 from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE

@@ -8,8 +8,8 @@ from samecurve.core.events import Event, Phase
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.main import Requests, train_rank

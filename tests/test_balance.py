@@ -25,7 +25,7 @@ from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measure_speeds
 from samecurve.observe.journal import read_events
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import facts

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from samecurve.checkpoint.format import load
-from samecurve.core.eval_sums import SumSpec, check_shape, journal_value, unpack_sums
+from samecurve.core.evaluation.eval_sums import SumSpec, check_shape, journal_value, unpack_sums
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -19,8 +19,8 @@ from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png
-from samecurve.observe.report.reading import read_run
-from samecurve.observe.report.sections import evaluations
+from samecurve.report.page_sections import evaluations
+from samecurve.report.reading import read_run
 from tiny import MACHINE, config_of, ragged_task, tiny_values, train_counting
 from worlds import Pool
 

@@ -12,14 +12,14 @@ import pytest
 from samecurve.checkpoint.format import Arrays, load
 from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.early_stop import check_goals, count_waiting
-from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
+from samecurve.core.evaluation.early_stop import check_goals, count_waiting
+from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
-from samecurve.run.load import Weights
+from samecurve.run.weights.load_weights import Weights
 from tiny import (
     MACHINE,
     Outcome,

@@ -16,8 +16,8 @@ from torch import nn
 
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import RowKeys
-from samecurve.torch_engine.keyed.numbers import KeyedNumbers, Tables
-from samecurve.torch_engine.model import seeded
+from samecurve.torch_engine.model.model_setup import seeded
+from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables
 from starts import start, train
 from test_gallery import ROOT, example
 from worlds import Pool

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from commands import refused, run_warm
-from samecurve.core.determinism.init_values import values as initial_values
 from samecurve.core.planning.planner import plan
+from samecurve.core.weights.initial_values import values as initial_values
 from samecurve.observe.journal import read_events
 from tiny import MACHINE, Outcome, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool

@@ -12,7 +12,7 @@ from samecurve.launch import hang_watch, launchers, supervisor
 from samecurve.launch.script import attempt as script_attempt
 from samecurve.launch.script import bootstrap
 from samecurve.observe.heartbeat import read_beat
-from samecurve.run.attempt import Attempt
+from samecurve.run.directory.attempt import Attempt
 from samecurve.worker import data_workers, flight_recorder, main
 
 PACKAGE = Path(samecurve.__file__).parent

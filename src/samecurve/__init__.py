@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from samecurve.api import verify as verify
     from samecurve.core.config.section import Section as Section
     from samecurve.core.config.sections import DataSection as DataSection
-    from samecurve.core.determinism.init_values import Initial as Initial
     from samecurve.core.determinism.mean import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
     from samecurve.core.sample_numbers import rng as rng
+    from samecurve.core.weights.initial_values import Initial as Initial
     from samecurve.data.shards.source import Shards as Shards
 
     # only named here: an import of their rooms would be one of all rooms, which import this module
@@ -46,12 +46,12 @@ __all__ = [
 
 _ROOMS = {
     "DataSection": "samecurve.core.config.sections",
-    "Initial": "samecurve.core.determinism.init_values",
+    "Initial": "samecurve.core.weights.initial_values",
     "Mean": "samecurve.core.determinism.mean",
     "Section": "samecurve.core.config.section",
     "Shards": "samecurve.data.shards.source",
     "TaskEntry": "samecurve.tasks.registry",
-    "load": "samecurve.run.load",
+    "load": "samecurve.run.weights.load_weights",
     "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",
     **dict.fromkeys(("Run", "plan", "train", "verify"), "samecurve.api"),

@@ -10,7 +10,7 @@ import pytest
 
 from commands import losses, refused, run_warm
 from samecurve.cli.main import main
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]

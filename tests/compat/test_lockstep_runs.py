@@ -15,8 +15,8 @@ from commands import losses, run_warm, warm_output
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
-from samecurve.tasks.class_place import Place
-from samecurve.tasks.user_file import load_class
+from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class.user_file import load_class
 from worlds import Pool
 
 LOSSES = [

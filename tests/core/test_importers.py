@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from samecurve.convert import ConvertedConfig, convert
 from samecurve.core.config.document import Document, dump, parse
-from samecurve.core.config.importers import ConvertedConfig, convert
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks

@@ -14,18 +14,18 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.hardware import DEVICES, device_spec, peak
 from samecurve.core.planning.planner import plan
-from samecurve.core.simulation.cluster import read_cluster
-from samecurve.core.simulation.collectives import group, padded, seconds, traffic
-from samecurve.core.simulation.compare import (
+from samecurve.errors import SamecurveError, UserError
+from samecurve.simulation.cluster import read_cluster
+from samecurve.simulation.collectives import group, padded, seconds, traffic
+from samecurve.simulation.forecast import (
     check_predictable,
     compare_strategies,
     plan_on_cluster,
     scaling_curves,
 )
-from samecurve.core.simulation.hardware import DEVICES, device_spec, peak
-from samecurve.core.simulation.step_time import ASSUMED, Utilization, step_cost
-from samecurve.errors import SamecurveError, UserError
+from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks
 
 GIB = 1 << 30

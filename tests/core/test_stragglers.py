@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
-from samecurve.core.stragglers import StragglerDetector
 from samecurve.data.tokens import TokenWindows
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
@@ -35,7 +35,7 @@ def slow(index: int, group: Any, argument: str) -> None:
     with (
         patch.object(TorchLanguage, "loss", slow_loss),
         patch.object(TokenWindows, "__getitem__", slow_data),
-        patch("samecurve.core.stragglers._WINDOW", WINDOW),
+        patch("samecurve.core.measurement.stragglers._WINDOW", WINDOW),
     ):
         rehearse(index, group, argument)
 

@@ -9,10 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model_call import ModelCall
+from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.strategies import replicated
 from samecurve.torch_engine.strategies.replicated import DDP
 from samecurve.torch_engine.strategies.sharded import FSDP

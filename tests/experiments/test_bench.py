@@ -17,27 +17,27 @@ import torch.distributed as dist
 from commands import refused, samecurve, started, until, write_config
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
+from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.errors import RunError, UserError
-from samecurve.experiments import bench
-from samecurve.experiments.bench_page import bench_files
-from samecurve.experiments.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
-from samecurve.experiments.bench_text import as_json, line, notes
-from samecurve.experiments.collectives import (
+from samecurve.experiments.bench import bench
+from samecurve.experiments.bench.bench_collectives import (
     COLLECTIVES,
     RankGroup,
     bus_factor,
     fit,
     measure_curves,
 )
+from samecurve.experiments.bench.bench_page import bench_files
+from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench.bench_text import as_json, line, notes
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
-from samecurve.experiments.profile import plan_profile, run_profile
-from samecurve.experiments.profile_text import Profile
-from samecurve.experiments.profile_text import as_json as profile_json
+from samecurve.experiments.profile.profile import plan_profile, run_profile
+from samecurve.experiments.profile.profile_text import Profile
+from samecurve.experiments.profile.profile_text import as_json as profile_json
 from samecurve.run.describe import describe
-from samecurve.torch_engine.collective_bench import time_collective
+from samecurve.torch_engine.profiling.collective_bench import time_collective
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
@@ -221,7 +221,7 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     loaded = LoadedConfig(config, "<b>", {})
     about = bench.describe_bench(loaded, MACHINE, facts, [layout_plan], SCHEDULE)
     rows = [row_of(LayoutResult(layout_plan, profile), profile)]
-    with patch("samecurve.experiments.bench_page.drawable", return_value=False):
+    with patch("samecurve.experiments.bench.bench_page.drawable", return_value=False):
         files = bench_files(about, rows)
     page = files["bench.html"].decode()
     assert set(files) == {"bench.json", "bench.html"}
@@ -475,7 +475,7 @@ def test_a_gpu_has_its_own_memory_and_clock(corpus: Path, tmp_path: Path) -> Non
 
 
 def test_collectives_need_two(corpus: Path) -> None:
-    from samecurve.experiments.collectives import bench_collectives
+    from samecurve.experiments.bench.bench_collectives import bench_collectives
 
     with pytest.raises(UserError, match="nobody to pass values on to"):
         bench_collectives(tiny(corpus), worlds="1", to=None, as_json=True)

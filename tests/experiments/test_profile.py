@@ -11,10 +11,10 @@ import pytest
 import slow
 
 from commands import refused, samecurve, write_config
-from samecurve.core.profile_types import ProfileSchedule
+from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.errors import RunError
-from samecurve.experiments.profile import plan_profile, run_profile
-from samecurve.experiments.profile_text import as_json, as_text
+from samecurve.experiments.profile.profile import plan_profile, run_profile
+from samecurve.experiments.profile.profile_text import as_json, as_text
 from samecurve.jax_engine.profiler import exclusive_times
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.timeline import Lane, seconds_by_phase

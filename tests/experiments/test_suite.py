@@ -12,8 +12,8 @@ import slow
 
 from commands import refused, samecurve
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.profile_types import ProfileSchedule
-from samecurve.experiments.suite import SUITES, SuiteRun, run_suite
+from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.experiments.bench.suite import SUITES, SuiteRun, run_suite
 from samecurve.worker.jobs.profile import watch_rank
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool

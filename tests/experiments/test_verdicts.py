@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from samecurve.experiments.layout_runner import Trajectory
-from samecurve.experiments.verdicts import judge
+from samecurve.experiments.verify.verdicts import judge
 
 if TYPE_CHECKING:
     from samecurve.core.protocols import StoredArrays

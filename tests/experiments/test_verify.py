@@ -11,13 +11,13 @@ import faults
 import pytest
 
 from commands import refused, samecurve, write_config
-from samecurve.core.profile_types import ProfileSchedule
+from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout, default_layouts, parse_layout
-from samecurve.experiments.profile import plan_profile, run_profile
-from samecurve.experiments.verdicts import Verdict, compare_layouts
-from samecurve.experiments.verify_report import as_json
+from samecurve.experiments.profile.profile import plan_profile, run_profile
+from samecurve.experiments.verify.verdicts import Verdict, compare_layouts
+from samecurve.experiments.verify.verify_report import as_json
 from samecurve.run.describe import describe
 from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE, config_of, tiny_values

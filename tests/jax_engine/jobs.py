@@ -19,8 +19,8 @@ from samecurve.core.protocols import Rank
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.probe import probe
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.context import RankContext

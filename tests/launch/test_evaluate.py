@@ -9,9 +9,9 @@ import pytest
 import worlds
 from commands import refused, run_warm, samecurve, write_config
 from samecurve.checkpoint.store import checkpoints, prune
-from samecurve.core.planning.metric_goal import MetricGoal
+from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.observe.journal import read_events
-from samecurve.run.load import held
+from samecurve.run.weights.load_weights import held
 
 
 def test_what_is_evaluated_stays_where_it_is_while_a_live_run_saves(

@@ -62,7 +62,7 @@ from pathlib import Path
 from samecurve.launch.hang_watch import HangLimit
 from samecurve.launch.hang_watcher import watcher
 from samecurve.observe.heartbeat import Heartbeat
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.worker.hang_responder import attending
 
 def end(error):

@@ -17,7 +17,7 @@ from commands import losses, refused, run_warm, started, until, write_config
 from samecurve.core.events import Event
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read_events
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.system import install_command
 from worlds import Pool
 

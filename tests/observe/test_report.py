@@ -18,12 +18,12 @@ from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.errors import RunError, UserError
 from samecurve.observe.journal import append_event, read_events
-from samecurve.observe.report.page import page as make_page
-from samecurve.observe.report.reading import read_run
-from samecurve.observe.report.record import RunRecord
-from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
-from samecurve.observe.report.thinning import BUCKETS, smooth, thin
-from samecurve.observe.report.write import write_report
+from samecurve.report.page import page as make_page
+from samecurve.report.reading import read_run
+from samecurve.report.record import RunRecord
+from samecurve.report.summary import differences, outcome, samples_seen, summary
+from samecurve.report.thinning import BUCKETS, smooth, thin
+from samecurve.report.write_report import write_report
 from samecurve.system import install_command
 from worlds import Pool
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from samecurve.run.progress import shown_progress
+from samecurve.run.directory.progress import shown_progress
 from samecurve.system import PROGRESS, show_progress
 
 

@@ -21,7 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_room, most_checkpoints
 from samecurve.run.resume import Origin, refuse_changes
 from samecurve.tasks import Tasks

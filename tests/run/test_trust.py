@@ -8,9 +8,9 @@ import pytest
 from checkpoint_files import save
 from commands import refused, samecurve
 from samecurve.errors import UserError
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.tasks.kept_class import KEPT, remember
+from samecurve.tasks.user_class.kept_class import KEPT, remember
 
 CLASS = "import pathlib\npathlib.Path(__file__).with_name('was_run').touch()\nclass Task: ..."
 

@@ -14,12 +14,19 @@ from test_user import said
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.errors import UserError
-from samecurve.tasks import Tasks, kept_class
-from samecurve.tasks.class_pickler import keep, task_of
-from samecurve.tasks.class_place import Place, code_of, find_kept_class, identity_of, place_of
-from samecurve.tasks.kept_class import KEPT, read_header
+from samecurve.tasks import Tasks
 from samecurve.tasks.registry import entry_of
-from samecurve.tasks.user_file import load_class
+from samecurve.tasks.user_class import kept_class
+from samecurve.tasks.user_class.class_pickler import keep, task_of
+from samecurve.tasks.user_class.class_place import (
+    Place,
+    code_of,
+    find_kept_class,
+    identity_of,
+    place_of,
+)
+from samecurve.tasks.user_class.kept_class import KEPT, read_header
+from samecurve.tasks.user_class.user_file import load_class
 
 SESSION = """
 import functools
@@ -106,7 +113,8 @@ def test_one_code_has_one_digest_in_every_process(tmp_path: Path) -> None:
     """As ranks compare it that others started."""
     for home, text in (("a", SESSION), ("b", SESSION), ("c", SESSION.replace("WIDTH if", "7 if"))):
         (tmp_path / home).mkdir()
-        code = f"{text}\nfrom pathlib import Path\nfrom samecurve.tasks.class_pickler import keep"
+        pickler = "samecurve.tasks.user_class.class_pickler"
+        code = f"{text}\nfrom pathlib import Path\nfrom {pickler} import keep"
         command = [sys.executable, "-c", f"{code}\nkeep(Task, Path('{home}'))"]
         environment = {**os.environ, "PYTHONHASHSEED": str(ord(home))}
         subprocess.run(command, cwd=tmp_path, env=environment, check=True)
@@ -160,8 +168,8 @@ def test_a_package_that_others_do_not_find_is_kept_with_its_place(
     assert place is not None
     assert task_of(loaded(place), outside) == f"{outside / KEPT}:Task"
     code = (
-        "import sys; from samecurve.tasks.class_place import place_of;"
-        "from samecurve.tasks.user_file import load_class;"
+        "import sys; from samecurve.tasks.user_class.class_place import place_of;"
+        "from samecurve.tasks.user_class.user_file import load_class;"
         "print(load_class(place_of(sys.argv[1])).width)"
     )
     command = [sys.executable, "-c", code, f"{outside / KEPT}:Task"]

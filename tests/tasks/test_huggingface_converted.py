@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from one_curve import check_one_curve
+from samecurve.convert import ConvertedConfig, convert
 from samecurve.core.config.document import parse
-from samecurve.core.config.importers import ConvertedConfig, convert
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks, open_task
 from worlds import Pool

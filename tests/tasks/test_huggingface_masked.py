@@ -28,7 +28,7 @@ from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.masked import Masking
 from samecurve.tasks.huggingface.sections import HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
-from samecurve.torch_engine.keyed.numbers import KeyedNumbers, Tables
+from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables
 from tiny import config_of
 from worlds import Pool
 

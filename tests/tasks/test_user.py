@@ -21,7 +21,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.registry import data_stamp
-from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.model.model_setup import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = """

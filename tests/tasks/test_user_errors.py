@@ -9,7 +9,7 @@ import pytest
 
 from samecurve.errors import UserError
 from samecurve.system import Interrupted
-from samecurve.tasks.user_errors import calling
+from samecurve.tasks.user_class.user_errors import calling
 
 
 class Stop(BaseException):

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samecurve.core.simulation.cluster import read_cluster
-from samecurve.core.simulation.collectives import traffic
-from samecurve.core.simulation.compare import plan_on_cluster
 from samecurve.data.feed import Feed
+from samecurve.simulation.cluster import read_cluster
+from samecurve.simulation.collectives import traffic
+from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm

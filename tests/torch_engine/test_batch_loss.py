@@ -19,10 +19,10 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
-from samecurve.torch_engine import batch_loss
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.feature_table import FeatureTable, Layout
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.step import batch_loss
+from samecurve.torch_engine.step.gathered_features import FeatureTable, Layout
 from tiny import MACHINE
 from worlds import Pool
 

@@ -16,14 +16,14 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from commands import losses, samecurve, write_config
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
-from samecurve.torch_engine.compile import compile_model
-from samecurve.torch_engine.layers.batch_norm import (
+from samecurve.torch_engine.model.batch_norm import (
     synchronise_batch_norms,
 )
-from samecurve.torch_engine.layers.context import MicroBatchContext
-from samecurve.torch_engine.layers.dropout import key_dropout
-from samecurve.torch_engine.model import recompute, seeded
+from samecurve.torch_engine.model.compile_blocks import compile_model
+from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
@@ -116,12 +116,12 @@ def test_ever_other_shapes_are_an_error() -> None:
 def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     """Its import takes every rank seconds."""
     work = (
-        "import sys, torch\nimport samecurve.torch_engine.engine,"
-        " samecurve.torch_engine.model\nfrom samecurve.tasks.language.torch_model import"
-        " Decoder\nfrom samecurve.tasks.language.sections import LanguageModel\nmade ="
-        " Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2),"
-        " 40)\nmade(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\nprint('torch._dynamo'"
-        " in sys.modules)"
+        "import sys, torch\nimport samecurve.torch_engine.engine\n"
+        "from samecurve.tasks.language.torch_model import Decoder\n"
+        "from samecurve.tasks.language.sections import LanguageModel\n"
+        "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\n"
+        "made(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\n"
+        "print('torch._dynamo' in sys.modules)"
     )
     assert (
         subprocess.run(

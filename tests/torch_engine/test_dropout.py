@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.core.determinism.sample_keys import mix, row_keys
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.context import MicroBatchContext
-from samecurve.torch_engine.layers.dropout import dropout_layers, key_dropout
+from samecurve.torch_engine.randomness.dropout_layers import dropout_layers, key_dropout
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 SEED = 7
 

@@ -8,7 +8,7 @@ import torch
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
-from samecurve.torch_engine.model import seeded
+from samecurve.torch_engine.model.model_setup import seeded
 
 pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, of its import
@@ -28,7 +28,7 @@ def decoder() -> Decoder:
 
 
 def test_layers_of_fitting_size_in_blocks_are_converted_and_gradients_follow() -> None:
-    from samecurve.torch_engine.float8 import convert
+    from samecurve.torch_engine.model.float8 import convert
 
     plain, narrow, cpu = decoder(), decoder(), torch.device("cpu")
     converted = convert(narrow, cpu, emulate=True)

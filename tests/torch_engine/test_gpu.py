@@ -17,7 +17,7 @@ from samecurve.observe.journal import read_events
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.layers.cross_entropy import Head
+from samecurve.torch_engine.model.cross_entropy import Head
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samecurve.core.planning import memory
-from samecurve.torch_engine.layers.cross_entropy import Head, compilable_loss
+from samecurve.torch_engine.model.cross_entropy import Head, compilable_loss
 
 
 def made(rows: int, inputs: int, vocab: int, dtype: torch.dtype) -> tuple[Head, Tensor, Tensor]:

@@ -27,13 +27,13 @@ from samecurve.errors import UserError
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
-from samecurve.observe.report.reading import JournalReader
-from samecurve.observe.report.record import RunRecord
-from samecurve.run.directory import Run
+from samecurve.report.reading import JournalReader
+from samecurve.report.record import RunRecord
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.named_means import NamedMeans
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.step.named_means import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
 from samecurve.worker.main import lr_factor
 from tiny import MACHINE

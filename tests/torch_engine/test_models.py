@@ -14,14 +14,14 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.torch_engine.keyed.draw_sites import DrawSites
-from samecurve.torch_engine.layers.batch_norm import coupling_layers, synchronise_batch_norms
-from samecurve.torch_engine.layers.context import MicroBatchContext
-from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.model.batch_norm import coupling_layers, synchronise_batch_norms
+from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness.draw_sites import DrawSites
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank

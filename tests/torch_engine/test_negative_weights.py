@@ -6,7 +6,7 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step_totals import Clip, DeviceTotals, HostTotals
+from samecurve.torch_engine.step.step_totals import Clip, DeviceTotals, HostTotals
 
 ONE = torch.ones(())
 

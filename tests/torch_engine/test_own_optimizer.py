@@ -21,7 +21,7 @@ from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool

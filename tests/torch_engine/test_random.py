@@ -30,12 +30,12 @@ from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.keyed.draw_sites import Draw, DrawSites
-from samecurve.torch_engine.keyed.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
-from samecurve.torch_engine.keyed.replaced import KeyedFunctions
-from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness.draw_sites import Draw, DrawSites
+from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.randomness.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
+from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from tiny import MACHINE
 from worlds import Pool
 

@@ -20,14 +20,14 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Task
-from samecurve.core.split_check import samples_tried
+from samecurve.core.split_check.split_verdicts import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.split_spaces import spaces
-from samecurve.torch_engine.task_sites import kind_of
+from samecurve.torch_engine.split_check.call_sites import kind_of
+from samecurve.torch_engine.split_check.kept_values import spaces
 from tiny import MACHINE, config_of
 from worlds import Pool
 

@@ -7,11 +7,11 @@ import torch
 
 from samecurve.errors import RunError
 from samecurve.torch_engine.checkpoint import State, gather
-from samecurve.torch_engine.model import freeze
-from samecurve.torch_engine.optimizer import BuiltInOptimizer
-from samecurve.torch_engine.optimizer_params import optimizer_params
-from samecurve.torch_engine.precision import LossScale
+from samecurve.torch_engine.model.model_setup import freeze
+from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer
+from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.step.precision import LossScale
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The bytes that core/simulation/collectives.py predicts are those that torch's collectives carry,
+"""The bytes that simulation/collectives.py predicts are those that torch's collectives carry,
 at 64 and 1,024 ranks, for the real engine and the plan of `plan --machine`.
 """
 

@@ -26,7 +26,7 @@ from samecurve.checkpoint.manifest import (
     name_of,
     read_manifest,
 )
-from samecurve.core.planning.metric_goal import MetricGoal
+from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
 from samecurve.errors import RunError
 from samecurve.system import explain_os_error, regular_only, sync_directory, write_json

@@ -96,13 +96,13 @@ def bench(
         sys.exit(_bench_suite(suite, worlds, strategies, to, as_json=as_json, flags=flags))
     if collectives:
         _check_collectives_flags(click.get_current_context())
-        from samecurve.experiments.collectives import bench_collectives
+        from samecurve.experiments.bench.bench_collectives import bench_collectives
 
         # a config needs a batch; collectives have none
         config = load_config({**flags, "global_batch": 1}, say=not as_json, trains=False).config
         sys.exit(bench_collectives(config, worlds=worlds, to=to, as_json=as_json))
-    from samecurve.core.profile_types import ProfileSchedule
-    from samecurve.experiments.bench import bench as bench_config
+    from samecurve.core.measurement.profile_types import ProfileSchedule
+    from samecurve.experiments.bench.bench import bench as bench_config
 
     if flags["warmup"] is not None:
         echo(
@@ -132,7 +132,13 @@ def _bench_suite(
     flags: dict[str, Any],
 ) -> int:
     """The exit code."""
-    from samecurve.experiments.suite import SUITES, SuiteRun, default_home, run_suite, schedule_of
+    from samecurve.experiments.bench.suite import (
+        SUITES,
+        SuiteRun,
+        default_home,
+        run_suite,
+        schedule_of,
+    )
     from samecurve.probe import probe
     from samecurve.probe.gpus import find_gpus
 

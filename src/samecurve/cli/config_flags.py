@@ -13,8 +13,8 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
+    from samecurve.convert import ConvertedConfig
     from samecurve.core.config.document import Document
-    from samecurve.core.config.importers import ConvertedConfig
     from samecurve.core.config.loading import LoadedConfig
 
 _TASK_FLAGS = tuple(flag for flag in VALUE_FLAGS if not flag.help)  # fields of some tasks
@@ -67,9 +67,9 @@ def load_config(
 
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
     """A file's document, in our words, and how it was converted if it is another tool's."""
+    from samecurve.convert import convert
     from samecurve.core.config.document import Document, read_file
-    from samecurve.core.config.importers import convert
-    from samecurve.tasks.class_place import find_kept_class
+    from samecurve.tasks.user_class.class_place import find_kept_class
 
     if file is None:
         return Document(), None
@@ -124,7 +124,7 @@ def _is_new(document: "Document", flag: ValueFlag, flags: Flags) -> bool:
 
 def _check_is_read(task: str, flag: ValueFlag, value: str) -> None:
     """UserError: the task's class takes any field, and its source does not name this one."""
-    from samecurve.tasks.source_words import mentions
+    from samecurve.tasks.user_class.source_words import mentions
 
     name = flag.key.rpartition(".")[2]
     if not mentions(task, name):

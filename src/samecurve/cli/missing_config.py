@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from samecurve.convert import convert
 from samecurve.core.config.document import read_file
-from samecurve.core.config.importers import convert
 from samecurve.errors import UserError
 from samecurve.system import checkout
 

@@ -78,8 +78,8 @@ def plan(
         return
     from samecurve.core.config.section import flatten
     from samecurve.observe.plan_text import table
-    from samecurve.run.init_weights import read_initial_weights
     from samecurve.run.prepare import make_plan
+    from samecurve.run.weights.init_weights import read_initial_weights
     from samecurve.tasks import first_weights
 
     init_from = init_from or first_weights(loaded.config)

@@ -46,7 +46,7 @@ def profile(*, steps: int, top: int, trace: Path | None, as_json: bool, **flags:
     from samecurve.worker.cluster_env import alone
 
     alone("profile")
-    from samecurve.experiments.profile import profile as profile_config
+    from samecurve.experiments.profile.profile import profile as profile_config
 
     loaded = load_config(flags, say=not as_json)
     code = profile_config(

@@ -28,10 +28,10 @@ def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
     """
     import json
 
-    from samecurve.observe.report.reading import read_runs
-    from samecurve.observe.report.write import report_numbers, write_report
-    from samecurve.run.directory import Run
-    from samecurve.run.lock import is_live
+    from samecurve.report.reading import read_runs
+    from samecurve.report.write_report import report_numbers, write_report
+    from samecurve.run.directory.lock import is_live
+    from samecurve.run.directory.run_directory import Run
 
     for run in runs:
         Run(run).check("RUN")

@@ -46,7 +46,7 @@ def verify(
     A few steps in each layout, against one device.
     """
     exit_on_sigterm()
-    from samecurve.experiments.verify import verify as verify_config
+    from samecurve.experiments.verify.verify import verify as verify_config
 
     if bits or flags["exact"]:
         flags["exact"] = True

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.init_values import Initial
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.eval_sums import EvalSums, Metric, SumSpecs
+from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Event, Phase, Request
 from samecurve.core.planning.facts import Facts
+from samecurve.core.weights.initial_values import Initial
 
 State = TypeVar("State", default=Any)  # model and optimizer, as an engine holds them
 Staged = TypeVar("Staged", default=Any)  # rounds, as an engine's stage() made them
@@ -237,11 +237,11 @@ class Engine(Protocol[State, Staged]):
     preflight: the sum over all devices of a 1 from each.
     init: with these weights, if they are given (a checkpoint of no more than the model).
     restore: weights: of a task with a frozen base, what the checkpoint leaves out.
-    check_split: before the first step, the split check (core/split_check.py): what it finds and the
-        plan allows, as lines for the user; UserError: what it does not allow. as_if_split: as
-        where a step has several microbatches.
+    check_split: before the first step, the split check: what it finds and the plan allows, as
+        lines for the user; UserError: what it does not allow. as_if_split: as where a step has
+        several microbatches.
     evaluate: progress: of the last step trained.
-    digests: of every array of the state by canonical name (core/determinism/digest.py).
+    digests: of every array of the state by canonical name (core/weights/digest.py).
     peak_memory: bytes that the fullest of these devices has held.
     """
 

@@ -21,15 +21,15 @@ from typing import Any
 
 import samecurve
 from samecurve.core.config.sections import Batch, Config
+from samecurve.core.measurement.profile_types import ProfileSchedule, durations
 from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.profile_types import ProfileSchedule, durations
 from samecurve.errors import UserError
-from samecurve.experiments.profile import run_profile, shorten
-from samecurve.experiments.profile_text import Profile
+from samecurve.experiments.profile.profile import run_profile, shorten
+from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.system import cache_home, write_json

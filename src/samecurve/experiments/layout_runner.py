@@ -27,8 +27,8 @@ from samecurve.experiments.layouts import JAX, Layout
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train import rehearse
 
 STEPS = 6  # of each layout, where nobody says

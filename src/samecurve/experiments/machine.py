@@ -11,8 +11,19 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.speed_options import with_amp
-from samecurve.core.simulation.cluster import Cluster, read_cluster
-from samecurve.core.simulation.compare import (
+from samecurve.errors import UserError
+from samecurve.experiments.predicted import (
+    as_json,
+    cost_lines,
+    curve_lines,
+    machine_lines,
+    row_lines,
+)
+from samecurve.report.canvas import need_matplotlib
+from samecurve.report.scaling import scaling_png
+from samecurve.run.describe import describe
+from samecurve.simulation.cluster import Cluster, read_cluster
+from samecurve.simulation.forecast import (
     Curve,
     StrategyForecast,
     check_predictable,
@@ -20,12 +31,7 @@ from samecurve.core.simulation.compare import (
     plan_on_cluster,
     scaling_curves,
 )
-from samecurve.core.simulation.step_time import ASSUMED, Utilization
-from samecurve.errors import UserError
-from samecurve.observe.predicted import as_json, cost_lines, curve_lines, machine_lines, row_lines
-from samecurve.observe.report.canvas import need_matplotlib
-from samecurve.observe.report.scaling import scaling_png
-from samecurve.run.describe import describe
+from samecurve.simulation.step_time import ASSUMED, Utilization
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_rank
 from samecurve.launch.pool import JobFailedError, pool
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
-from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
+from samecurve.run.directory.attempt import Attempt
 from samecurve.terminal import echo
 from samecurve.units import counted, show_bytes
 from samecurve.worker.jobs.train import try_out

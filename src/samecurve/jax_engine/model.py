@@ -1,7 +1,7 @@
 """A flax model as named arrays, and back: names are paths joined by dots, complex parameters pairs
 of real ones.
 
-Initial values come from core/determinism/init_values.py where the task has a rule for them, so that
+Initial values come from core/weights/initial_values.py where the task has a rule for them, so that
 they are torch's; else from the model itself.
 """
 
@@ -18,8 +18,8 @@ from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from samecurve.core.config.values import Precision, Recompute
-from samecurve.core.determinism.init_values import values
 from samecurve.core.protocols import Task
+from samecurve.core.weights.initial_values import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join
@@ -108,7 +108,7 @@ def open_model(
 
 
 def param_shapes(module: nnx.Module) -> dict[str, Shape]:
-    """Of a model's parameters, by a checkpoint's names."""
+    """Shapes of a model's parameters, by their names in a checkpoint."""
     params = _split(module, "none").params
     return {name: _spec(name, leaf).shape for name, leaf in params.items()}
 
@@ -128,7 +128,7 @@ def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
 
 @dataclass(frozen=True)
 class _Split:
-    """What a module holds, by names: paths joined by dots."""
+    """A module taken apart: its arrays by name, a name being a path joined by dots."""
 
     params: dict[str, PyTree]
     params_tree: jax.tree_util.PyTreeDef
@@ -229,9 +229,9 @@ def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
 
 
 def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """What "selective" keeps: products with weights.
+    """Whether recompute "selective" keeps this result: products with weights, if they are real.
 
-    Not complex ones: jax.checkpoint can't keep complex values (reduce_precision refuses them).
+    jax.checkpoint can't keep complex values (reduce_precision refuses them).
     """
     is_product: Callable[..., bool] = partial(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, primitive

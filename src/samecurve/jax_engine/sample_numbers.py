@@ -1,7 +1,7 @@
 """samecurve.rng(batch) with jax: numbers from keys that travel with the rows, as arrays.
 
-The arithmetic is that of torch_engine/keyed/numbers.py, where it is written down: its 64-bit mixing
-is done here in halves of 32, which jax has on every device.
+The arithmetic is written down in torch_engine/randomness/keyed_numbers.py. Its 64-bit mixing is
+done here in halves of 32 bits, which jax has on every device.
 """
 
 import hashlib
@@ -123,7 +123,7 @@ def _times(value: _HALF, factor: int) -> _HALF:
 
 
 def _product(one: jax.Array, other: jax.Array) -> _HALF:
-    """Of two uint32, in halves of 16 bits."""
+    """Product of two uint32, computed in halves of 16 bits."""
     low, high = one & 0xFFFF, one >> 16
     other_low, other_high = other & 0xFFFF, other >> 16
     bottom, middle = low * other_low, high * other_low

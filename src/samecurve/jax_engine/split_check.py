@@ -5,9 +5,9 @@ other, which rows that are mapped one by one can't.
 import math
 from collections.abc import Callable, Sequence
 
-from samecurve.core.eval_sums import EvalSums
-from samecurve.core.split_check import SURE, Format, Trial, compare_parts
-from samecurve.core.split_errors import Evidence, explain
+from samecurve.core.evaluation.eval_sums import EvalSums
+from samecurve.core.split_check.split_errors import Evidence, explain
+from samecurve.core.split_check.split_verdicts import SURE, Format, Trial, compare_parts
 from samecurve.errors import UserError
 
 _FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; else narrow

@@ -21,16 +21,16 @@ from samecurve.launch.local import launch
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
-from samecurve.run.attempt import Attempt, new_attempt_name
-from samecurve.run.base import Base
 from samecurve.run.describe import describe
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt, new_attempt_name
+from samecurve.run.directory.lock import Lock
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
-from samecurve.run.load import OpenedCheckpoint, held
-from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.warm_start import WarmStart
+from samecurve.run.weights.base import Base
+from samecurve.run.weights.load_weights import OpenedCheckpoint, held
+from samecurve.run.weights.warm_start import WarmStart
 from samecurve.system import write_json
 from samecurve.tasks import Tasks, other_data
 from samecurve.tasks.registry import entry_of

@@ -26,8 +26,8 @@ from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.probe import probe
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options

@@ -21,7 +21,7 @@ import psutil
 
 from samecurve.errors import RunError
 from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch, state_of
-from samecurve.run.logs import live_ranks
+from samecurve.run.directory.rank_logs import live_ranks
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
 
@@ -120,7 +120,7 @@ def _as_json(error: RunError) -> dict[str, object]:
 
 def _end(watched: _Watched, error: RunError) -> None:
     """In place of the process, which holds the interpreter's lock and hears nothing."""
-    from samecurve.run.directory import Run
+    from samecurve.run.directory.run_directory import Run
     from samecurve.worker.preflight import record_failure
 
     record_failure(Run(Path(watched.run)), error)

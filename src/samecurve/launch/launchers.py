@@ -36,8 +36,8 @@ from samecurve.launch.supervisor import (
     RankReport,
 )
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.prepare import PreparedRun
 from samecurve.system import is_ctrl_c

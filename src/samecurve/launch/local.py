@@ -22,7 +22,7 @@ from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.probe.gpus import find_gpus
-from samecurve.run.control import ask
+from samecurve.run.directory.control import ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun

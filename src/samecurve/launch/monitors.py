@@ -21,7 +21,7 @@ from samecurve.observe.journal import append_event, follow
 from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.probe.sensors import Sensors
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.prepare import PreparedRun
 from samecurve.units import counted

@@ -17,7 +17,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.class_place import code_of, identity_of, place_of
+from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
 from samecurve.terminal import echo
 from samecurve.units import counted, show_seconds
 

@@ -6,9 +6,9 @@ What can be translated is; the rest stands above it, and what is still missing i
 import os
 from pathlib import Path
 
+from samecurve.convert import KINDS, ConvertedConfig
+from samecurve.convert import convert as read
 from samecurve.core.config.document import read_file
-from samecurve.core.config.importers import KINDS, ConvertedConfig
-from samecurve.core.config.importers import convert as read
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks

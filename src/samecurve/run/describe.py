@@ -23,8 +23,8 @@ from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.run.directory.progress import shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
-from samecurve.run.progress import shown_progress
 from samecurve.system import (
     PROGRESS,
     cache_home,

@@ -14,9 +14,9 @@ from typing import Any
 from samecurve.core.config.document import dump
 from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
-from samecurve.run.load import OpenedCheckpoint, open_checkpoint
-from samecurve.tasks.class_place import place_of
+from samecurve.run.weights.load_weights import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.user_class.class_place import place_of
 from samecurve.terminal import printable
 from samecurve.units import show_bytes
 

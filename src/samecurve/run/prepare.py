@@ -21,14 +21,13 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
-from samecurve.run.attempt import Attempt, new_attempt_name
-from samecurve.run.base import Base, choose_base
 from samecurve.run.describe import describe
-from samecurve.run.directory import Run
-from samecurve.run.init_weights import Source, choose_initial_weights, keep, publish
-from samecurve.run.lock import Lock
-from samecurve.run.logs import clear_logs
-from samecurve.run.naming import free_name
+from samecurve.run.directory.attempt import Attempt, new_attempt_name
+from samecurve.run.directory.lock import Lock
+from samecurve.run.directory.provenance import surroundings
+from samecurve.run.directory.rank_logs import clear_logs
+from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_names import free_name
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -38,7 +37,6 @@ from samecurve.run.preconditions import (
     most_checkpoints,
     remove_unbegun,
 )
-from samecurve.run.provenance import surroundings
 from samecurve.run.resume import (
     Options,
     Origin,
@@ -47,12 +45,14 @@ from samecurve.run.resume import (
     refuse_changes,
     set_later_aside,
 )
-from samecurve.run.warm_start import WarmStart
+from samecurve.run.weights.base import Base, choose_base
+from samecurve.run.weights.init_weights import Source, choose_initial_weights, keep, publish
+from samecurve.run.weights.warm_start import WarmStart
 from samecurve.system import write_json
 from samecurve.tasks import Tasks, first_weights
-from samecurve.tasks.class_place import place_of
-from samecurve.tasks.kept_class import is_kept
 from samecurve.tasks.registry import entry_of
+from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class.kept_class import is_kept
 from samecurve.units import counted
 
 

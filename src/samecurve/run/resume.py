@@ -18,10 +18,10 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
-from samecurve.run.directory import Run
-from samecurve.run.lock import Lock, is_live
+from samecurve.run.directory.lock import Lock, is_live
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
-from samecurve.tasks.class_place import identity_of
+from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.units import first_and_count
 
 Flat = dict[str, Any]  # a config by dotted keys

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
 from samecurve.observe.pictures import keep_pictures
-from samecurve.run.load import open_checkpoint
+from samecurve.run.weights.load_weights import open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import sysconfig
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.run.directory import Run
-from samecurve.tasks.class_place import Place, place_of
-from samecurve.tasks.kept_class import is_kept, is_remembered
+from samecurve.run.directory.run_directory import Run
+from samecurve.tasks.user_class.class_place import Place, place_of
+from samecurve.tasks.user_class.kept_class import is_kept, is_remembered
 
 
 def check_trusted(run: Run, *, trust: bool, where: str) -> None:

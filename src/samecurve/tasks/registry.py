@@ -21,9 +21,13 @@ from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
 from samecurve.core.config.unsupported import USER_TASK
 from samecurve.errors import UserError
-from samecurve.tasks.class_place import Place, place_of
 from samecurve.tasks.free_sections import FreeData, FreeModel
-from samecurve.tasks.user_file import check_class_exists, declares_for_launcher, load_class
+from samecurve.tasks.user_class.class_place import Place, place_of
+from samecurve.tasks.user_class.user_file import (
+    check_class_exists,
+    declares_for_launcher,
+    load_class,
+)
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
 _BUILT_IN = {  # each package's ENTRY

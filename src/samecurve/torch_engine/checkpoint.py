@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weight_check import AVERAGE, check_finite, check_fit, check_weights
-from samecurve.torch_engine.frozen_base import (
+from samecurve.core.weights.digest import BYTES, digest
+from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.torch_engine.model.frozen_base import (
     DIGEST,
     check_same_base,
     combined_digest,
     place_sum,
 )
-from samecurve.torch_engine.optimizer import OptimizerUpdate
-from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
-from samecurve.torch_engine.precision import LossScale
+from samecurve.torch_engine.model.weight_average import WeightAverage
+from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.weight_average import WeightAverage
+from samecurve.torch_engine.step.precision import LossScale
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.phases import Phase
+    from samecurve.torch_engine.step.update_phases import Phase
 
 _DTYPE_NAMES = {
     torch.float64: "F64",

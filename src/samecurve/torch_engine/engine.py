@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.eval_sums import EvalSums
+from samecurve.core.evaluation.eval_sums import EvalSums
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -31,35 +31,35 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_errors import lines_or_refuse
+from samecurve.core.split_check.split_errors import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.first_values import IsGiven, all_given, nothing_given
-from samecurve.torch_engine.hidden_matrices import hidden_matrices
-from samecurve.torch_engine.keyed.draw_sites import DrawSites
-from samecurve.torch_engine.keyed.replaced import KeyedFunctions
-from samecurve.torch_engine.keyed.sample_numbers import numbers_in_work
-from samecurve.torch_engine.layers.batch_norm import coupling_layers
-from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.model import run_uncompiled
-from samecurve.torch_engine.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizer_params import optimizer_params
-from samecurve.torch_engine.phases import make_phases, optimizer_of
-from samecurve.torch_engine.precision import LossScale, autocast_for
+from samecurve.torch_engine.model.batch_norm import coupling_layers
+from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
+from samecurve.torch_engine.model.model_builder import ModelBuilder
+from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.model.weight_average import WeightAverage
+from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
+from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.setup import EngineSetup
-from samecurve.torch_engine.split_check import SplitCheck
-from samecurve.torch_engine.step_buffers import StepBuffers
-from samecurve.torch_engine.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.randomness.draw_sites import DrawSites
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
+from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
+from samecurve.torch_engine.split_check.split_check import SplitCheck
+from samecurve.torch_engine.step.precision import LossScale, autocast_for
+from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.step_buffers import StepBuffers
+from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.step.update_phases import make_phases, optimizer_of
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
 from samecurve.torch_engine.strategies.replicated import STRATEGIES
-from samecurve.torch_engine.training_step import TrainingStep
-from samecurve.torch_engine.weight_average import WeightAverage
 
 if TYPE_CHECKING:
+    from samecurve.torch_engine.model.training_mode import TrainingMode
     from samecurve.torch_engine.strategies.protocol import Strategy
-    from samecurve.torch_engine.training_mode import TrainingMode
 
 
 class TorchEngine:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from samecurve.core.determinism.microbatches import split_batch
-from samecurve.core.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
+from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
-from samecurve.torch_engine.feature_table import Features, FeatureTable, Part, check_rows
-from samecurve.torch_engine.precision import autocast_for, current_device
-from samecurve.torch_engine.setup import EngineSetup
-from samecurve.torch_engine.step_totals import tree_sum
-from samecurve.torch_engine.training_step import to_device
+from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
+from samecurve.torch_engine.step.precision import autocast_for, current_device
+from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.step_totals import tree_sum
+from samecurve.torch_engine.step.training_step import to_device
 
 _LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a whole batch's
 

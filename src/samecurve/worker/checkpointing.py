@@ -12,7 +12,7 @@ from samecurve.core.config.section import flatten
 from samecurve.core.events import Event
 from samecurve.core.protocols import Record, Task
 from samecurve.observe.journal import Journal
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.worker.context import RankContext
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.worker.cluster_env import is_first
 

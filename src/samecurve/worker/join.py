@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
-from samecurve.core.profile_types import ProfileSchedule
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.system import cache_home, give_back_blocks_from
 from samecurve.worker.cublas import set_repeating_workspace

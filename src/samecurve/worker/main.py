@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
-from samecurve.core.early_stop import check_goals
+from samecurve.core.evaluation.early_stop import check_goals
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
@@ -38,12 +38,12 @@ from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.observe.pictures import keep_pictures
-from samecurve.run.attempt import Attempt
-from samecurve.run.base import base_weights
-from samecurve.run.control import ControlFile
-from samecurve.run.directory import Run
-from samecurve.run.logs import log_to
-from samecurve.run.results import write_results
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.rank_logs import log_to
+from samecurve.run.directory.results import write_results
+from samecurve.run.directory.run_directory import Run
+from samecurve.run.weights.base import base_weights
 from samecurve.system import (
     LAUNCHER,
     STOP_SIGNAL,

@@ -14,7 +14,7 @@ from samecurve.diagnose.notes import note_of, write_note
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import append_event
-from samecurve.run.directory import Run
+from samecurve.run.directory.run_directory import Run
 from samecurve.worker.context import RankContext
 
 # times plan.preflight: ranks may start minutes apart where libraries come over a network

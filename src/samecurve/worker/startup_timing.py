@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.run.attempt import Earlier
+from samecurve.run.directory.attempt import Earlier
 
 
 class StartupClock:

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.values import Duration, Precision, Recompute
-from samecurve.core.planning.metric_goal import MetricGoal
+from samecurve.core.evaluation.metric_goal import MetricGoal
 
 
 class EarlyStop(Section):

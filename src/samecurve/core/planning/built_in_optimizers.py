@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from samecurve.core.config.sections import Config
-from samecurve.core.muon import muon_names
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.muon_params import muon_names
 from samecurve.core.planning.optimizer_state import trained_shapes
-from samecurve.core.quantized_blocks import block_size
+from samecurve.core.planning.quantized_blocks import block_size
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 

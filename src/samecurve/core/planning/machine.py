@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from samecurve.core.simulation.hardware import peak
+from samecurve.core.planning.hardware import peak
 
 Kind = Literal["cpu", "cuda"]
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"

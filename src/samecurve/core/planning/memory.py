@@ -30,7 +30,7 @@ _LOGIT_ROWS = (64, 8192)
 
 
 def logit_rows(vocab: int, kind: str) -> int:
-    """Rows whose logits are held at once (torch_engine/layers/cross_entropy.py)."""
+    """Rows whose logits are held at once (torch_engine/model/cross_entropy.py)."""
     least, most = _LOGIT_ROWS
     return min(most, max(least, _LOGITS[kind] // vocab))
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from samecurve.core.muon import muon_names
-from samecurve.core.quantized_blocks import block_size
+from samecurve.core.planning.muon_params import muon_names
+from samecurve.core.planning.quantized_blocks import block_size
 
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Config

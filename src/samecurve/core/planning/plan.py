@@ -16,10 +16,10 @@ from samecurve.core.determinism.microbatches import (
     count_microbatches,
     microbatches_of,
 )
+from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.facts import Fixed, as_mapping, checked
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import MemoryTerm
-from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.run_length import Intervals
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec

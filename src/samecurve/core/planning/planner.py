@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from samecurve.core.config.sections import Config
 from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Anchor, Order
-from samecurve.core.determinism.mean import nominal_weight
+from samecurve.core.determinism.step_arithmetic import nominal_weight
+from samecurve.core.evaluation.metric_goal import EarlyStopRule
 from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import BatchSplit, batch_warnings, check_count, choose_batch
 from samecurve.core.planning.capacity import Capacity, choose_capacity, memory_room
@@ -43,7 +44,6 @@ from samecurve.core.planning.memory import (
     sample_bytes,
     settled,
 )
-from samecurve.core.planning.metric_goal import EarlyStopRule
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.run_length import (
     choose_early_stop,

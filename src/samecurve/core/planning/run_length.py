@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from samecurve.core.config.sections import Config, epochs_of
 from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.data_order import Order
+from samecurve.core.evaluation.metric_goal import EarlyStopRule
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.metric_goal import EarlyStopRule
 from samecurve.core.planning.schedule import Schedule
 from samecurve.errors import UserError
 from samecurve.units import counted
@@ -75,7 +75,7 @@ def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision
             "--max-steps N or --epochs N",
             "train.steps",
         )
-    peak, why_lr = _scale_lr(config, order.batch)
+    peak, why_lr = _scale_lr(config, order.global_batch_size)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     if by_task:
         _check_says_nothing(config)

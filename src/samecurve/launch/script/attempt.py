@@ -30,7 +30,7 @@ from samecurve.launch.supervisor import (
 )
 from samecurve.probe import nvidia
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.logs import clear_hang_files
+from samecurve.run.directory.rank_logs import clear_hang_files
 from samecurve.units import counted, show_seconds
 
 if TYPE_CHECKING:

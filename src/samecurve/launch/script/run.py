@@ -17,7 +17,7 @@ from samecurve.launch.script.placement import Layout, lay_out, refuse_nested, se
 from samecurve.launch.script.requirements import Source, find_module, find_script, read_source
 from samecurve.launch.supervisor import OrphanGuard
 from samecurve.probe.gpus import find_gpus
-from samecurve.run.naming import free_name
+from samecurve.run.directory.run_names import free_name
 from samecurve.units import counted, show_seconds
 
 

@@ -5,8 +5,8 @@ sum, or a weight that doesn't count, is wrong on any devices. The rest is the sp
 from collections.abc import Sequence
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.split_check import Trial, compare_parts
-from samecurve.core.split_errors import MEAN
+from samecurve.core.split_check.split_errors import MEAN
+from samecurve.core.split_check.split_verdicts import Trial, compare_parts
 from samecurve.errors import UserError
 
 _CLOSE = 1e-3  # of what f32 and another order of adding change, with much to spare

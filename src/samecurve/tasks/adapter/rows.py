@@ -19,7 +19,7 @@ from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
 from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
-from samecurve.tasks.user_errors import calling
+from samecurve.tasks.user_class.user_errors import calling
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 

@@ -17,15 +17,15 @@ import numpy as np
 
 from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.init_values import Initial
 from samecurve.core.planning.facts import Facts
+from samecurve.core.weights.initial_values import Initial
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.registry import section_argument
-from samecurve.tasks.user_errors import calling
+from samecurve.tasks.user_class.user_errors import calling
 
 
 class TaskAdapter:

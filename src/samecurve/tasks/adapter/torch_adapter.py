@@ -14,8 +14,8 @@ from torch import nn
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.phases import names_by_phase
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
+from samecurve.core.planning.update_phases import names_by_phase
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
@@ -23,26 +23,26 @@ from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
 from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
-from samecurve.torch_engine.first_values import FirstValues
-from samecurve.torch_engine.frozen_base import check_same_base, model_digest
-from samecurve.torch_engine.hidden_matrices import hidden_matrices
-from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
-from samecurve.torch_engine.layers.batch_norm import coupling_layers
-from samecurve.torch_engine.layers.dropout import dropout_layers
-from samecurve.torch_engine.model import (
+from samecurve.torch_engine.model.batch_norm import coupling_layers
+from samecurve.torch_engine.model.frozen_base import check_same_base, model_digest
+from samecurve.torch_engine.model.initial_values import FirstValues
+from samecurve.torch_engine.model.meta_models import on_meta
+from samecurve.torch_engine.model.model_setup import (
     cast_weights,
     freeze,
     repeated_blocks,
     seeded,
     sharding_facts,
 )
-from samecurve.torch_engine.on_meta import on_meta
-from samecurve.torch_engine.precision import attention_of_any_length
-from samecurve.torch_engine.training_mode import TrainingMode, kept_in_eval
-from samecurve.torch_engine.user_model import plain_model
-from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
-from samecurve.torch_engine.user_schedule import SchedulerFactors
-from samecurve.torch_engine.weights import describe_arrays, load_weights
+from samecurve.torch_engine.model.model_weights import describe_arrays, load_weights
+from samecurve.torch_engine.model.training_mode import TrainingMode, kept_in_eval
+from samecurve.torch_engine.model.user_model import plain_model
+from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
+from samecurve.torch_engine.optimizers.user_optimizer import NamedParams, try_optimizer
+from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
+from samecurve.torch_engine.randomness.dropout_layers import dropout_layers
+from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
+from samecurve.torch_engine.step.precision import attention_of_any_length
 
 
 class TorchAdapter(EngineAdapter):

@@ -12,10 +12,10 @@ from samecurve.core.protocols import START
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.returned_tensors import check_loss
-from samecurve.torch_engine.feature_table import Features, check_rows
-from samecurve.torch_engine.keyed.generators import GeneratorWatch
-from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
-from samecurve.torch_engine.split_state import attributes_kept
+from samecurve.torch_engine.randomness.generators import GeneratorWatch
+from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
+from samecurve.torch_engine.split_check.split_state import attributes_kept
+from samecurve.torch_engine.step.gathered_features import Features, check_rows
 
 # parameters at most of a model that is tried on two samples beforehand: a second or so
 _TRIED = 50_000_000

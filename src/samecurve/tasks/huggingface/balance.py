@@ -24,7 +24,7 @@ from samecurve.tasks.huggingface.causal import (
     token_errors,
 )
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.torch_engine.layers.cross_entropy import IGNORED
+from samecurve.torch_engine.model.cross_entropy import IGNORED
 
 _COEFFICIENT = "router_aux_loss_coef"
 

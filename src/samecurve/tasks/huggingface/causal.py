@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.torch_engine.layers.cross_entropy import IGNORED, Head
+from samecurve.torch_engine.model.cross_entropy import IGNORED, Head
 
 
 class LossHead(Head):

@@ -10,8 +10,12 @@ from torch import nn
 from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.huggingface.causal import LossHead
 from samecurve.tasks.huggingface.quantized import Packing, QuantizedLinear
-from samecurve.torch_engine.model import repeated_blocks
-from samecurve.torch_engine.saved_activations import SavedActivations, count_saved, saved_facts
+from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.model.saved_activations import (
+    SavedActivations,
+    count_saved,
+    saved_facts,
+)
 from samecurve.units import counted
 
 # registered with the library: its sdpa, for which it makes no mask; and experts of known sizes

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samecurve.torch_engine.model import repeated_blocks
+from samecurve.torch_engine.model.model_setup import repeated_blocks
 
 
 def keep_float64(model: nn.Module) -> None:

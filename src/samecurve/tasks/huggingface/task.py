@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.core.confusion import CLASS_WEIGHT
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from samecurve.core.confusion import CLASS_WEIGHT
+from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
 from samecurve.tasks.classification import weigh_classes

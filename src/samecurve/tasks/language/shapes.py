@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from samecurve.core.determinism.init_values import Initial
 from samecurve.core.planning.memory import logit_rows
+from samecurve.core.weights.initial_values import Initial
 from samecurve.tasks.language.sections import LanguageModel
 
 

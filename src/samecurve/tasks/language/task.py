@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.init_values import Initial
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
+from samecurve.core.weights.initial_values import Initial
 from samecurve.data.spread import Spread
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError

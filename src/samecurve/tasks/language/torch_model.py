@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.torch_engine.layers.cross_entropy import Head
+from samecurve.torch_engine.model.cross_entropy import Head
 
 
 def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from samecurve.torch_engine.model import repeated_blocks
-from samecurve.torch_engine.saved_activations import SavedActivations, count_saved, saved_facts
+from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.model.saved_activations import (
+    SavedActivations,
+    count_saved,
+    saved_facts,
+)
 
 
 def cost_facts(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str, Any]:

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.core.confusion import CLASS_WEIGHT
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.confusion import count_answers
+from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
 from samecurve.tasks.timeseries.costs import cost_facts
 from samecurve.tasks.timeseries.models import build_model
 from samecurve.tasks.timeseries.task import WINDOW_PREFIX, TimeSeriesTask
-from samecurve.torch_engine.augment import drop_channels, jitter, scale, warp_time
 
 
 class TorchTimeSeries(TimeSeriesTask):

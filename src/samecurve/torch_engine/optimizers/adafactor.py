@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizer import count_name, grouped
-from samecurve.torch_engine.optimizer_params import OptimizerParam
-from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.optimizers.optimizer import count_name, grouped
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.step.setup import EngineSetup
 
 _DECAY_POWER = -0.8  # of the number of updates: the share of the newest squares in the means
 _LEAST_SCALE = 1e-3  # of a parameter's root mean square: what is zero must be able to move

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from samecurve.core.planning.quantized_blocks import block_size
 from samecurve.core.protocols import StoredArrays
-from samecurve.core.quantized_blocks import block_size
-from samecurve.torch_engine.optimizer import BuiltInOptimizer, count_name, grouped
-from samecurve.torch_engine.optimizer_params import OptimizerParam
-from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, count_name, grouped
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.step.setup import EngineSetup
 
 _EXPONENTS = 7  # powers of ten below 1 that levels reach down to
 _LEAST_SCALE = 1e-12

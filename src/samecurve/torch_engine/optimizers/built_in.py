@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
-from samecurve.core.muon import muon_names
-from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
-from samecurve.torch_engine.optimizer_params import OptimizerParam
+from samecurve.core.planning.muon_params import muon_names
 from samecurve.torch_engine.optimizers.adafactor import Adafactor
 from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.muon import Muon
-from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, OptimizerUpdate
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.step.setup import EngineSetup
 
 
 def make_built_in(

@@ -17,12 +17,12 @@ from torch._C._autograd import DeviceType
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
+from samecurve.core.measurement.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model import repeated_blocks
-from samecurve.torch_engine.optimizer_params import local_view
+from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.profiling.timeline import (
     Moment,
     Span,
@@ -31,7 +31,7 @@ from samecurve.torch_engine.profiling.timeline import (
     seconds_between,
     seconds_by_phase,
 )
-from samecurve.torch_engine.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 
 # Phases of a step -> what a profile calls them.
 _PARTS = {

@@ -16,7 +16,7 @@ from torch import nn
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.batch_norm import Peers
+from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.protocol import Materialize
 from samecurve.torch_engine.strategies.replicated import DP

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.layers.batch_norm import Peers
-from samecurve.torch_engine.optimizer_params import OptimizerParam
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
 
 T = TypeVar("T")
 MatrixFunction = Callable[[torch.Tensor], torch.Tensor]  # a matrix, or a stack -> one of its shape

@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.layers.batch_norm import Peers
-from samecurve.torch_engine.layers.context import outside_of_microbatches
-from samecurve.torch_engine.model import Materializer, leave_empty
-from samecurve.torch_engine.model_call import ModelCall
-from samecurve.torch_engine.optimizer_params import OptimizerParam
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.model.model_call import ModelCall
+from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
 from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 from samecurve.torch_engine.strategies.whole_matrices import map_copies, meeting_place

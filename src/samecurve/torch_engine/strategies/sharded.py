@@ -28,10 +28,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.batch_norm import Peers
-from samecurve.torch_engine.model import autocast_rounded, repeated_blocks
-from samecurve.torch_engine.model_call import ModelCall
-from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.model.model_call import ModelCall
+from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction

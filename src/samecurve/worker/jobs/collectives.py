@@ -21,7 +21,7 @@ def time_rank(index: int, group: Any, job: CollectiveJob) -> list[float]:
     """Seconds of one call, so many times."""
     import torch
 
-    from samecurve.torch_engine.collective_bench import time_collective
+    from samecurve.torch_engine.profiling.collective_bench import time_collective
 
     torch.set_num_threads(job.threads)
     device = torch.device(job.places[index])

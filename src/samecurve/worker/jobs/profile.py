@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.profile_types import ProfileSchedule, RankProfile
+from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine
 from samecurve.system import cache_home
 from samecurve.tasks import open_task

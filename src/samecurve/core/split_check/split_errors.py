@@ -1,0 +1,344 @@
+"""The split check's errors: why a loss does not add up over samples, and what its author can do.
+
+Numbers and verdicts come from split_check.py; here they become a cause, a remedy and a place in
+the user's words. The first cause that the evidence supports is told, with the call that makes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from samecurve.core.split_check.split_verdicts import (
+    Finding,
+    Trial,
+    number_text,
+    relative_difference,
+    samples_text,
+)
+from samecurve.errors import UserError
+
+MEAN = (
+    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
+    " a mean times the weight), weight is how much that was (len(x) samples,"
+    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
+    " means would depend on the number of devices"
+)
+ALLOW = "--set train.allow_coupled=true trains it all the same"
+_WHOLE_BATCH = (
+    "features(self, model, batch) -> {name: one row a sample} and batch_loss(self, features) in"
+    " place of loss: taken over the whole batch, on whatever devices it is"
+)
+_SAMPLE_KEYED = (
+    "samecurve.rng(batch) in the loss, whose numbers follow the sample; or draw them in the data,"
+    " from np.random.default_rng((seed, id))"
+)
+# functions that take a mean unless they are told otherwise
+_LOSSES = frozenset({
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+})  # fmt: skip
+_DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
+
+
+class Place(NamedTuple):
+    """A call in the forward pass.
+
+    function: as people write it: F.cross_entropy, Tensor.mean
+    where: file:line, the user's where there is one
+    how: "reduced": samples go in, a number or table comes out that does not add up; "pairs": each
+        sample with each other; "rows": rows that depend on the others; "added": what does not
+        depend on the samples is added; "": nothing is known
+    is_number: one number comes out
+    """
+
+    function: str
+    where: str
+    how: Literal["reduced", "pairs", "rows", "added", ""] = ""
+    is_number: bool = False
+
+
+class Draw(NamedTuple):
+    """A function that drew random numbers which follow no sample."""
+
+    function: str
+    where: str
+
+
+class Backward(NamedTuple):
+    """A function of the user's that a backward pass calls."""
+
+    function: str  # GradScaled.backward; a hook of head.weight
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was learnt of a loss that does not add up.
+
+    ids: of the samples that were tried
+    singles: each of the first of them alone
+    pairs: two of them together, by their numbers among singles
+    state: what a forward pass changes and depends on, in words: attribute net.steps
+    state_at: file:line where it is changed
+    """
+
+    ids: Sequence[int] = ()
+    singles: Sequence[Trial] = ()
+    pairs: Mapping[tuple[int, int], Trial] = field(default_factory=dict)
+    place: Place | None = None
+    draws: Sequence[Draw] = ()
+    backward: Backward | None = None
+    state: str = ""
+    state_at: str = ""
+    loss_at: str = ""  # file:line of the user's loss
+    what: str = "the loss"
+
+
+def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserError:
+    """The cause in the user's words. rounded: differences that rounding may make."""
+    if finding.kind == "repeat":
+        return _explain_repeat(finding, evidence)
+    if finding.kind == "gradient":
+        return _explain_gradient(finding, evidence)
+    where = evidence.place.where if evidence.place else evidence.loss_at
+    if finding.kind in {"weight", "unweighted"}:
+        remedy = (
+            "weight is how much was counted, as it grows with the samples: len(x) samples,"
+            " (labels != -100).sum() tokens; the sum is then the loss added over as much"
+        )
+        return UserError(
+            f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where
+        )
+    if finding.kind == "mean":
+        by = f". {evidence.place.function} takes it" if evidence.place else ""
+        return UserError(f"{evidence.what} {finding.text}{by}", MEAN, where)
+    once = _counted_once(evidence, rounded)
+    if finding.kind == "coupled" and once is not None:
+        return _explain_once(once, evidence, where)
+    return _explain_coupled(finding, evidence, where, rounded)
+
+
+def explain_hook(hook: Backward) -> UserError:
+    """One that sees gradients of some microbatches."""
+    return UserError(
+        f"{hook.function} is called after each backward pass, on the sum of the microbatches so far"
+        " of one device",
+        "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
+        " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
+        " into the optimizer or after_step(self, model, step)",
+        hook.where,
+    )
+
+
+def _explain_gradient(finding: Finding, evidence: Evidence) -> UserError:
+    cause, by = f"{evidence.what} {finding.text}", evidence.backward or evidence.place
+    if evidence.backward:
+        cause = f"{evidence.backward.function} takes part in the backward pass: {cause}"
+    elif evidence.place:
+        cause = f"{evidence.place.function} lets samples see each other: {cause}"
+    return UserError(
+        cause,
+        "a backward pass that treats each sample by itself, and is linear in the gradient that it"
+        " is given: one that divides by the number of samples, by a norm or by a largest value of"
+        " the microbatch is not, nor is .detach() of a statistic over it. Clipping whole gradients"
+        f" is optimizer.clip; for a loss over the batch: {_WHOLE_BATCH}; {ALLOW}",
+        by.where if by else evidence.loss_at,
+    )
+
+
+def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
+    if evidence.draws:
+        return explain_draws(evidence.draws, f"{evidence.what} {finding.text}")
+    if evidence.state:
+        return explain_state(evidence, f"{evidence.what} {finding.text}")
+    return UserError(
+        f"{evidence.what} {finding.text}, and neither a generator of torch, numpy or Python nor an"
+        " attribute of the model or the task has changed between the two",
+        "leave out what else it depends on: a variable of the module, a clock, a file, a cache"
+        " that is filled on the way",
+        evidence.loss_at or "task",
+    )
+
+
+def explain_draws(draws: Sequence[Draw], cause: str = "") -> UserError:
+    """cause: what was seen of it; '': the numbers alone."""
+    first = draws[0]
+    more = f" (and {len(draws) - 1} more such calls)" if len(draws) > 1 else ""
+    observed = cause or "the loss depends on random numbers"
+    return UserError(
+        f"{observed}: {first.function} draws numbers that follow no sample{more}, so each device"
+        " and each microbatch would draw others",
+        _SAMPLE_KEYED,
+        first.where,
+    )
+
+
+def explain_state(evidence: Evidence, cause: str) -> UserError:
+    return UserError(
+        f"{cause}: {evidence.state} is changed in each forward pass and the loss depends on it, so"
+        " it depends on how many microbatches a device has computed",
+        "def loss(self, model, batch, step) is given the step, the same on every device; what is"
+        " learnt from samples belongs into parameters, or changes in after_step(self, model, step)",
+        evidence.state_at or evidence.loss_at,
+    )
+
+
+def explain_kept(name: str, reader: str, where: str) -> UserError:
+    """An attribute that is of the last microbatch, where something else reads it."""
+    return UserError(
+        f"{reader} depends on attribute {name}, which is of the last microbatch that a device has"
+        " computed: of other samples on another number of devices",
+        "what follows from the weights and the step; a statistic of the whole batch:"
+        " features(self, model, batch) and batch_loss(self, features), which see all of it",
+        where,
+    )
+
+
+def explain_buffer(name: str, where: str) -> UserError:
+    """A buffer that the rows of a microbatch change."""
+    return UserError(
+        f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
+        " on how a batch is split over devices and microbatches",
+        "leave the buffer as it is in forward and change it in after_step(self, model, step);"
+        " statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm with train.norm_sync;"
+        f" {ALLOW}",
+        where,
+    )
+
+
+def explain_failure(whole: Trial, failed: UserError) -> UserError:
+    """The loss could be taken of all samples, and not of some of them."""
+    return UserError(
+        f"the loss can be computed of {samples_text(whole.samples)} at once, and not of fewer of"
+        f" them: {failed.cause}",
+        "a loss that takes any number of samples: devices and microbatches divide a batch, and the"
+        f" last one of an epoch may be short; {ALLOW}",
+        failed.where,
+    )
+
+
+def _counted_once(evidence: Evidence, rounded: float) -> float | None:
+    """What each microbatch adds once, whatever its samples; None: nothing of the kind."""
+    excess = {
+        pair: sum(evidence.singles[number].sum for number in pair) - trial.sum
+        for pair, trial in evidence.pairs.items()
+    }
+    if len(excess) < 3:
+        return None
+    first, *others = excess.values()
+    scale = max(abs(trial.sum) for trial in [*evidence.singles, *evidence.pairs.values()])
+    close = max(1e-3 * abs(first), 4 * rounded * scale)
+    if abs(first) > 8 * rounded * scale and all(abs(other - first) <= close for other in others):
+        return first
+    return None
+
+
+def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
+    at = f" ({evidence.place.function})" if evidence.place else ""
+    return UserError(
+        f"{evidence.what} counts {number_text(once)} once for each microbatch, however many samples"
+        f" that has{at}: with n microbatches it counts n times",
+        "what does not depend on the samples (a penalty on the weights) times the microbatch's"
+        " weight: Mean(total + penalty * len(x), len(x)); divided by the whole weight it counts"
+        " once",
+        where,
+    )
+
+
+def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: float) -> UserError:
+    """The call first, whose line the error names; then the numbers."""
+    pair = _who_sees_whom(evidence, rounded)
+    cause = f"{evidence.what} {finding.text}{pair}"
+    place = evidence.place
+    if place is None or not place.how:
+        by = f"{place.function}: " if place else ""
+        remedy = f"a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
+        return UserError(f"{by}{cause}", remedy, where)
+    name = place.function.rpartition(".")[2]
+    if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
+        return UserError(
+            f"{place.function} divides within the microbatch: {cause}",
+            f"leave the division to the program: {MEAN}",
+            where,
+        )
+    what, remedy = _WORDS[place.how]
+    return UserError(f"{place.function} {what}: {cause}", f"{remedy}; {ALLOW}", where)
+
+
+_WORDS = {
+    "reduced": (
+        "takes a statistic over the samples of the microbatch",
+        "for a norm: one that treats each sample by itself (GroupNorm, LayerNorm), or"
+        f" nn.BatchNorm with train.norm_sync; for a loss over the batch (balance, contrast):"
+        f" {_WHOLE_BATCH}",
+    ),
+    "pairs": ("compares each sample with each other of the microbatch", _WHOLE_BATCH),
+    "rows": (
+        "gives a sample other numbers in the company of others",
+        "let each sample's row follow from its own (a softmax or a norm over the batch's dimension,"
+        " a permutation of the batch and dimensions in another order don't); for a loss over the"
+        f" batch: {_WHOLE_BATCH}",
+    ),
+    "added": (
+        "adds what does not depend on the samples",
+        "times the microbatch's weight: Mean(total + penalty * len(x), len(x))",
+    ),
+}
+
+
+def _who_sees_whom(evidence: Evidence, rounded: float) -> str:
+    """The two samples that change each other most."""
+    largest, sentence = 4 * rounded, ""
+    for (i, j), trial in evidence.pairs.items():
+        alone = [evidence.singles[i].sum, evidence.singles[j].sum]
+        off = relative_difference([trial.sum], alone)
+        if off > largest:
+            largest = off
+            sentence = (
+                f". Samples {evidence.ids[i]} and {evidence.ids[j]} see each other: alone they give"
+                f" {number_text(alone[0])} and {number_text(alone[1])}, together"
+                f" {number_text(trial.sum)}"
+            )
+    return sentence
+
+
+def lines_or_refuse(
+    error: UserError | None, *, repeats: bool, is_split: bool, allowed: bool
+) -> list[str]:
+    """Lines for the user of what is trained all the same.
+
+    repeats: whether the same samples gave the same loss.
+    is_split: a step has several microbatches.
+    allowed: train.allow_coupled.
+
+    UserError: it is not trained.
+    """
+    if error is None:
+        return []
+    if not allowed and (is_split or not repeats):
+        raise error
+    place = f"{error.where}: " if error.where else ""
+    if allowed:
+        return [f"{place}{error.cause}. Trained all the same (train.allow_coupled)"]
+    return [
+        f"{place}{error.cause}. One microbatch on one device trains it as it is; the result will"
+        " not carry over to several"
+    ]

@@ -1,0 +1,263 @@
+"""`samecurve bench`: a config's own steps in several layouts of this machine, by the clock alone.
+
+What is measured is what `samecurve profile` measures, without its profiler. Each layout has
+processes of its own: what a process has held at most never goes down again (nor does jax's peak on
+a GPU), and a layout that fails takes no other with it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
+from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.layout import choose_devices
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.errors import SamecurveError, UserError
+from samecurve.experiments.balance import measure_speeds
+from samecurve.experiments.bench.bench_page import UNDRAWN, bench_files, drawable
+from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench.bench_text import as_json as bench_json
+from samecurve.experiments.bench.bench_text import dump_json, head, line, notes
+from samecurve.experiments.layouts import (
+    OF_ONE_DEVICE,
+    Layout,
+    bench_layouts,
+    default_worlds,
+    parse_strategies,
+    parse_worlds,
+)
+from samecurve.experiments.output_directory import OutputDirectory
+from samecurve.experiments.profile.profile import plan_profile, run_profile
+from samecurve.experiments.scratch import scratch
+from samecurve.launch.pool import Pool, pool
+from samecurve.probe import probe
+from samecurve.run.describe import describe
+from samecurve.run.directory.provenance import surroundings
+from samecurve.tasks.registry import entry_of
+from samecurve.terminal import echo
+from samecurve.worker.jobs.profile import watch_rank
+
+_PATIENCE = 3600.0  # seconds for all steps of a layout
+_CPU_RANKS = 8  # the most that are tried where nobody says
+# options that only some strategies have, and how it is said that they are not wanted
+_STRATEGY_OPTIONS = {"shards": None, "offload": False, "compress": "none", "balance": "even"}
+
+
+def bench(
+    loaded: LoadedConfig,
+    schedule: ProfileSchedule,
+    *,
+    worlds: str | None,
+    strategies: str | None,
+    to: Path | None,
+    as_json: bool,
+) -> int:
+    """Prints as it goes; returns the exit code: 1 if a layout failed.
+
+    worlds, strategies: as the flags have them; None: those of this machine and config
+    to: where the files go; None: bench/NAME-TIME, or nowhere with as_json
+
+    UserError: none of the layouts can be.
+    """
+    machine = probe()
+    output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
+    layouts = choose_layouts(loaded.config, machine, worlds, strategies)
+    facts = describe(loaded.config)
+    plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
+    bench = describe_bench(loaded, machine, facts, plans, schedule)
+    width = max(len(str(layout)) for layout in layouts)
+    hints = list(loaded.notes)
+    if output and not drawable():
+        hints.append(UNDRAWN)
+    for hint in hints:
+        echo(f"note   {hint}", err=True)
+    if not as_json:
+        echo(head(bench, width))
+    rows: list[Row] = []
+    for row in measure_layouts(plans, schedule):
+        rows.append(row)
+        if not as_json:
+            echo(line(bench, row, width))
+    written = []
+    if output and any(row["status"] == "measured" for row in rows):
+        written = output.publish(bench_files(bench, rows))
+    if as_json:
+        echo(dump_json(bench_json(bench, rows)))
+    else:
+        echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
+    return 1 if any(row["status"] == "failed" for row in rows) else 0
+
+
+def choose_layouts(
+    config: Config, machine: Machine, worlds: str | None, strategies: str | None
+) -> list[Layout]:
+    """UserError: what was asked for is none, or leaves nothing to measure."""
+    if strategies is not None:
+        names = parse_strategies(strategies)
+    elif config.devices.strategy != "auto":
+        names = [config.devices.strategy]
+    else:
+        names = None
+    if worlds is not None:
+        counts = parse_worlds(worlds)
+    else:
+        counts = default_worlds(_max_devices(config, machine, names))
+    layouts = bench_layouts(counts, names, config.engine)
+    if not layouts:
+        raise UserError(
+            f"--worlds {worlds}: strategy single takes one device",
+            "--worlds 1, or other --strategies",
+            "--worlds",
+        )
+    return layouts
+
+
+def _max_devices(config: Config, machine: Machine, strategies: Sequence[str] | None) -> int:
+    devices = usable_devices(config, machine)
+    if strategies is not None and all(name in OF_ONE_DEVICE for name in strategies):
+        return 1
+    if devices[0].kind == "cpu" and len(devices) == 1:
+        return min(max(2, machine.cores), _CPU_RANKS)
+    return len(devices)
+
+
+def usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
+    """The GPUs that the config names, or CPU ranks."""
+    return choose_devices(config, machine).value
+
+
+def plan_layout(
+    config: Config, machine: Machine, facts: Facts, layout: Layout, schedule: ProfileSchedule
+) -> LayoutPlan:
+    """The config on the first devices of those it names.
+
+    Its batch is its own; what belongs to another strategy is left out, and that is said.
+    """
+    usable = usable_devices(config, machine)
+    if usable[0].kind != "cuda":
+        use = f"cpu:{layout.num_devices}"
+    elif layout.num_devices > len(usable):
+        refusal = UserError(
+            f"{layout.num_devices} GPUs are asked for, {len(usable)} are there",
+            "--devices cpu tries it with CPU ranks",
+            "--worlds",
+        )
+        return LayoutPlan(layout, config, refusal=refusal)
+    else:
+        use = ",".join(str(device.index) for device in usable[: layout.num_devices])
+    options = {
+        name: off for name, off in _STRATEGY_OPTIONS.items() if getattr(config.devices, name) != off
+    }
+    try:
+        return _plan_with(config, machine, facts, layout, schedule, use=use)
+    except UserError as error:
+        refusal = error
+    if not options:
+        return LayoutPlan(layout, config, refusal=refusal)
+    try:
+        planned = _plan_with(config, machine, facts, layout, schedule, use=use, **options)
+    except UserError as error:
+        return LayoutPlan(layout, config, refusal=error)
+    without = tuple(f"devices.{name}: {refusal.cause}" for name in options)
+    return replace(planned, without=without)
+
+
+def _plan_with(
+    config: Config,
+    machine: Machine,
+    facts: Facts,
+    layout: Layout,
+    schedule: ProfileSchedule,
+    **devices: Any,
+) -> LayoutPlan:
+    """devices: settings of the layout. UserError: it can't be."""
+    devices = {"strategy": layout.strategy, **devices}
+    sections = {
+        # nothing is evaluated here, so that nothing is said of it
+        "train": config.train.model_copy(update={"eval_every": 0}),
+        "devices": config.devices.model_copy(update=devices),
+    }
+    config = config.model_copy(update=sections)
+    facts = measure_speeds(config, machine, facts)
+    return LayoutPlan(layout, config, plan_profile(config, machine, facts, schedule))
+
+
+def describe_bench(
+    loaded: LoadedConfig,
+    machine: Machine,
+    facts: Facts,
+    layout_plans: Sequence[LayoutPlan],
+    schedule: ProfileSchedule,
+) -> Bench:
+    """UserError: not one of the layouts can be."""
+    plans = tuple(each.plan for each in layout_plans if each.plan)
+    if not plans:
+        for each in layout_plans:
+            if each.refusal:
+                raise each.refusal
+    return Bench(
+        name=loaded.name,
+        config=loaded.config,
+        schedule=schedule,
+        plans=plans,
+        cores=machine.cores,
+        load=psutil.getloadavg()[0],
+        formulas=facts.formulas,
+        environment=surroundings(loaded.config.engine, machine),
+        time=time.time(),
+    )
+
+
+def measure_layouts(
+    layout_plans: Sequence[LayoutPlan],
+    schedule: ProfileSchedule,
+    ranks: Pool | None = None,
+    job: Callable[..., Any] = watch_rank,
+) -> Iterator[Row]:
+    """One row after the other.
+
+    ranks: other processes than its own; for tests
+    job: what they do, replaced only to plant faults
+    """
+    base = None
+    with scratch("bench") as home:
+        for number, layout_plan in enumerate(layout_plans):
+            result = measure_layout(layout_plan, schedule, home / str(number), ranks=ranks, job=job)
+            base = base or result.profile
+            yield row_of(result, base)
+
+
+def measure_layout(
+    layout_plan: LayoutPlan,
+    schedule: ProfileSchedule,
+    home: Path,
+    *,
+    ranks: Pool | None = None,
+    job: Callable[..., Any] = watch_rank,
+) -> LayoutResult:
+    """Its steps, in processes of its own; ranks, job: as measure_layouts().
+
+    home: a directory to make; its `run` has the journal of the steps
+    """
+    plan = layout_plan.plan
+    if plan is None:
+        return LayoutResult(layout_plan)
+    home.mkdir()
+    libraries = entry_of(layout_plan.config.task).libraries
+    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
+    try:
+        with nullcontext(ranks) if ranks else fresh as warm:
+            profile = run_profile(
+                layout_plan.config, plan, schedule, ranks=warm, home=home, job=job
+            )
+    except SamecurveError as error:
+        return LayoutResult(layout_plan, failure=error)
+    return LayoutResult(layout_plan, profile)

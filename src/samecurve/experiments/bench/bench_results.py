@@ -1,0 +1,141 @@
+"""What a benchmark measured: each number is worked out once, in a row; all else shows rows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samecurve.core.config.sections import Config
+from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.core.planning.plan import Plan
+from samecurve.errors import SamecurveError, UserError
+from samecurve.experiments.layouts import Layout
+from samecurve.experiments.profile.profile_text import Profile, measured_json
+from samecurve.observe.plan_text import arithmetic
+
+# a part of a step -> the share it counts for; the others are shares of their own
+_SHARES = {
+    "forward": "compute",
+    "backward": "compute",
+    "optimizer": "compute",
+    "device": "compute",
+}
+Row = Mapping[str, Any]  # of a layout, as bench.json has it
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """A layout, and what plan() makes of it."""
+
+    layout: Layout
+    config: Config
+    plan: Plan | None = None  # None: it is refused
+    refusal: UserError | None = None
+    without: tuple[str, ...] = ()  # options of the config that this strategy does not have
+
+
+@dataclass(frozen=True)
+class LayoutResult:
+    """What became of a layout: measured, failed, or neither, if it was refused."""
+
+    layout_plan: LayoutPlan
+    profile: Profile | None = None
+    failure: SamecurveError | None = None
+
+    @property
+    def status(self) -> str:
+        if self.profile:
+            return "measured"
+        return "failed" if self.failure else "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What there is to know but the rows."""
+
+    name: str
+    config: Config
+    schedule: ProfileSchedule
+    plans: tuple[Plan, ...]  # of the layouts that can be
+    cores: int
+    load: float  # programs that wanted a core when it began
+    formulas: Mapping[str, str]  # how the task counts its work
+    environment: Mapping[str, Any]  # versions, host
+    time: float
+
+    @property
+    def cpu(self) -> bool:
+        return self.plans[0].devices[0].kind == "cpu"
+
+    @property
+    def weak(self) -> bool:
+        """Weak scaling: the batch grows with the devices."""
+        return self.config.batch.samples is None
+
+
+def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
+    """base: what the speed-up is against: the first layout measured, with the fewest devices."""
+    layout_plan = result.layout_plan
+    layout, plan = layout_plan.layout, layout_plan.plan
+    row: dict[str, Any] = {
+        "layout": str(layout),
+        "status": result.status,
+        "strategy": layout.strategy,
+        "world": layout.num_devices,
+    }
+    if plan:
+        row |= {
+            "engine": plan.engine,
+            "processes": plan.world_size,
+            "backend": plan.backend,
+            "threads": plan.threads,
+            "batch": plan.global_batch_size,
+            "micro": plan.micro_batch_size,
+            "rounds": plan.accumulation_steps,
+            "slots": list(plan.microbatches_per_device),
+            "arithmetic": arithmetic(plan),
+            "without": list(layout_plan.without),
+            "warnings": list(plan.warnings),
+        }
+    error = result.failure or layout_plan.refusal
+    if error:
+        row |= {"why": error.cause, "remedy": error.remedy}
+    if result.profile:
+        row |= _measured(result.profile, base or result.profile)
+    return row
+
+
+def _measured(profile: Profile, base: Profile) -> dict[str, Any]:
+    plan, values = profile.plan, measured_json(profile)
+    samples_per_second = values["samples_per_second"]
+    speedup = samples_per_second / measured_json(base)["samples_per_second"]
+    tokens = plan.tokens_per_sample
+    flops = None
+    if plan.flops_per_step:
+        flops = plan.flops_per_step / plan.global_batch_size * samples_per_second
+    return {
+        **values,
+        "seconds_per_step": values["seconds"]["median"],
+        "tokens_per_second": samples_per_second * tokens if tokens > 1 else None,
+        "speedup": speedup,
+        "efficiency": speedup * base.plan.num_devices / plan.num_devices,
+        "shares": _shares(values["parts"]),
+        "flops_per_second": flops,
+        "flops_per_second_per_device": flops / plan.num_devices if flops else None,
+        "peak_flops": plan.peak_flops,
+        "mfu": flops / plan.peak_flops if flops and plan.peak_flops else None,
+        "memory_bytes_by_device": profile.peaks,
+        "memory_bytes": max(profile.peaks),
+        "memory_estimate_bytes": plan.memory_estimate,
+    }
+
+
+def _shares(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    shares: Counter[str] = Counter()
+    for name, part in parts.items():
+        shares[_SHARES.get(name, name)] += part["share"]  # type: ignore[assignment]
+    return dict(shares)
+
+
+def measured_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["status"] == "measured"]

@@ -1,0 +1,270 @@
+"""`samecurve bench --suite`: every strategy for every model of a suite, a file of each.
+
+A combination that has a result is not measured again, so that a suite that was cut off goes on
+where it was; one that fails takes no other with it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
+from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.strategies import strategies_of
+from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
+from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, row_of
+from samecurve.experiments.bench.suite_text import Entry, failures, head, line, markdown
+from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategies, parse_worlds
+from samecurve.experiments.scratch import scratch
+from samecurve.launch.pool import Pool
+from samecurve.observe.journal import read_events
+from samecurve.probe.gpus import AMD, NVIDIA
+from samecurve.run.describe import describe
+from samecurve.run.directory.provenance import surroundings
+from samecurve.run.directory.run_directory import Run
+from samecurve.system import checkout, write_json
+from samecurve.terminal import echo
+from samecurve.worker.jobs.profile import watch_rank
+
+_LARGE = ("llama-3.1-8b", "qwen2.5-7b")
+_SUMMARY, _TABLE = "suite.json", "suite.md"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Models to measure."""
+
+    name: str
+    models: tuple[str, ...]  # files of models/, without .yaml
+    vendor: str  # of the GPUs that it is for; '': CPU ranks
+    schedule: ProfileSchedule
+
+    @property
+    def devices(self) -> str:
+        """devices.use where no flag says it."""
+        return "auto" if self.vendor else "cpu:2"
+
+    def files(self) -> list[Path]:
+        """Of the working directory, or of the checkout. UserError: one of them is not there."""
+        roots = [Path(), checkout() or Path()]
+        home = next((root / "models" for root in roots if (root / "models").is_dir()), None)
+        if home is None:
+            raise UserError(
+                f"--suite {self.name}: there is no directory models/ here",
+                "start it in a checkout of Samecurve, which has the models of the suites",
+                "--suite",
+            )
+        return [home / f"{model}.yaml" for model in self.models]
+
+    def check_vendor(self, there: str) -> None:
+        """there: of the GPUs here. UserError: they are others', or there are none."""
+        if self.vendor and there != self.vendor:
+            other = f"--suite {there.lower()}, or " if there else ""
+            raise UserError(
+                f"--suite {self.name}: no {self.vendor} GPU found"
+                f" ({f'{there} is here' if there else 'no GPU at all'})",
+                f"{other}--suite cpu, which runs anywhere",
+                "--suite",
+            )
+
+
+_ON_GPUS, _ON_CPU = ProfileSchedule(5, 20, 0), ProfileSchedule(2, 8, 0)
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("nvidia", _LARGE, NVIDIA, _ON_GPUS),
+        Suite("amd", _LARGE, AMD, _ON_GPUS),
+        Suite("cpu", ("tiny-llama", "tiny-moe", "tiny-hybrid"), "", _ON_CPU),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteRun:
+    """A suite on this machine.
+
+    worlds, strategies: as the flags have them; None: one device and all, and every strategy
+    home: where each result has a file, and the summary
+    ranks, job: other processes than each one's own, for tests
+    """
+
+    name: str
+    schedule: ProfileSchedule
+    machine: Machine
+    home: Path
+    worlds: str | None = None
+    strategies: str | None = None
+    ranks: Pool | None = None
+    job: Callable[..., Any] = watch_rank
+
+    def layouts(self, config: Config) -> list[Layout]:
+        """UserError: what was asked for is none."""
+        count = len(usable_devices(config, self.machine))
+        if self.worlds is not None:
+            worlds = parse_worlds(self.worlds)
+        else:
+            worlds = sorted({1, count})
+        if self.strategies is not None:
+            names = parse_strategies(self.strategies)
+        else:
+            names = [
+                row.name for row in strategies_of(config.engine) if row.min_devices <= max(worlds)
+            ]
+        return bench_layouts(worlds, names, config.engine)
+
+    def entries(self, loaded: LoadedConfig) -> list[Entry]:
+        """Measured, kept from before, refused or failed, each printed as it is there."""
+        config = loaded.config
+        try:
+            layouts, facts = self.layouts(config), describe(config)
+        except SamecurveError as error:
+            return [self._show(_lost(loaded.name, error))]
+        entries = []
+        for layout in layouts:
+            layout_plan = plan_layout(config, self.machine, facts, layout, self.schedule)
+            entries.append(self._show(self._entry(loaded.name, layout_plan)))
+        return entries
+
+    def _show(self, entry: Entry) -> Entry:
+        echo(line(entry), err=True)
+        return entry
+
+    def _entry(self, model: str, layout_plan: LayoutPlan) -> Entry:
+        environment = surroundings(layout_plan.config.engine, self.machine)
+        key = self._key(layout_plan, environment["versions"])
+        layout = layout_plan.layout
+        file = self.home / f"{model}-{layout.strategy}-{layout.num_devices}.json"
+        before = _read(file)
+        if before and before["status"] == "measured" and before["key"] == key:
+            return {**before, "kept": True}
+        with scratch("suite") as home:
+            result = measure_layout(
+                layout_plan, self.schedule, home / "entry", ranks=self.ranks, job=self.job
+            )
+            steps = _steps(home / "entry") if result.profile else {}
+        entry = {
+            "suite": self.name,
+            "model": model,
+            **_numbers(result),
+            **steps,
+            "platform": environment,
+            "config": layout_plan.config.model_dump(mode="json"),
+            "key": key,
+        }
+        write_json(file, entry)
+        return entry
+
+    def _key(self, layout_plan: LayoutPlan, versions: object) -> str:
+        """Of all that a result depends on."""
+        plan = layout_plan.plan
+        parts = {
+            "config": layout_plan.config.model_dump(mode="json"),
+            "devices": [device.name for device in plan.devices] if plan else [],
+            "microbatches": list(plan.microbatches_per_device) if plan else [],
+            "steps": [self.schedule.warm, self.schedule.timed],
+            "versions": versions,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool) -> int:
+    """Prints as it goes; returns the exit code: 1 if any failed, or none could be measured.
+
+    RunError: nothing can be written.
+    """
+    try:
+        suite.home.mkdir(parents=True, exist_ok=True)
+        echo(head(suite.name, suite.home, suite.schedule), err=True)
+        entries = [entry for loaded in configs for entry in suite.entries(loaded)]
+        entries = _compared(entries)
+        write_json(suite.home / _SUMMARY, entries)
+        (suite.home / _TABLE).write_text(markdown(suite.name, entries))
+    except OSError as error:
+        raise RunError(
+            f"{suite.home} can't be written: {error.strerror}", "--to DIR, one of yours", "--to"
+        ) from None
+    if as_json:
+        echo(json.dumps(entries, indent=1))
+    else:
+        written = (f"wrote  {suite.home / name}" for name in (_SUMMARY, _TABLE))
+        echo("\n".join([markdown(suite.name, entries), *failures(entries), *written]))
+    status = {entry["status"] for entry in entries}
+    return 0 if "failed" not in status and "measured" in status else 1
+
+
+def _lost(model: str, error: SamecurveError) -> Entry:
+    """A model of which nothing can be measured."""
+    why = {"why": error.cause, "remedy": error.remedy}
+    return {"model": model, "layout": "-", "status": "failed", **why}
+
+
+def _read(file: Path) -> Entry | None:
+    """None: it is not there, or not whole."""
+    try:
+        entry = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return entry if isinstance(entry, dict) and {"status", "key"} <= entry.keys() else None
+
+
+def _steps(home: Path) -> dict[str, Any]:
+    """What the journal has of all steps, the first one included."""
+    events = [event for event in read_events(Run(home / "run").journal) if event.kind == "step"]
+    return {
+        "losses": [event.values["loss"] for event in events],
+        "learning_rates": [event.values["lr"] for event in events],
+    }
+
+
+def _numbers(result: LayoutResult) -> dict[str, Any]:
+    """Of a combination: its row of a benchmark, and the rates in the origin's words."""
+    row = row_of(result, None)
+    if result.profile is None:
+        return row
+    for name in ("speedup", "efficiency"):  # to itself
+        row.pop(name)
+    plan, seconds = result.profile.plan, row["seconds"]
+    tokens = row["tokens_per_second"]
+    return {
+        **row,
+        "devices": [device.name for device in plan.devices],
+        "precision": plan.precision,
+        "steps_per_second": 1 / seconds["median"],
+        "samples_per_second_per_device": row["samples_per_second"] / plan.num_devices,
+        "tokens_per_second_per_device": tokens / plan.num_devices if tokens else None,
+        "first_step_seconds": seconds["first"],
+        "step_seconds": seconds["each"],  # without the first ones
+    }
+
+
+def _compared(entries: Sequence[Entry]) -> list[Entry]:
+    """Each with its speed-up, and how far its losses are from those of its model's first one."""
+    bases: dict[str, Entry] = {}
+    compared = []
+    for entry in entries:
+        if entry["status"] != "measured":
+            compared.append(entry)
+            continue
+        base = bases.setdefault(entry["model"], entry)
+        pairs = zip(entry["losses"], base["losses"], strict=True)
+        apart = max(abs(loss - other) / max(abs(other), 1e-300) for loss, other in pairs)
+        speedup = entry["samples_per_second"] / base["samples_per_second"]
+        compared.append({**entry, "speedup": speedup, "base": base["layout"], "apart": apart})
+    return compared
+
+
+def default_home(suite: Suite) -> Path:
+    """The same for each start, so that one goes on where another was cut off."""
+    return Path("bench") / f"suite-{suite.name}"
+
+
+def schedule_of(suite: Suite, warm: int | None, timed: int | None) -> ProfileSchedule:
+    """None: as the suite has it."""
+    schedule = suite.schedule
+    return replace(schedule, warm=warm or schedule.warm, timed=timed or schedule.timed)

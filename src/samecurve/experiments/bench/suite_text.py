@@ -1,0 +1,85 @@
+"""The results of a suite in words: a line for each as it is there, and one table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.units import counted, show_bytes, show_count
+
+Entry = Mapping[str, Any]  # a model in a layout, as its file has it
+
+_COLUMNS: dict[str, Callable[[Entry], str]] = {
+    "model": lambda entry: str(entry["model"]),
+    "layout": lambda entry: str(entry["layout"]),
+    "sync": lambda entry: str(entry["backend"]),
+    "batch": lambda entry: entry["arithmetic"].removeprefix("batch "),
+    "ms a step": lambda entry: f"{entry['seconds']['median'] * 1e3:.4g}",
+    "steps/s": lambda entry: f"{entry['steps_per_second']:.3g}",
+    "tokens/s": lambda entry: _count(entry["tokens_per_second"]),
+    "a device": lambda entry: _count(entry["tokens_per_second_per_device"]),
+    "speed-up": lambda entry: f"{entry['speedup']:.2f}",
+    "peak memory": lambda entry: show_bytes(entry["memory_bytes"]),
+    "last loss": lambda entry: f"{entry['losses'][-1]:.6g}",
+    "apart": lambda entry: f"{entry['apart']:.1g}",
+}
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else show_count(number)
+
+
+def head(name: str, home: Path, schedule: ProfileSchedule) -> str:
+    warm = counted(schedule.warm, "step")
+    return (
+        f"suite  {name}: {warm} thrown away, then {schedule.timed} timed, for each in processes of"
+        f" its own; results in {home}"
+    )
+
+
+def line(entry: Entry) -> str:
+    name = f"       {entry['model']:<14} {entry['layout']:<8}"
+    if entry["status"] != "measured":
+        return f"{name} {_reason(entry)}"
+    kept = "  (kept from before)" if entry.get("kept") else ""
+    return (
+        f"{name} {entry['steps_per_second']:.3g} steps/s, "
+        f"{_count(entry['tokens_per_second'])} tokens/s{kept}"
+    )
+
+
+def _reason(entry: Entry) -> str:
+    first = entry["why"].splitlines()[0]
+    return f"{entry['status']}: {first}" + (f" ({entry['remedy']})" if entry["remedy"] else "")
+
+
+def markdown(name: str, entries: Sequence[Entry]) -> str:
+    """One table of what was measured, and what was not, with its reason."""
+    measured = [entry for entry in entries if entry["status"] == "measured"]
+    rows = [list(_COLUMNS)] + [[cell(entry) for cell in _COLUMNS.values()] for entry in measured]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [_row(row, widths) for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    notes = [
+        f"suite {name}: medians of the timed steps. speed-up: samples a second against the model's"
+        " first layout; apart: the largest relative distance of a loss to that layout's",
+    ]
+    refused = [entry for entry in entries if entry["status"] == "refused"]
+    notes += [f"{entry['model']} {entry['layout']}: {_reason(entry)}" for entry in refused]
+    return "\n\n".join(["\n".join(lines), *notes]) + "\n"
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
+
+
+def failures(entries: Sequence[Entry]) -> list[str]:
+    """Of each that failed, all that is known."""
+    lines = []
+    for entry in entries:
+        if entry["status"] == "failed":
+            lines.append(f"failed {entry['model']} {entry['layout']}: {entry['why']}")
+            if entry["remedy"]:
+                lines.append(f"  remedy: {entry['remedy']}")
+    return lines

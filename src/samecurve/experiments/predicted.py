@@ -1,0 +1,260 @@
+"""What `plan --machine` says.
+
+The machine, every strategy beside the others, how the plan's own step comes about, and efficiency
+by devices.
+"""
+
+from collections.abc import Sequence
+
+from samecurve.core.planning.hardware import LinkSpec
+from samecurve.core.planning.plan import Plan
+from samecurve.simulation.cluster import Cluster
+from samecurve.simulation.collectives import Collective
+from samecurve.simulation.forecast import Curve, StrategyForecast
+from samecurve.simulation.step_time import StepCost, Utilization
+from samecurve.units import counted, show_bytes, show_count, show_time
+
+_COLUMNS = (
+    ("strategy", 8),
+    ("recompute", 9),
+    ("memory a device", 24),
+    ("batch on each", 14),
+    ("a step", 8),
+    ("", 9),  # tokens or samples a second
+    ("efficiency", 10),
+    ("sync exposed", 12),
+    ("of all", 8),
+    ("sent a step", 11),
+)
+
+
+def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
+    """What the machine is taken to be, each number with its source."""
+    device = cluster.device
+    between = _link_line("between hosts", cluster.between)
+    if cluster.hosts == 1:
+        between += "; for the curves only"
+    peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in device.peaks.items())
+    devices = counted(cluster.num_devices, "device")
+    return [
+        f"machine  {cluster}: {devices} on {counted(cluster.hosts, 'host')}, not this machine",
+        f"         {device.name}: {show_bytes(device.memory)} at"
+        f" {device.bandwidth / 1e12:.3g} TB/s; dense TFLOP/s {peaks} ({device.source})",
+        _link_line("within a host", cluster.inside),
+        between,
+        f"         MFU {utilization.value:.3g} while a device computes: {utilization.source}",
+    ]
+
+
+def _link_line(where: str, link: LinkSpec) -> str:
+    return (
+        f"         {where}: {link.name}, {link.bandwidth / 1e9:.4g} GB/s one way from each device"
+        f" ({link.source})"
+    )
+
+
+def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
+    """The table of strategies, and below it why one is refused.
+
+    tokens: of a sample; 1: there are none
+    """
+    unit = "tokens/s" if tokens > 1 else "samples/s"
+    lines = [_line([name or unit for name, _ in _COLUMNS])]
+    refusals: dict[str, list[str]] = {}
+    for row in rows:
+        if row.plan:
+            lines.append(_line(_planned_cells(row, row.plan, tokens)))
+        elif row.fits:
+            lines.append(_line([row.label, row.recompute, "refused"]))
+            refusals.setdefault(row.refused, []).append(row.label)
+        else:
+            need, room = show_bytes(row.need or 0), show_bytes(row.room)
+            why = f"does not fit: needs {need}, {room} can be used"
+            lines.append(_line([row.label, row.recompute, why]))
+    if any(row.plan and row.cost is None for row in rows):
+        lines.append("unknown: the task does not say what a sample costs")
+    for label in dict.fromkeys(row.label for row in rows if not row.whole):
+        lines.append(f"{label} is --strategy {label.replace('/', ' --set devices.shards=')}")
+    return lines + [
+        f"refused   {', '.join(dict.fromkeys(names))}: {why}" for why, names in refusals.items()
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    widths = [width for _, width in _COLUMNS]
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False)]
+    return "  ".join(padded).rstrip()
+
+
+def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
+    memory = f"{show_bytes(row.held)} + activations"
+    if row.need is not None:
+        memory = f"{show_bytes(row.held)} of {show_bytes(row.room)}"
+    batch = f"{plan.micro_batch_size} x {counted(plan.accumulation_steps, 'round')}"
+    return [row.label, row.recompute, memory, batch, *_cost_cells(row, plan, tokens)]
+
+
+def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
+    """Without the time of a step where the task does not say what a sample costs."""
+    assert row.traffic is not None
+    sync, sent, cost = show_time(row.traffic.seconds), show_bytes(row.traffic.sent), row.cost
+    if cost is None:
+        return ["unknown"] * 4 + [sync, sent]
+    return [
+        show_time(cost.seconds),
+        show_count(plan.global_batch_size * tokens / cost.seconds),
+        f"{cost.efficiency:.1%}",
+        show_time(cost.exposed),
+        sync,
+        sent,
+    ]
+
+
+def cost_lines(name: str, cost: StepCost) -> list[str]:
+    """Every number of one row with its formula."""
+    formulas = cost.formulas
+    lines = [
+        f"how a step of {name} comes to {show_time(cost.seconds)}",
+        f"  compute     {show_time(cost.compute):<8} {formulas['compute']}",
+        f"  update      {show_time(cost.update):<8} {formulas['update']}",
+    ]
+    if cost.traffic.all:
+        lines += [
+            f"  exposed     {show_time(cost.exposed):<8} {formulas['sync']}",
+            (
+                "  collectives alpha + beta x bytes of a ring or, for all-reduce, a tree: the"
+                " fastest of NCCL's protocols (src/graph/tuning.cc; Thakur et al. 2005)"
+            ),
+        ]
+        lines += [f"    {_collective(part)}" for part in cost.traffic.all]
+    return [
+        *lines,
+        f"  efficiency  {cost.efficiency:<8.1%} {formulas['efficiency']}",
+        f"  MFU         {cost.mfu:<8.1%} {formulas['mfu']}",
+    ]
+
+
+def _collective(part: Collective) -> str:
+    over = part.group
+    hosts = counted(over.hosts, "host")
+    where = f"{over.members} devices on {hosts} at {over.bandwidth / 1e9:.4g} GB/s"
+    return (
+        f"{show_time(part.seconds):<8} {part.kind} x {part.messages} of {show_bytes(part.payload)}:"
+        f" {part.what}; {where}, {show_time(part.each)} each"
+    )
+
+
+def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
+    """Efficiency by devices, a line for each strategy; batch: what the curves hold fixed."""
+    sizes = sorted({size for curve in curves for size, _ in curve.points})
+    if not sizes:
+        return []
+    lines = [
+        f"efficiency by devices ({batch})",
+        "  devices " + "".join(f"{size:>6}" for size in sizes),
+    ]
+    for curve in curves:
+        efficiency = {size: f"{value:.0%}" for size, value in curve.points}
+        cells = "".join(f"{efficiency.get(size, '-'):>6}" for size in sizes)
+        line = f"  {curve.name:<8}{cells}"
+        if curve.ends:
+            line += f"   {_short(curve.ends)}"
+        lines.append(line)
+    return lines
+
+
+def _short(why: str, most: int = 90) -> str:
+    if len(why) > most:
+        return f"{why[: most - 3]}..."
+    return why
+
+
+def as_json(
+    cluster: Cluster,
+    utilization: Utilization,
+    rows: Sequence[StrategyForecast],
+    curves: Sequence[Curve],
+    tokens: int,
+) -> dict[str, object]:
+    """The same as data: bytes, seconds, shares."""
+    device = cluster.device
+    return {
+        "machine": {
+            "name": str(cluster),
+            "devices": cluster.num_devices,
+            "hosts": cluster.hosts,
+            "device": device.name,
+            "memory": device.memory,
+            "peaks": dict(device.peaks),
+            "memory_bandwidth": device.bandwidth,
+            "source": device.source,
+            "inside": _link_json(cluster.inside),
+            "between": _link_json(cluster.between),
+        },
+        "mfu": {"value": utilization.value, "source": utilization.source},
+        "rows": [_row_json(row, tokens) for row in rows],
+        "curves": [_curve_json(curve) for curve in curves],
+    }
+
+
+def _link_json(link: LinkSpec) -> dict[str, object]:
+    return {"name": link.name, "bandwidth": link.bandwidth, "source": link.source}
+
+
+def _curve_json(curve: Curve) -> dict[str, object]:
+    points = [{"devices": size, "efficiency": value} for size, value in curve.points]
+    return {"strategy": curve.name, "points": points, "ends": curve.ends}
+
+
+def _row_json(row: StrategyForecast, tokens: int) -> dict[str, object]:
+    value: dict[str, object] = {
+        "strategy": row.name,
+        "shards": row.shards,
+        "recompute": row.recompute,
+        "fits": row.fits,
+        "refused": row.refused or None,
+        "memory_bytes": row.held if row.plan else None,
+        "memory_needed_bytes": row.need,
+        "memory_usable_bytes": row.room,
+    }
+    if row.plan and row.traffic:
+        value |= {
+            "batch": row.plan.global_batch_size,
+            "micro": row.plan.micro_batch_size,
+            "rounds": row.plan.accumulation_steps,
+            "sync_seconds": row.traffic.seconds,
+            "sent_bytes": row.traffic.sent,
+            "collectives": [_collective_json(part) for part in row.traffic.all],
+        }
+    if row.plan and row.cost:
+        value |= _cost_json(row.cost, row.plan.global_batch_size, tokens)
+    return value
+
+
+def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, object]:
+    return {
+        "seconds": cost.seconds,
+        "compute_seconds": cost.compute,
+        "update_seconds": cost.update,
+        "exposed_seconds": cost.exposed,
+        "efficiency": cost.efficiency,
+        "mfu": cost.mfu,
+        "samples_per_second": batch / cost.seconds,
+        "tokens_per_second": batch * tokens / cost.seconds if tokens > 1 else None,
+        "formulas": cost.formulas,
+    }
+
+
+def _collective_json(part: Collective) -> dict[str, object]:
+    over = part.group
+    return {
+        "kind": part.kind,
+        "what": part.what,
+        "payload_bytes": part.payload,
+        "messages": part.messages,
+        "sent_bytes": part.sent,
+        "seconds": part.seconds,
+        "devices": over.members,
+        "hosts": over.hosts,
+        "bandwidth": over.bandwidth,
+    }

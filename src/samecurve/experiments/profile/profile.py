@@ -1,0 +1,199 @@
+"""`samecurve profile`: the config's own plan for a few steps, in throw-away processes, watched.
+
+Nothing is left but a trace that was asked for.
+"""
+
+import gzip
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
+from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
+from samecurve.core.planning.facts import Facts, Measure
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
+from samecurve.errors import RunError, UserError
+from samecurve.experiments.profile.profile_text import Profile, TraceFile, as_text, head
+from samecurve.experiments.profile.profile_text import as_json as profile_json
+from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks, scratch
+from samecurve.launch.pool import JobFailedError, Pool, pool
+from samecurve.probe import probe
+from samecurve.run.describe import describe
+from samecurve.run.directory.attempt import Attempt
+from samecurve.terminal import echo
+from samecurve.worker.jobs.profile import watch_rank
+
+_PATIENCE = 3600.0  # seconds for all steps
+_FILES = (".json", ".json.gz")
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True)
+class TraceTarget:
+    """Where traces go: a file, for the first rank's, or a directory for all of them."""
+
+    path: Path
+
+    @property
+    def is_file(self) -> bool:
+        return self.path.name.endswith(_FILES)
+
+    def check(self) -> None:
+        """UserError: something is there, or nothing can be written there."""
+        empty_directory = self.path.is_dir() and not any(self.path.iterdir())
+        if self.path.exists() and (self.is_file or not empty_directory):
+            raise UserError(
+                f"--trace: {self.path} is there already", "another name, or take it away", "--trace"
+            )
+        above = next(parent for parent in self.path.absolute().parents if parent.exists())
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"--trace: nothing can be written into {above}: {error.strerror}",
+                "a directory of yours",
+                "--trace",
+            ) from None
+
+    def publish(self, ranks: Sequence[RankProfile]) -> list[TraceFile]:
+        """Whole files only: copied beside their place, then renamed."""
+        traces = [Path(rank.trace) for rank in ranks if rank.trace]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(f"{self.path.name}.part-{os.getpid()}")
+        try:
+            if self.is_file:
+                if self.path.name.endswith(".gz"):
+                    shutil.copyfile(traces[0], part)
+                else:
+                    _unpack(traces[0], part)
+                part.rename(self.path)
+                return [_trace_file(self.path)]
+            part.mkdir()
+            names = [f"rank-{rank.rank}.json.gz" for rank in ranks]
+            for trace, name in zip(traces, names, strict=True):
+                shutil.copyfile(trace, part / name)
+            part.rename(self.path)
+            return [_trace_file(self.path / name) for name in names]
+        finally:
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
+
+
+def _unpack(trace: Path, to: Path) -> None:
+    with gzip.open(trace) as source, open(to, "wb") as target:
+        shutil.copyfileobj(source, target)
+
+
+def _trace_file(path: Path) -> TraceFile:
+    return TraceFile(str(path), path.stat().st_size)
+
+
+def profile(
+    loaded: LoadedConfig,
+    *,
+    steps: int,
+    top: int,
+    trace: Path | None,
+    as_json: bool,
+    measure_speeds: Measure | None = None,
+) -> int:
+    """Prints what was measured; returns the exit code.
+
+    steps: that are timed
+    top: so many of the costliest operations
+    trace: where traces go
+    measure_speeds: of the devices, if the plan is to know them
+
+    SamecurveError: a rank failed, or the trace can't be written (after all else was printed).
+    """
+    config, machine = loaded.config, probe()
+    target = TraceTarget(trace) if trace else None
+    if target:
+        target.check()
+    facts = describe(config)
+    if measure_speeds:
+        facts = measure_speeds(config, machine, facts)
+    schedule = ProfileSchedule(timed=steps)
+    plan = plan_profile(config, machine, facts, schedule)
+    if not as_json:
+        echo(head(plan, schedule), err=True)
+    unwritten: OSError | None = None
+    with scratch("profile") as home, pool(plan.world_size, home / "ranks.log", _PATIENCE) as ranks:
+        profile = run_profile(
+            config, plan, schedule, ranks=ranks, home=home, keep_traces=target is not None
+        )
+        try:
+            traces = target.publish(profile.ranks) if target else []
+        except OSError as error:
+            traces, unwritten = [], error
+    profile = replace(profile, traces=tuple(traces))
+    echo(profile_json(profile, loaded.name, top) if as_json else as_text(profile, top))
+    if unwritten and target:
+        raise RunError(
+            f"the trace was not written to {target.path}: {unwritten.strerror}",
+            "another --trace",
+            "--trace",
+        ) from unwritten
+    return 0
+
+
+def plan_profile(config: Config, machine: Machine, facts: Facts, schedule: ProfileSchedule) -> Plan:
+    """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
+    return shorten(plan(config, machine, facts), schedule)
+
+
+def shorten(plan: Plan, schedule: ProfileSchedule) -> Plan:
+    """Only as many steps as are watched."""
+    return replace(for_steps_alone(plan), steps=schedule.steps)
+
+
+def run_profile(
+    config: Config,
+    plan: Plan,
+    schedule: ProfileSchedule,
+    *,
+    ranks: Pool,
+    home: Path,
+    keep_traces: bool = False,
+    job: Callable[..., Any] = watch_rank,
+) -> Profile:
+    """The steps of a plan, watched.
+
+    home: where the run lies
+    keep_traces: of the profiler
+    job: what a rank does, replaced only to plant faults
+
+    RunError: a rank failed, with the last lines it wrote if it ended without a word.
+    """
+    run = make_run(home / "run", config, plan)
+    attempt = Attempt("profile", str(run.home)).to_json()
+    try:
+        watched = (attempt, schedule, str(run.home) if keep_traces else None)
+        profiles = run_on_ranks(ranks, plan, job, *watched)
+    except JobFailedError as error:
+        remedy = error.remedy
+        if error.ended and not remedy:
+            remedy = "`samecurve plan --probe-batch` tries what fits"
+        cause = f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip()
+        raise RunError(cause, remedy) from None
+    return Profile(plan, schedule, tuple(rank.without_short_steps() for rank in profiles))
+
+
+def _last_words(error: JobFailedError, log: Path) -> str:
+    """Of a rank that ended: what it wrote; of one that failed without a remedy of ours: where."""
+    if error.ended and log.exists():
+        return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+    innermost = error.trace.rfind("  File ")
+    if error.remedy or innermost < 0:
+        return ""
+    return "\n".join(error.trace[innermost:].splitlines()[:2])

@@ -1,0 +1,166 @@
+"""`samecurve verify`: does the number of devices change the result?
+
+The same few steps in each layout, against one device, on the user's own model and data.
+"""
+
+from collections.abc import Callable
+
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config, Devices
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine
+from samecurve.errors import UserError
+from samecurve.experiments.layout_runner import LayoutRunner
+from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
+from samecurve.experiments.scratch import scratch
+from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
+from samecurve.experiments.verify.verify_report import as_json as report_json
+from samecurve.experiments.verify.verify_report import column_width, conclusion, head, row
+from samecurve.launch.pool import pool
+from samecurve.probe import probe
+from samecurve.run.describe import describe, missing_libraries
+from samecurve.system import install_command
+from samecurve.tasks.registry import engines_of, entry_of
+from samecurve.terminal import echo
+
+_CPU_RANKS = 3  # worlds 2 and an odd one
+_PATIENCE = 1800.0  # seconds for one layout
+
+
+def verify(
+    loaded: LoadedConfig,
+    layout_list: str | None,
+    *,
+    steps: int | None,
+    as_json: bool,
+    show: Callable[[str], None],
+) -> int:
+    """Shows the table as it goes; returns the exit code: 0 only if every layout passes.
+
+    layout_list: as --layouts has it; None: all that this machine can do
+    steps: optimizer steps of each layout; None: 6, or all that the run has
+    as_json: print the verdicts as JSON at the end
+    show: shows lines of the table
+    """
+    config, machine = loaded.config, probe()
+    exact = config.train.exact
+    tolerance = _tolerance(config)
+    facts = describe(config)
+    kind = _device_kind(config, machine)
+    if layout_list is None:
+        layouts = _default_layouts(config, facts, kind, machine)
+    else:
+        layouts = [parse_layout(part) for part in layout_list.split(",")]
+    for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
+        # refuses what this task has no model for
+        describe(config.model_copy(update={"engine": engine}))
+    left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
+    left_out += _left_out_settings(config.devices)
+    width = column_width(layouts)
+    ranks_needed = max(layout.max_processes for layout in layouts)
+    libraries = entry_of(config.task).libraries
+    with (
+        scratch("verify") as home,
+        pool(ranks_needed, home / "ranks.log", _PATIENCE, libraries=libraries) as ranks,
+    ):
+        runner = LayoutRunner(config, machine, facts, steps=steps, kind=kind, pool=ranks, home=home)
+        verdicts: list[Verdict] = []
+        for verdict in compare_layouts(runner, layouts, tolerance):
+            if not verdicts:
+                show(head(runner, layouts, tolerance))
+            show(row(verdict, width, exact=exact))
+            verdicts.append(verdict)
+    if as_json:
+        echo(report_json(runner, tolerance, verdicts, left_out))
+    lines = [f"left out: {line}" for line in left_out]
+    show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
+    return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
+
+
+def _tolerance(config: Config) -> float:
+    if config.train.exact:
+        return 0.0
+    tolerance = TOLERANCE.get(config.train.precision)
+    if tolerance is None:
+        raise UserError(
+            f"verify compares in f64 or f32; {config.train.precision} rounds away what it"
+            " looks for",
+            "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
+            "--dtype",
+        )
+    if config.optimizer.name == "adamw8bit" and config.train.precision != "f64":
+        raise UserError(
+            "verify compares adamw8bit in f64: its moments move in steps, and what"
+            f" {config.train.precision} rounds may be a step more or less",
+            "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
+            "--dtype",
+        )
+    return tolerance
+
+
+def _device_kind(config: Config, machine: Machine) -> str:
+    """cuda where several GPUs may be used, else cpu: layouts are compared on one kind of device."""
+    several_gpus = len(machine.devices) > 1
+    return "cuda" if several_gpus and not config.devices.use.startswith("cpu") else "cpu"
+
+
+def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[Layout]:
+    """All that this machine and this config can do."""
+    unfit = machine.unfit if kind == "cuda" else {}
+    engines = [
+        engine
+        for engine in engines_of(config)
+        if not missing_libraries(engine) and (engine == config.engine or engine not in unfit)
+    ]
+    num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
+    if config.train.exact:
+        layouts = default_bits(num_devices, engines)
+    else:
+        layouts = default_layouts(num_devices, engines, accumulates=not facts.coupled)
+    if _shardable(facts):
+        return layouts
+    return [layout for layout in layouts if all(leg.spec.sharding == "none" for leg in layout.legs)]
+
+
+def _shardable(facts: Facts) -> bool:
+    """Whether the optimizer's update of an element depends on that element alone."""
+    return not facts.user_optimizer or facts.user_optimizer.elementwise
+
+
+def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[str]:
+    """Why layouts that another config or machine would have are not among the default ones."""
+    lines = []
+    if facts.coupled:
+        lines.append("layouts with accumulation: the model mixes the samples of a microbatch")
+    for engine in engines_of(config):
+        missing = ", ".join(missing_libraries(engine))
+        if missing:
+            lines.append(f"engine {engine}: {missing} not installed ({install_command(engine)})")
+        elif kind == "cuda" and engine != config.engine and engine in machine.unfit:
+            unfit = machine.unfit[engine]
+            lines.append(f"engine {engine}: {unfit.cause} ({unfit.remedy})")
+    if kind == "cpu" and machine.devices:
+        lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
+    if facts.user_optimizer and not _shardable(facts):
+        lines.append(f"fsdp: {facts.user_optimizer.by} is not said to be elementwise")
+    return lines
+
+
+def _left_out_settings(devices: Devices) -> list[str]:
+    """Settings of the config that some layouts do not have."""
+    lines = []
+    balance = devices.balance
+    if isinstance(balance, tuple):
+        speeds = " to ".join(f"{speed:g}" for speed in balance)
+        lines.append(
+            f"balance {speeds}: obeyed where dp or ddp has {len(balance)} devices; other layouts"
+            " assign evenly"
+        )
+    elif balance != "even":
+        lines.append(
+            f"balance {balance}: layouts assign evenly; a list of speeds is obeyed where dp or ddp"
+            " has as many devices"
+        )
+    if devices.compress != "none":
+        lines.append(f"compress {devices.compress}: it changes results, and is off here")
+    return lines

@@ -1,0 +1,120 @@
+"""`samecurve report RUN...`: one page and its charts, drawn from what runs left behind.
+
+Runs are only read; nothing is written until all of it is drawn.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from samecurve.errors import RunError, UserError
+from samecurve.report.canvas import MADE_BY, need_matplotlib
+from samecurve.report.record import RunRecord
+from samecurve.report.summary import Summary, differences, summary
+from samecurve.system import regular_only
+
+_PAGE = "report.html"
+_MAKER_WITHIN = 2000  # first bytes of a file, in which its maker is named
+_FOR_SEVERAL = Path("report")
+
+
+def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
+    """Write the page and its pictures; returns what was written, the page first.
+
+    to: the directory; None: the run's own for one run, report/ for several
+
+    UserError: no matplotlib, no directory to write to, or a file there that no report wrote.
+    RunError: the disk is full.
+    """
+    need_matplotlib()
+    directory = to or _FOR_SEVERAL
+    if to is None and len(records) == 1:
+        directory = records[0].directory
+    _check_directory(directory)
+    from samecurve.report.charts import draw
+    from samecurve.report.page import page
+
+    names = short_names([record.directory for record in records])
+    with np.errstate(all="ignore"):  # a damaged journal may hold any number
+        pictures, missing = draw(records, names)
+        html = page(records, names, pictures, missing, now=time.time())
+    contents = {_PAGE: html.encode("utf-8", "replace")}
+    for picture in pictures:
+        contents[f"report-{picture.name}.png"] = picture.png
+    return _publish(directory, contents)
+
+
+class ReportNumbers(TypedDict, total=False):
+    runs: list[Summary]
+    differences: dict[str, dict[str, list[object]]]  # only where there are several
+
+
+def report_numbers(records: Sequence[RunRecord]) -> ReportNumbers:
+    """The summaries, and what differs between several."""
+    numbers: ReportNumbers = {"runs": [summary(record) for record in records]}
+    if len(records) > 1:
+        numbers["differences"] = differences(records)
+    return numbers
+
+
+def short_names(directories: Sequence[Path]) -> list[str]:
+    """The last parts of their paths, as many as tell them apart."""
+    paths = [directory.resolve().parts for directory in directories]
+    depth = 1
+    while depth < max(map(len, paths)) and len({path[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return [str(Path(*path[-depth:])) for path in paths]
+
+
+def _check_directory(directory: Path) -> None:
+    """Refused before the charts are drawn, which takes a while."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is no directory", "--to DIR", "--to")
+    for path in (directory / _PAGE, *sorted(directory.glob("report-*.png"))):
+        if path.exists() and not _is_ours(path):
+            raise UserError(
+                f"{path} was not written by samecurve report, and would be overwritten",
+                "move it away, or --to another DIR",
+                str(path),
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=regular_only) as file:
+            return MADE_BY.encode() in file.read(_MAKER_WITHIN)
+    except OSError:
+        return False
+
+
+def _publish(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Each file whole or not at all.
+
+    Pictures of an earlier report that this one has not are taken away.
+    """
+    scratch = {name: directory / f".{name}.{os.getpid()}.part" for name in contents}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            scratch[name].write_bytes(content)
+        for name, path in scratch.items():
+            path.replace(directory / name)
+        for stale in directory.glob("report-*.png"):
+            if stale.name not in contents and _is_ours(stale):
+                stale.unlink()
+    except OSError as error:
+        raise RunError(
+            f"{directory} can't be written: {error.strerror}",
+            "--to DIR where you may write and there is room",
+            str(directory),
+        ) from None
+    finally:
+        for path in scratch.values():
+            with contextlib.suppress(OSError):  # one that was renamed is gone, or none was written
+                path.unlink(missing_ok=True)
+    return [directory / name for name in contents]

@@ -1,0 +1,110 @@
+"""Who owns a run directory: one lock, held by the launcher or the lone process."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samecurve.errors import UserError
+from samecurve.run.directory.run_directory import Run
+from samecurve.system import regular_only
+
+_MOST = 1 << 16  # characters of the lock
+
+
+class Lock:
+    """Held by the one launcher (or lone process) of a run; the system lets go of it when that
+    process ends, however it ends.
+    """
+
+    def __init__(self, run: Run) -> None:
+        run.check("--save-dir")
+        self._path = run.home / "lock"
+        try:
+            # held as long as the lock is
+            self._file = open(self._path, "a+", opener=regular_only)  # noqa: SIM115
+        except OSError as error:
+            raise UserError(
+                f"{self._path} can't be opened: {error.strerror}",
+                "another --save-dir, or mend this one",
+                "--save-dir",
+            ) from None
+        if not self._acquired():
+            holder = self._holder()
+            self._file.close()
+            raise UserError(
+                f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on"
+                f" {holder.get('host', '?')}",
+                "wait for it, stop it, or give another --save-dir",
+                "--save-dir",
+            )
+        holder = self._holder()
+        # a shared file system may not lock across hosts
+        if holder and holder["host"] != socket.gethostname():
+            self._file.close()
+            raise UserError(
+                f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did"
+                " not let go of it",
+                f"if that run is gone, remove {self._path}",
+                "--save-dir",
+            )
+        self._file.truncate(0)
+        holder = {
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": os.getpid(),
+            "since": time.time(),
+        }
+        self._file.write(json.dumps(holder))
+        self._file.flush()
+
+    def _acquired(self) -> bool:
+        """Several tries: somebody may only be looking (is_live)."""
+        for _ in range(5):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                time.sleep(0.05)
+        return False
+
+    def _holder(self) -> dict[str, Any]:
+        """What whoever locked it last wrote; {} where it was released."""
+        self._file.seek(0)
+        try:
+            holder = json.loads(self._file.read(_MOST))
+        except (ValueError, RecursionError):
+            return {}
+        return holder if isinstance(holder, dict) and {"host", "pid"} <= set(holder) else {}
+
+    def release(self) -> None:
+        """Whatever became of the disk: the system lets go of it when the file is closed."""
+        if self._file.closed:
+            return
+        with suppress(OSError):  # it names a process that has ended: taken over by the next
+            self._file.truncate(0)
+        with suppress(OSError):
+            self._file.close()
+
+
+def is_live(run: Run) -> bool:
+    """Whether somebody on this host holds the run's lock."""
+    try:
+        with open(run.home / "lock", "rb", opener=regular_only) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,86 @@
+"""results.json: what a run came to, for programs and tables, made from its journal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from samecurve.core.config.section import flatten
+from samecurve.core.config.sections import Config
+from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.observe.journal import read_events
+from samecurve.run.directory.run_directory import Run
+from samecurve.system import write_json
+
+_BESIDE_METRICS = {"seconds", "best_loss", "best_value", "best_step"}
+
+
+def write_results(run: Run, plan: Plan, config: Config) -> None:
+    """At the end of a run, into its directory."""
+    write_json(run.home / "results.json", results(read_events(run.journal), plan, config))
+
+
+def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, Any]:
+    """events: of all starts; seconds and throughput are those of steps, the first left out."""
+    steps = [event.values for event in events if event.kind == "step"]
+    timed = steps[1:]
+    seconds = sum(step["seconds"] for step in timed)
+    samples = sum(step["samples_per_second"] * step["seconds"] for step in timed)
+    end = events[-1].values
+    return {
+        "engine": plan.engine,
+        "strategy": plan.strategy,
+        "sync": plan.backend,
+        "devices": [device.name for device in plan.devices],
+        "world_size": plan.world_size,
+        "precision": plan.precision,
+        "batch": {
+            "samples": plan.global_batch_size,
+            "micro_batch_size": plan.micro_batch_size,
+            "accumulation_steps": plan.accumulation_steps,
+        },
+        "training": {
+            "samples": plan.samples,
+            "steps": len(steps),
+            "epochs": len(steps) / plan.order.steps_per_epoch,
+            "loss": steps[-1]["loss"] if steps else None,
+            "step_seconds": seconds,
+            "samples_per_second": samples / seconds if seconds else None,
+            "peak_memory_bytes_by_device": end.get("memory_bytes_by_device"),
+            "stopped_early": end.get("early_stop"),
+        },
+        "best": _best(events, plan),
+        "evaluation": _measured(events, "evaluated", plan),
+        "test": _measured(events, "tested", plan),
+        "config": flatten(config),
+    }
+
+
+def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:
+    """The evaluation by which a checkpoint is the best; None: there was none."""
+    last = [event for event in events if event.kind == "evaluated"][-1:]
+    if not last or last[0].values.get("best_step") is None:
+        return None
+    values = last[0].values
+    step = values["best_step"]
+    value = values.get("best_loss", values.get("best_value"))
+    return {
+        "metric": plan.best.metric,
+        "value": value,
+        "step": step,
+        "epoch": step / plan.order.steps_per_epoch,
+    }
+
+
+def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] | None:
+    """The metrics of the last such line; None: there is none."""
+    last = [event for event in events if event.kind == kind][-1:]
+    if not last:
+        return None
+    metrics = {name: value for name, value in last[0].values.items() if name not in _BESIDE_METRICS}
+    confusion = metrics.get("confusion")
+    if is_confusion(confusion):
+        assert isinstance(confusion, list)
+        scores = class_scores(confusion, class_names(plan.reference, len(confusion)))
+        metrics["by_class"] = [score.to_json() for score in scores]
+    return {"step": last[0].step, "epoch": last[0].step / plan.order.steps_per_epoch, **metrics}

@@ -1,0 +1,191 @@
+"""A run is a directory: its files, and the processes that work on it."""
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from samecurve.core.config.document import Document, dump, read_file
+from samecurve.core.config.loading import Registry, load
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.plan import Plan
+from samecurve.errors import RunError, UserError
+from samecurve.run.directory.rank_logs import live_ranks
+from samecurve.system import read_file_bytes, write_json
+from samecurve.tasks.user_class.class_place import find_kept_class
+from samecurve.tasks.user_class.kept_class import KEPT
+
+_MOST_JSON = 1 << 28  # bytes of plan.json
+SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of a run directory."""
+
+    home: Path
+
+    @property
+    def config(self) -> Path:
+        return self.home / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.home / "plan.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.home / "journal.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.home / "control.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.home / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def assets(self) -> Path:
+        return self.home / "assets"
+
+    @property
+    def task(self) -> Path:
+        """The task's class, where the run was begun from a session that has it in no file."""
+        return self.home / KEPT
+
+    @property
+    def initial(self) -> Path:
+        """A copy of the weights that the run began from (--init-from)."""
+        return self.home / "initial"
+
+    @property
+    def base(self) -> Path:
+        """Where the weights lie on which this run trains something small, and their SHA-256."""
+        return self.home / "base.json"
+
+    def exists(self) -> bool:
+        return self.plan.is_file()
+
+    def check(self, where: str) -> None:
+        """A run may come from anywhere: what it is read from and written to are ordinary files.
+
+        where: the argument that named the run
+
+        UserError: one of its files is a link, or waits for another process.
+        """
+        files = [self.config, self.plan, self.journal, self.control, self.task, self.base]
+        files.append(self.home / "lock")
+        folders = [self.checkpoints, self.logs, self.assets, self.initial, self.home / "samples"]
+        for folder in (self.logs, self.assets, self.home / "samples"):
+            if folder.is_dir() and not folder.is_symlink():
+                files += [path for path in folder.iterdir() if not path.is_dir()]
+        for path, is_kind, kind in (
+            *((path, stat.S_ISREG, "file") for path in files),
+            *((path, stat.S_ISDIR, "directory") for path in folders),
+        ):
+            mode = _mode(path)
+            if mode is not None and not is_kind(mode):
+                what = "a link" if stat.S_ISLNK(mode) else f"no ordinary {kind}"
+                raise UserError(
+                    f"{path} is {what}, and a run is read from and written to its own files alone",
+                    f"put the {kind} itself there, or take it away",
+                    where,
+                )
+
+    def announce(self, rank: int) -> None:
+        """Which process is this rank, for those who watch it."""
+        values = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": psutil.Process().create_time(),
+        }
+        # a full disk; then it is watched by nobody, and training says what is wrong
+        with suppress(OSError):
+            write_json(self.logs / f"process-{rank}.json", values)
+
+    def processes(self) -> dict[int, int]:
+        """The live processes of the ranks that were started on this host, by rank."""
+        return live_ranks(self.logs)
+
+    def write(
+        self,
+        config: Config,
+        plan: Plan,
+        *,
+        origins: Mapping[str, str] | None = None,
+        formulas: Mapping[str, str] | None = None,
+        parent_checkpoint: str | None = None,
+        weights_path: str | None = None,
+    ) -> None:
+        """config.yaml and plan.json.
+
+        origins: where each value of the config came from.
+        formulas: what sizes were computed by.
+        parent_checkpoint: of another run, that this one begins from.
+        weights_path: what --init-from named.
+        """
+        scratch = self.config.with_name("config.yaml.part")
+        scratch.write_text(dump(config.model_dump(mode="json")))
+        scratch.replace(self.config)
+        values = {
+            "plan": plan.to_json(),
+            "origins": dict(origins or {}),
+            "formulas": dict(formulas or {}),
+            "began": parent_checkpoint,
+            "weights": weights_path,
+        }
+        write_json(self.plan, values)
+
+    def parent_checkpoint(self) -> str | None:
+        """The checkpoint of another run that this one began from."""
+        return self._read_text("began")
+
+    def weights_path(self) -> str | None:
+        """The path of the weights that this one began from."""
+        return self._read_text("weights")
+
+    def _read_text(self, key: str) -> str | None:
+        """Of plan.json."""
+        try:
+            text = json.loads(read_file_bytes(self.plan, _MOST_JSON)).get(key)
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return None
+        return text if isinstance(text, str) else None
+
+    def read_config(self, registry: Registry) -> Config:
+        return load(self.read_document(), registry).config
+
+    def read_document(self) -> Document:
+        """config.yaml as it stands, but for where a kept class lies by now."""
+        document = read_file(self.config, regular=True)
+        find_kept_class(document, self.home)
+        return document
+
+    def read_plan(self) -> Plan:
+        try:
+            return Plan.from_json(json.loads(read_file_bytes(self.plan, _MOST_JSON))["plan"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(
+                f"{self.plan} can't be read: {error}",
+                "begin a new run with another --save-dir",
+                str(self.plan),
+            ) from None
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of file it is, links not followed; None: there is none."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return None

@@ -1,0 +1,194 @@
+"""Weights under the names that others gave them: read, and given a checkpoint's names."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.checkpoint.manifest import MANIFEST
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import ModelArrays
+from samecurve.errors import SamecurveError, UserError
+from samecurve.run.directory.run_directory import Run
+from samecurve.run.weights.load_weights import OpenedCheckpoint, open_checkpoint
+from samecurve.tasks import Tasks, load_hf
+from samecurve.tasks.user_class.class_place import place_of
+from samecurve.units import first_and_count
+
+WHERE = "--init-from"
+# what DistributedDataParallel, DataParallel and torch.compile put before names
+_WRAPPERS = ("module.", "_orig_mod.")
+STORED_DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32"}
+_NUMPY_DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class SourceArray:
+    """One array of a source."""
+
+    dtype: str  # in its file
+    shape: tuple[int, ...]  # as a checkpoint has it
+    read: Callable[[], NDArray[Any]]  # its values, exactly
+
+
+@dataclass(frozen=True)
+class ForeignWeights:
+    """What a source holds, before it is compared with the model."""
+
+    arrays: Mapping[str, SourceArray]  # by their names there
+    model_fields: Mapping[str, Any]  # of their model: a `model` section, or {"config.json": path}
+    notes: list[str]  # what the user should know
+
+
+def _fields_of(checkpoint: OpenedCheckpoint) -> Mapping[str, Any]:
+    """The run's `model` section; of a class of somebody's, as it stands: nothing is imported."""
+    document = checkpoint.run.read_document().value
+    if place_of(document.get("task")) is None:
+        return checkpoint.config.model.model_dump()
+    section = document.get("model")
+    return section if isinstance(section, dict) else {}
+
+
+def read_source(path: Path) -> ForeignWeights:
+    if (path / MANIFEST).is_file() or Run(path).exists():
+        checkpoint = open_checkpoint(path, WHERE)
+        weights = checkpoint.weights
+        arrays = {
+            name: SourceArray(
+                _NUMPY_DTYPES[weights.dtype(name)],
+                weights.shape(name),
+                partial(weights.__getitem__, name),
+            )
+            for name in weights
+        }
+        where = f"they are those of step {checkpoint.step} of {checkpoint.run.home}"
+        return ForeignWeights(arrays, _fields_of(checkpoint), [*checkpoint.notes, where])
+    if not path.exists():
+        raise UserError(
+            f"there is no {path}",
+            "a run, a checkpoint, a .safetensors or .pt file, or a directory with one",
+            WHERE,
+        )
+    from samecurve.torch_engine.model.weight_files import read_weights
+
+    files, notes = read_weights(path)
+    arrays = {
+        name: SourceArray(array.dtype, array.shape, array.read) for name, array in files.items()
+    }
+    home = path if path.is_dir() else path.parent
+    return ForeignWeights(arrays, _fields_beside(home), notes)
+
+
+def _fields_beside(home: Path) -> Mapping[str, Any]:
+    """What lies beside the files of weights and tells of their model.
+
+    It is what `samecurve export` wrote there, or the Hugging Face libraries.
+    """
+    if (home / "config.yaml").is_file():
+        try:
+            return load(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
+        except SamecurveError:
+            return {}  # another program's
+    config_json = home / "config.json"
+    return {"config.json": config_json} if config_json.is_file() else {}
+
+
+def map_names(
+    config: Config, foreign_names: Iterable[str], model: ModelArrays
+) -> tuple[dict[str, str], list[str]]:
+    """Foreign names -> ours, and what the user should know.
+
+    What wrappers put before names is taken off; another library's names become ours.
+    UserError: two become one.
+    """
+    unwrapped, prefixes = _strip_wrappers(list(foreign_names), model.arrays)
+    names_here = load_hf(config, list(unwrapped.values()))
+    mapped = {
+        foreign_name: names_here[name]
+        for foreign_name, name in unwrapped.items()
+        if name in names_here
+    }
+    twice = [name for name, count in Counter(mapped.values()).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"two arrays of the source would be called {twice[0]}", "weights of one model", WHERE
+        )
+    notes = []
+    if prefixes:
+        notes.append(f"taken off their names: {', '.join(prefixes)}")
+    not_needed = [name for name in unwrapped.values() if name not in names_here]
+    if not_needed:
+        notes.append(f"left out, since it follows from the config: {first_and_count(not_needed)}")
+    return mapped, notes
+
+
+def _strip_wrappers(
+    foreign_names: list[str], model_names: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Foreign name -> name without what wrappers put before it; and what was taken off.
+
+    What the model's own names have too stays.
+    """
+    removable = [p for p in _WRAPPERS if not all(name.startswith(p) for name in model_names)]
+    names = {name: name for name in foreign_names}
+    stripped = []
+    while names:
+        common = [p for p in removable if all(name.startswith(p) for name in names.values())]
+        if not common:
+            break
+        names = {foreign: name.removeprefix(common[0]) for foreign, name in names.items()}
+        stripped.append(common[0])
+    inner = "._orig_mod."
+    wrapped_within = any(inner in name for name in names.values())
+    if wrapped_within and not any(inner in name for name in model_names):
+        names = {foreign: name.replace(inner, ".") for foreign, name in names.items()}
+        stripped.append("_orig_mod. within names")
+    return names, stripped
+
+
+def drop_aliases(
+    arrays: Mapping[str, SourceArray], aliases: Mapping[str, str], path: Path
+) -> tuple[dict[str, SourceArray], list[str]]:
+    """One name for what the model holds once.
+
+    UserError: the source has other values under its other name.
+    """
+    distinct = dict(arrays)
+    notes = []
+    for alias, name in aliases.items():
+        other = distinct.pop(alias, None)
+        if other is None:
+            continue
+        if name in distinct and not _are_equal(distinct[name], other):
+            raise UserError(
+                f"{path}: {alias} and {name} differ; this model has one array for both",
+                "a model that does not tie them (model.tie_embeddings: false for the decoder)",
+                WHERE,
+            )
+        distinct.setdefault(name, other)
+        notes.append(f"{alias} is {name}, which is held once")
+    return distinct, notes
+
+
+def _are_equal(one: SourceArray, other: SourceArray) -> bool:
+    return one.shape == other.shape and np.array_equal(one.read(), other.read())
+
+
+def dtype_notes(config: Config, arrays: Mapping[str, SourceArray]) -> list[str]:
+    """What becomes of the number formats that are not the parameters' own."""
+    param_dtype = "float64" if config.train.precision == "f64" else "float32"
+    counts = Counter(
+        array.dtype
+        for array in arrays.values()
+        if array.dtype.startswith(("float", "bfloat")) and array.dtype != param_dtype
+    )
+    return [
+        f"{count} arrays of {dtype} become {param_dtype}" for dtype, count in sorted(counts.items())
+    ]

@@ -1,0 +1,271 @@
+"""--init-from: weights without optimizer state, from a run, a checkpoint, or others' files.
+
+They are checked against the model before anything is written. What was read is copied into the run
+(`initial/`, a checkpoint without more than the model), so that a run killed before its first save
+begins with the same weights again, whatever has become of their source; and so that each rank reads
+only its part.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samecurve.checkpoint.format import make_manifest, verify, write_pieces
+from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts, ModelArrays
+from samecurve.core.protocols import ArrayShard
+from samecurve.core.weights.weight_check import check_weights
+from samecurve.errors import SamecurveError, UserError
+from samecurve.run.directory.run_directory import SCRATCH, Run
+from samecurve.run.resume import Origin
+from samecurve.run.weights.foreign_weights import (
+    STORED_DTYPES,
+    WHERE,
+    ForeignWeights,
+    SourceArray,
+    drop_aliases,
+    dtype_notes,
+    map_names,
+    read_source,
+)
+from samecurve.system import sync_directory, write_json
+from samecurve.tasks import convert_weights, first_weights, unlike
+from samecurve.units import first_and_count, show_bytes, show_count
+
+_FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
+_EIGHT_BYTES = {"float64", "int64", "complex128"}  # others are copied in four
+
+
+@dataclass(frozen=True)
+class Source:
+    """Weights that fit the model."""
+
+    path: Path  # absolute
+    arrays: Mapping[str, SourceArray]  # by a checkpoint's names
+    buffers: frozenset[str]  # those of them that may be infinite
+    notes: tuple[str, ...]  # what the user should know
+
+
+def choose_initial_weights(
+    origin: Origin, init_from: Path | None, config: Config, facts: Facts
+) -> Source | None:
+    """The weights that a run is to be given now; None: it has them, or begins without.
+
+    origin: what the run goes on from; its notes grow by what the user should know
+    init_from: --init-from, or what the config's model begins from
+
+    UserError: the run began otherwise, the weights don't fit, or the run's copy is damaged.
+    """
+    by_config = init_from is not None and init_from == first_weights(config)
+    if origin.run is not None and origin.own:
+        _check_own_weights(origin.run, origin, init_from, by_config=by_config)
+        return None
+    if init_from is None or (by_config and origin.checkpoint is not None):
+        return None
+    if origin.checkpoint is not None:
+        raise UserError(
+            "this run begins from a checkpoint, which has weights of its own",
+            "one of --resume and --init-from",
+            WHERE,
+        )
+    with placed(config, init_from):
+        return read_initial_weights(init_from, config, facts)
+
+
+@contextmanager
+def placed(config: Config, path: Path) -> Iterator[None]:
+    """What is wrong with weights that the config names is told at its key, not at the flag."""
+    try:
+        yield
+    except UserError as error:
+        if error.where != WHERE or path != first_weights(config):
+            raise
+        raise UserError(error.cause, error.remedy, "model.path") from None
+
+
+def _check_own_weights(
+    run: Run, origin: Origin, init_from: Path | None, *, by_config: bool
+) -> None:
+    """UserError: a run that is gone on with began from other weights, or its copy is damaged."""
+    source = run.weights_path()
+    if init_from and str(init_from.resolve()) != source:
+        began = "did not begin from weights that were given to it"
+        if source:
+            began = f"began from the weights {source}"
+        raise UserError(
+            f"{run.home} {began}; it can't begin again from {init_from}",
+            "leave --init-from out to go on with it, or another --save-dir",
+            WHERE,
+        )
+    if not source:
+        return
+    if origin.checkpoint is not None:
+        if init_from and not by_config:
+            origin.notes.append(
+                f"{WHERE} {init_from} has no effect any more: this run began from it, and goes on"
+                " from its own checkpoint"
+            )
+        return
+    try:
+        verify(run.initial, weights_only=True)
+    except CorruptCheckpointError as error:
+        raise UserError(
+            f"{run.initial}, the weights that this run began from: {error}",
+            "another --save-dir begins anew",
+            str(run.home),
+        ) from None
+    origin.notes.append(f"with the weights of {source}, as they were when this run began")
+
+
+def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
+    """Weights to begin from, checked, none of their values read but where two names share them.
+
+    UserError: what they are instead.
+    """
+    arrays, foreign = fitting_arrays(path, config, facts)
+    fatal, differing = unlike(config, foreign.model_fields)
+    if fatal:
+        raise UserError(
+            f"{path} is of another model: {', '.join(fatal)}",
+            "the model.* fields of the model that these weights are of",
+            WHERE,
+        )
+    not_floating = [
+        f"{name} ({array.dtype})"
+        for name, array in arrays.items()
+        if not array.dtype.startswith(("float", "bfloat", "complex")) and name not in facts.buffers
+    ]
+    if not_floating:
+        raise UserError(
+            f"{path}: no floating values in {first_and_count(not_floating)}",
+            "weights as they were trained, not packed or quantized",
+            WHERE,
+        )
+    size = sum(int(np.prod(array.shape)) for array in arrays.values())
+    summary = (
+        f"weights of {path}: {len(arrays)} arrays, {show_count(size)} numbers; no optimizer state"
+        " and no position: this run begins at its own step 0"
+    )
+    notes = [summary, *foreign.notes, *dtype_notes(config, arrays)]
+    if differing:
+        notes.append(f"the weights were trained otherwise: {', '.join(differing)}")
+    absent = [name for name in facts.buffers if name not in arrays]
+    if absent:
+        notes.append(f"not among the weights, so as the model has them: {first_and_count(absent)}")
+    return Source(path.resolve(), arrays, frozenset(facts.buffers), tuple(notes))
+
+
+def fitting_arrays(
+    path: Path, config: Config, model: ModelArrays, task: Any = None
+) -> tuple[Mapping[str, SourceArray], ForeignWeights]:
+    """The arrays of a source by a checkpoint's names, and what there is beside them.
+
+    task: the config's, if it is open
+
+    UserError: they are not this model's.
+    """
+    foreign = read_source(path)
+    names, naming_notes = map_names(config, foreign.arrays, model)
+    stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
+    arrays: Mapping[str, SourceArray] = convert_weights(config, stored, task)
+    arrays, tying_notes = drop_aliases(arrays, model.aliases, path)
+    trained = model.arrays.keys() - set(model.frozen) if model.frozen_base else set()
+    check_weights(
+        {name: array.shape for name, array in arrays.items()},
+        model.arrays,
+        {*model.buffers, *trained},
+        str(path),
+    )
+    notes = [*foreign.notes, *naming_notes, *tying_notes]
+    return arrays, replace(foreign, notes=notes)
+
+
+def keep(source: Source, run: Run) -> None:
+    """Copy what was read into the directory that is to be a run, under a scratch name.
+
+    publish() gives it its own. UserError: no room, or values that are not finite.
+    """
+    size = 0
+    for array in source.arrays.values():
+        itemsize = 8 if array.dtype in _EIGHT_BYTES else 4
+        size += int(np.prod(array.shape)) * itemsize
+    free = shutil.disk_usage(run.home).free
+    if free < size * 1.05:
+        raise UserError(
+            f"{show_bytes(free)} are free at {run.home}; a copy of the weights needs"
+            f" {show_bytes(size)}",
+            "free some space, or another --save-dir",
+            "--save-dir",
+        )
+    scratch = run.home / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        written = [
+            write_pieces(scratch / f"weights-{number:05d}.safetensors", pieces).to_json()
+            for number, pieces in enumerate(_pieces(source), 1)
+        ]
+        write_json(
+            scratch / MANIFEST,
+            make_manifest(
+                {"step": 0, "epoch": 0, "consumed": 0, "loop": {}, "source": str(source.path)},
+                written,
+            ),
+        )
+        sync_directory(scratch)
+    except OSError as error:
+        raise UserError(
+            f"copying the weights of {source.path} failed: {error}",
+            "is there room, and is the source whole? free some space, or get it again",
+            WHERE,
+        ) from None
+
+
+def publish(run: Run) -> None:
+    (run.home / SCRATCH).rename(run.initial)
+    sync_directory(run.home)
+
+
+def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
+    """In files of about _FILE bytes."""
+    pieces: list[ArrayShard] = []
+    for name, array in sorted(source.arrays.items()):
+        try:
+            values = np.ascontiguousarray(array.read())
+        except SamecurveError:
+            raise
+        except Exception as error:  # whatever its library raises where a file ends too soon
+            raise UserError(
+                f"{source.path}: {name} can't be read: {error}", "is it whole? get it again", WHERE
+            ) from None
+        if (
+            values.dtype.kind == "f"
+            and name not in source.buffers
+            and not np.isfinite(values).all()
+        ):
+            raise UserError(
+                f"{source.path}: {name} has values that are not finite",
+                "weights of a sound model, such as an older checkpoint",
+                WHERE,
+            )
+        if values.size:
+            pieces.append(
+                ArrayShard(
+                    f"model/{name}",
+                    STORED_DTYPES[values.dtype.name],
+                    array.shape,
+                    (0,) * len(array.shape),
+                    values.reshape(array.shape),
+                )
+            )
+        if sum(piece.buffer.nbytes for piece in pieces) >= _FILE:
+            yield pieces
+            pieces = []
+    if pieces:
+        yield pieces

@@ -1,0 +1,306 @@
+"""What passes between devices in one optimizer step, and how long it takes.
+
+Bytes are counted as torch_engine sends them, time by NCCL's own model.
+
+Bytes: fully_shard cuts a parameter along its first dimension into equal parts, so what it gathers
+is padded to a multiple of the shards; held against torch's collectives in
+tests/torch_engine/test_traffic.py. Time: alpha + beta (Hockney 1994; Thakur et al. 2005,
+"Optimization of collective communication operations in MPICH") for rings and trees under each of
+NCCL's protocols, the fastest taken, as NCCL chooses (src/graph/tuning.cc at b647562: latencies,
+shares of the bandwidth, steps).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.hardware import Medium
+from samecurve.core.planning.memory import autocast_itemsize
+from samecurve.core.planning.optimizer_state import itemsize
+from samecurve.core.planning.plan import Plan
+from samecurve.simulation.cluster import Cluster
+
+Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]
+BUCKET = 25 << 20  # bytes of gradients that DistributedDataParallel reduces at once, its default
+# numbers of 8 bytes in a step's metrics: two sums and four requests; two waits and a peak of memory
+_METRICS, _BY_DEVICE = 6, 3
+_COMPRESSED = {"bf16": 2, "fp16": 2}
+_US = 1e-6
+
+# Microseconds, by protocol (LL, LL128, Simple): before anything is sent, and for each step over a
+# medium.
+_BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 0.0)}
+_STEP: Mapping[str, Mapping[Medium, tuple[float, float, float]]] = {
+    "ring": {"nvlink": (0.6, 1.9, 3.4), "pcie": (1.0, 2.5, 5.7), "network": (2.7, 4.0, 14.0)},
+    "tree": {"nvlink": (0.6, 1.25, 28.0), "pcie": (1.0, 1.9, 28.0), "network": (5.0, 8.5, 28.0)},
+}
+# bytes a second over 1, 2, more hosts (Ampere and later; AMD hosts)
+_LL_MOST = (87.7e9, 22.5e9, 19.0e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Devices that add up or gather together."""
+
+    members: int
+    hosts: int
+    inside: Medium  # that connects those of one host
+    # bytes a second, one way, of each: the narrower of the link within a host and its devices' way
+    # out of it
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Messages of one kind in one step."""
+
+    kind: Kind
+    what: str
+    # bytes of the whole buffer: what all-reduce and reduce-scatter take in, what all-gather gives
+    payload: float
+    messages: int
+    group: Group
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends in a step: those of a ring, the least there can be."""
+        passes = 2 if self.kind == "all-reduce" else 1
+        share = (self.group.members - 1) / self.group.members
+        return self.messages * self.payload * share * passes
+
+    @property
+    def each(self) -> float:
+        """Seconds of one message."""
+        return seconds(self.kind, self.payload, self.group)
+
+    @property
+    def seconds(self) -> float:
+        return self.messages * self.each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What is sent in one step; `outside`: of what lies outside of blocks."""
+
+    reduced: tuple[Collective, ...] = ()  # gradients of a device that holds all, in buckets
+    gathered: tuple[Collective, ...] = ()  # weights of a block
+    scattered: tuple[Collective, ...] = ()  # gradients of a block
+    gathered_outside: tuple[Collective, ...] = ()
+    scattered_outside: tuple[Collective, ...] = ()
+    copied: tuple[Collective, ...] = ()  # summed over copies of the model, in the last round
+    copied_outside: tuple[Collective, ...] = ()
+    metrics: tuple[Collective, ...] = ()  # what the journal's line of a step is made of
+
+    @property
+    def all(self) -> tuple[Collective, ...]:
+        return (
+            self.metrics
+            + self.reduced
+            + self.gathered
+            + self.gathered_outside
+            + self.scattered
+            + self.scattered_outside
+            + self.copied
+            + self.copied_outside
+        )
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends."""
+        return sum(part.sent for part in self.all)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.all)
+
+
+def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
+    """plan: one made for cluster.machine"""
+    if plan.num_devices == 1:
+        return Traffic()
+    width, everybody = itemsize(plan.precision), group(cluster, plan.num_devices, 1)
+    metrics = Collective(
+        kind="all-reduce",
+        what="metrics of the step (loss, weights; waits, memory of each device)",
+        payload=8 * (_METRICS + _BY_DEVICE * plan.num_devices),
+        messages=1,
+        group=everybody,
+    )
+    if plan.spec.traffic == "gradients":
+        total = facts.trainable * _COMPRESSED.get(plan.compress, width)
+        buckets = math.ceil(facts.trainable * width / BUCKET)
+        reduced = Collective(
+            kind="all-reduce",
+            what="gradients",
+            payload=total / buckets,
+            messages=buckets,
+            group=everybody,
+        )
+        return Traffic(metrics=(metrics,), reduced=(reduced,))
+    norm = Collective(
+        kind="all-reduce",
+        what="norm of the gradient",
+        payload=8,
+        messages=1,
+        group=group(cluster, plan.shards, 1),
+    )
+    return replace(_sharded_traffic(plan, facts, cluster), metrics=(metrics, norm))
+
+
+def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
+    """Of weights and gradients."""
+    shards = group(cluster, plan.shards, 1)
+    copies = group(cluster, plan.num_devices // plan.shards, plan.shards)
+    rounds, blocks = plan.accumulation_steps, max(1, facts.blocks)
+    block = _Part(plan, facts, "of a block")
+    outside = _Part(plan, facts, "outside of blocks")
+    sent = Traffic(
+        gathered_outside=outside.gathers(rounds, shards),
+        scattered_outside=outside.sums("reduce-scatter", rounds, shards),
+    )
+    if facts.block_arrays:
+        gathers = 2 if plan.reshard else 1
+        sent = replace(
+            sent,
+            gathered=block.gathers(rounds * blocks * gathers, shards),
+            scattered=block.sums("reduce-scatter", rounds * blocks, shards),
+        )
+    if copies.members == 1:
+        return sent
+    sent = replace(sent, copied_outside=outside.sums("all-reduce", 1, copies))
+    if facts.block_arrays:
+        sent = replace(sent, copied=block.sums("all-reduce", blocks, copies))
+    return sent
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block, all of them taken to be alike, or what lies outside of blocks."""
+
+    plan: Plan
+    facts: Facts
+    where: Literal["of a block", "outside of blocks"]
+
+    def gathers(self, messages: int, over: Group) -> tuple[Collective, ...]:
+        return tuple(
+            Collective(
+                kind="all-gather",
+                what=f"weights {self.where}, {words}",
+                payload=numbers * width,
+                messages=messages,
+                group=over,
+            )
+            for words, width, numbers in self._groups()
+        )
+
+    def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
+        """Of gradients; an all-reduce takes one shard of them."""
+        width = itemsize(self.plan.precision)
+        cut = self.plan.shards if kind == "all-reduce" else 1
+        return tuple(
+            Collective(
+                kind=kind,
+                what=f"gradients {self.where}",
+                payload=numbers * width / cut,
+                messages=messages,
+                group=over,
+            )
+            for _, _, numbers in self._groups(self.facts.frozen)
+        )
+
+    def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
+        """(words, bytes a number as gathered, numbers) of the groups that fully_shard makes."""
+        facts, plan = self.facts, self.plan
+        width, narrow = itemsize(plan.precision), autocast_itemsize(plan.precision)
+        in_block = self.where == "of a block"
+        blocks = max(1, facts.blocks)
+        inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
+        packed = set(facts.packed)  # sent as they are, a byte each
+        rounded: set[str] = set()
+        if narrow < width:
+            rounded.update(facts.rounded)
+        groups = []
+        for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
+            numbers: float = sum(
+                padded(shape, plan.shards) / (width if name in packed else 1)
+                for name, shape in facts.arrays.items()
+                if name not in excluded
+                and (name in rounded) == is_rounded
+                and (name in inside) == in_block
+            )
+            if in_block:
+                numbers /= blocks
+            if numbers:
+                groups.append((words, item, numbers))
+        return groups
+
+
+def padded(shape: tuple[int, ...], shards: int) -> int:
+    """Numbers of a parameter whose first dimension is rounded up to a multiple of the shards."""
+    if not shape:
+        return shards
+    return -(-shape[0] // shards) * shards * math.prod(shape[1:])
+
+
+def group(cluster: Cluster, members: int, apart: int) -> Group:
+    """Every `apart`-th device, so many of them.
+
+    Groups that leave a host side by side share its ways out: each has those of its own devices.
+    """
+    here = max(1, min(members, cluster.devices_per_host // apart))  # of them on one host
+    hosts = -(-members // here)
+    bandwidth = cluster.inside.bandwidth
+    if here == 1 and hosts > 1:
+        bandwidth = cluster.between.bandwidth
+    elif hosts > 1:
+        bandwidth = min(bandwidth, here * cluster.between.bandwidth)
+    return Group(members=members, hosts=hosts, inside=cluster.inside.medium, bandwidth=bandwidth)
+
+
+def seconds(kind: Kind, payload: float, over: Group) -> float:
+    """The fastest of what NCCL may choose."""
+    if over.members == 1:
+        return 0.0
+    times = [_ring(kind, payload, over, protocol) for protocol in range(3)]
+    if kind == "all-reduce":
+        times += [_tree(payload, over, protocol) for protocol in range(3)]
+    return min(times)
+
+
+def _ring(kind: Kind, payload: float, over: Group, protocol: int) -> float:
+    """steps x alpha + steps / members x payload / bandwidth."""
+    n, hosts = over.members, over.hosts
+    steps, hops = n - 1, hosts - 1  # steps in all, and those of them that leave a host
+    if kind == "all-reduce":
+        steps, hops = 2 * (n - 1), 2 * hosts
+    if hosts == 1:
+        hops = 0
+    hops = min(steps, hops)
+    base, step = _BASE["ring"][protocol], _STEP["ring"]
+    alpha = base + (steps - hops) * step[over.inside][protocol] + hops * step["network"][protocol]
+    ll_share = 1 / 3 if hosts == 1 and kind != "all-reduce" else 1 / 4
+    shares = (
+        min(ll_share, _LL_MOST[min(hosts, 3) - 1] / over.bandwidth),
+        0.92 if n > hosts else 0.7,
+        1.0,
+    )
+    return alpha * _US + steps / n * payload / (over.bandwidth * shares[protocol])
+
+
+def _tree(payload: float, over: Group, protocol: int) -> float:
+    """Up and down two trees that share the data: 2 payload / bandwidth.
+
+    Sanders, Speck and Traff 2009.
+    """
+    alpha = _BASE["tree"][protocol] + 2 * (
+        (over.members / over.hosts - 1) * _STEP["tree"][over.inside][protocol]
+        + math.log2(over.hosts) * _STEP["tree"]["network"][protocol]
+    )
+    shares = (
+        min(1 / 3.8, _LL_MOST[min(over.hosts, 3) - 1] / over.bandwidth),
+        7 / 9 if over.hosts == 1 else 120 / 128,
+        1.0,
+    )
+    return alpha * _US + 2 * payload / (over.bandwidth * (0.92 * shares[protocol]))

@@ -1,0 +1,270 @@
+"""What each strategy, with each way of recomputing, would do on a machine one doesn't have.
+
+plan() is called for each, and its step's cost estimated.
+"""
+
+from dataclasses import dataclass, replace
+
+from samecurve.core.config.sections import Config
+from samecurve.core.config.values import Recompute
+from samecurve.core.planning.capacity import memory_room
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.memory import sample_bytes
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
+from samecurve.core.planning.strategies import (
+    STRATEGIES,
+    StrategySpec,
+    auto_strategy,
+    strategies_of,
+)
+from samecurve.errors import UserError
+from samecurve.simulation.cluster import Cluster
+from samecurve.simulation.collectives import Traffic, traffic
+from samecurve.simulation.step_time import StepCost, Utilization, step_cost
+
+MOST = 1024  # devices of the last point of a curve
+_WHERE = "--machine"  # what a UserError points at
+_BY_SHARDING = ("none", "groups", "all devices")  # the order of a table's rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyForecast:
+    """What one strategy would do there."""
+
+    name: str
+    shards: int
+    recompute: Recompute
+    need: int | None  # bytes of a device for one sample at once; None: activations are not known
+    room: int  # bytes of a device that can be used
+    whole: bool  # one copy of the model on each device, or shared out among all
+    plan: Plan | None = None  # None: refused
+    traffic: Traffic | None = None
+    cost: StepCost | None = None  # None: not known (simulation/step_time.py)
+    refused: str = ""  # why
+
+    @property
+    def held(self) -> int:
+        """Bytes of a device; 0: refused."""
+        if self.plan is None:
+            return 0
+        return sum(term.bytes for term in self.plan.memory)
+
+    @property
+    def fits(self) -> bool:
+        return self.need is None or self.need <= self.room
+
+    @property
+    def label(self) -> str:
+        """With the devices that share a copy of the model, where they are some of them."""
+        if self.whole:
+            return self.name
+        return f"{self.name}/{self.shards}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Efficiency by devices."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    ends: str  # why there is no point beyond the last, or none at all
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What is the same for every strategy of one table."""
+
+    facts: Facts
+    cluster: Cluster
+    utilization: Utilization
+
+
+def check_predictable(config: Config, cluster: Cluster) -> None:
+    """UserError: what is not predicted, by name."""
+    _check_step(config)
+    _check_devices(config)
+    if config.train.precision not in cluster.device.peaks:
+        raise UserError(
+            f"no peak of {cluster.device.name} is on file for {config.train.precision}:"
+            f" {', '.join(cluster.device.peaks)}",
+            f"--dtype {next(iter(cluster.device.peaks))}, or a JSON file with `tflops`",
+            _WHERE,
+        )
+
+
+def _check_step(config: Config) -> None:
+    """UserError: the engine, or how it makes a step."""
+    section = config.devices
+    if config.engine != "torch":
+        raise UserError(
+            f"--machine predicts what engine torch sends; {config.engine} compiles its collectives"
+            " into the step",
+            "--engine torch, or leave --machine out",
+            _WHERE,
+        )
+    if config.train.exact:
+        raise UserError(
+            "--machine does not predict --exact, whose sums go along a tree by other collectives",
+            "leave one of them out",
+            _WHERE,
+        )
+    if section.offload:
+        raise UserError(
+            "--machine does not predict devices.offload, whose updates are made by the host",
+            "leave one of them out",
+            _WHERE,
+        )
+    if section.compress == "powersgd":
+        raise UserError(
+            "--machine does not predict --compress powersgd", "none, bf16 or fp16", _WHERE
+        )
+
+
+def _check_devices(config: Config) -> None:
+    """UserError: the strategy, its sync, or which devices there are."""
+    section = config.devices
+    if section.balance != "even":
+        raise UserError(
+            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
+            " others",
+            "--balance even, or leave --machine out",
+            _WHERE,
+        )
+    spec = STRATEGIES.get((config.engine, section.strategy))
+    if spec and spec.traffic is None:
+        raise UserError(
+            f"--machine does not predict strategy {spec.name}, {spec.summary}",
+            f"--strategy {auto_strategy(config.engine, 'the model fits').name}",
+            _WHERE,
+        )
+    if section.sync in {"cpu", "gloo"}:
+        raise UserError(
+            f"--machine predicts NCCL's collectives, not sync {section.sync}",
+            "--sync-backend auto",
+            _WHERE,
+        )
+    if section.use.strip() not in {"auto", "all"}:
+        raise UserError(
+            f"--machine says which devices there are; devices.use {section.use} does too",
+            "leave --devices and --gpus out",
+            _WHERE,
+        )
+
+
+def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
+    """plan() there. UserError: as train would refuse it there."""
+    planned = plan(config, cluster.machine, facts)
+    peak = cluster.device.peaks.get(planned.precision)
+    if not peak:
+        return replace(planned, peak_flops=None)
+    return replace(planned, peak_flops=peak * planned.num_devices)
+
+
+def compare_strategies(
+    config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
+) -> list[StrategyForecast]:
+    """Every strategy with every way of recomputing.
+
+    With the config's alone where what recomputing saves is not known.
+    """
+    ways: tuple[Recompute, ...] = (config.train.recompute,)
+    if facts.recompute_bytes:
+        ways = ("none", "selective", "block")
+    setting = _Setting(facts, cluster, utilization)
+    return [
+        _forecast(_with_recompute(candidate, how), spec, shards, setting)
+        for spec, candidate, shards in _candidates(config, cluster)
+        for how in ways
+    ]
+
+
+def scaling_curves(
+    config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
+) -> list[Curve]:
+    """From one device to MOST, the batch as plan() has it: fixed, or growing with the devices."""
+    sizes = cluster.sizes(MOST)
+    largest = _candidates(config, cluster.of(sizes[-1]), one_device=False)
+    points: dict[str, list[tuple[int, float]]] = {spec.name: [] for spec, _, _ in largest}
+    ends: dict[str, str] = {}
+    for size in sizes:
+        there = cluster.of(size)
+        setting = _Setting(facts, there, utilization)
+        for spec, candidate, shards in _candidates(config, there, one_device=False):
+            forecast = _forecast(candidate, spec, shards, setting)
+            ends[spec.name] = forecast.refused
+            if forecast.plan and forecast.plan.global_batch_size < size:
+                batch = forecast.plan.global_batch_size
+                ends[spec.name] = f"a batch of {batch} has no work for {size} devices"
+            elif forecast.cost:
+                points[spec.name].append((size, forecast.cost.efficiency))
+    return [Curve(name, tuple(reached), ends[name]) for name, reached in points.items()]
+
+
+def _candidates(
+    config: Config, cluster: Cluster, *, one_device: bool = True
+) -> list[tuple[StrategySpec, Config, int]]:
+    """(strategy, config, shards), those that share a copy among more devices last.
+
+    A strategy of groups shares a copy of the model among a host's devices where there are several
+    hosts, unless the config says how many.
+    """
+    if cluster.num_devices == 1 and one_device:
+        alone = auto_strategy(config.engine, "one device")
+        return [(alone, _with_devices(config, strategy="auto", shards=None), 1)]
+    candidates = []
+    for spec in strategies_of(config.engine):
+        if spec.traffic is None or spec.takes_one_device:
+            continue
+        groups = _group_size(config, cluster) if spec.sharding == "groups" else None
+        if groups is not None and groups < 2:
+            continue
+        shards = {"none": 1, "all devices": cluster.num_devices}.get(spec.sharding, groups or 1)
+        changed = _with_devices(config, strategy=spec.name, shards=groups)
+        candidates.append((spec, changed, shards))
+    return sorted(candidates, key=lambda candidate: _BY_SHARDING.index(candidate[0].sharding))
+
+
+def _group_size(config: Config, cluster: Cluster) -> int:
+    """Devices that share a copy of the model; 0: they can't be cut into groups."""
+    if config.devices.shards:
+        return config.devices.shards
+    if cluster.hosts > 1:
+        return cluster.devices_per_host
+    num_devices = cluster.num_devices
+    return max((n for n in range(2, num_devices) if num_devices % n == 0), default=0)
+
+
+def _with_devices(config: Config, **section: object) -> Config:
+    return config.model_copy(update={"devices": config.devices.model_copy(update=section)})
+
+
+def _with_recompute(config: Config, how: Recompute) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"recompute": how})})
+
+
+def _forecast(
+    config: Config, spec: StrategySpec, shards: int, setting: _Setting
+) -> StrategyForecast:
+    facts, cluster = setting.facts, setting.cluster
+    machine, each = cluster.machine, sample_bytes(config, facts)
+    devices = machine.devices * machine.hosts
+    room = memory_room(config, facts, devices, spec=spec, shards=shards)
+    forecast = StrategyForecast(
+        name=spec.name,
+        shards=shards,
+        recompute=config.train.recompute,
+        need=None if each is None else room.needed(each),
+        room=int(room.usable),
+        whole=shards in {1, cluster.num_devices},
+    )
+    try:
+        planned = plan_on_cluster(config, facts, cluster)
+    except UserError as error:
+        return replace(forecast, refused=error.cause)
+    return replace(
+        forecast,
+        plan=planned,
+        traffic=traffic(planned, facts, cluster),
+        cost=step_cost(config, planned, facts, cluster, setting.utilization),
+    )

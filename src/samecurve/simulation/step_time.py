@@ -1,0 +1,241 @@
+"""Seconds of one optimizer step on a machine one doesn't have, each part with its formula.
+
+Computing, updating, and what of the collectives computing doesn't hide.
+"""
+
+from dataclasses import dataclass
+
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.plan import Plan
+from samecurve.simulation.cluster import Cluster
+from samecurve.simulation.collectives import Collective, Traffic, traffic
+from samecurve.units import counted, show_bytes, show_count, show_time
+
+MFU = 0.4
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What a device attains while it computes."""
+
+    value: float  # of its peak
+    source: str  # where the number comes from
+
+
+ASSUMED = Utilization(
+    MFU,
+    "assumed; decoders of 3 to 30 billion parameters reach 0.36 to 0.46 on H100, 0.51 to 0.64 on"
+    " A100 (sequences up to 4096; llm-foundry, scripts/train/benchmarking/README.md), small ones"
+    " less; --mfu N or --from BENCH.json says better",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Seconds of a step, and what they are made of."""
+
+    seconds: float
+    compute: float
+    update: float
+    exposed: float  # of the collectives, what nothing hides
+    efficiency: float  # speed-up over one such device that makes the same step, by their number
+    mfu: float  # model FLOPs of the step over the devices' peak
+    traffic: Traffic
+    formulas: dict[str, str]  # by what they explain
+
+
+@dataclass(frozen=True)
+class _RoundTime:
+    """Seconds of one microbatch on one device."""
+
+    forward: float
+    recompute: float  # blocks run forward again during the backward pass
+    first_pass: float  # for features of the whole batch, before any backward pass
+
+    @property
+    def backward(self) -> float:
+        return 2 * self.forward + self.recompute
+
+    @property
+    def total(self) -> float:
+        return 3 * self.forward + self.recompute + self.first_pass
+
+
+def step_cost(
+    config: Config, plan: Plan, facts: Facts, cluster: Cluster, utilization: Utilization
+) -> StepCost | None:
+    """Seconds of one step.
+
+    plan: one made for cluster.machine
+
+    None: what a sample costs, or what the device can do, is not known.
+    """
+    peak = cluster.device.peaks.get(plan.precision)
+    if facts.flops_per_sample is None or peak is None:
+        return None
+    micro, batch = plan.micro_batch_size, plan.global_batch_size
+    forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
+    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
+    one_round = _RoundTime(
+        forward,
+        recompute=_share_run_again(plan) * forward,
+        first_pass=forward if goes_twice else 0.0,
+    )
+    compute = _busiest(plan) / micro * one_round.total
+    sent = traffic(plan, facts, cluster)
+    if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
+        exposed, hidden = _expose_sharded(sent, facts.blocks, plan, one_round)
+    else:
+        exposed, hidden = _expose_reduced(sent, one_round)
+    metrics = sum(part.seconds for part in sent.metrics)
+    update, touched = _update(config, plan, facts, cluster, plan.shards)
+    seconds = compute + update + exposed + metrics
+    alone_update, _ = _update(config, plan, facts, cluster, 1)
+    alone = batch / micro * one_round.total + alone_update
+    computing, of_peak = _compute_formulas(
+        plan, facts.flops_per_sample, peak, utilization=utilization, one_round=one_round
+    )
+    return StepCost(
+        seconds=seconds,
+        compute=compute,
+        update=update,
+        exposed=exposed + metrics,
+        efficiency=alone / plan.num_devices / seconds,
+        mfu=facts.flops_per_sample * batch / (seconds * plan.num_devices * peak),
+        traffic=sent,
+        formulas={
+            "compute": computing,
+            "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
+            "sync": hidden,
+            "efficiency": (
+                f"speed-up over one such device that takes the same {batch} samples a step, with"
+                f" memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
+            ),
+            "mfu": of_peak,
+        },
+    )
+
+
+def _share_run_again(plan: Plan) -> float:
+    """Of a forward pass, during the backward pass: with torch "selective" keeps every second
+    product, with jax each.
+    """
+    if plan.recompute == "selective":
+        return 0.5 if plan.engine == "torch" else 0.0
+    return 1.0 if plan.recompute == "block" else 0.0
+
+
+def _compute_formulas(
+    plan: Plan,
+    flops_per_sample: float,
+    peak: float,
+    *,
+    utilization: Utilization,
+    one_round: _RoundTime,
+) -> tuple[str, str]:
+    """How the seconds of computing, and the share of the peak, come about."""
+    flops, peak_flops = show_count(flops_per_sample), show_count(peak)
+    rounds = counted(plan.accumulation_steps, "round")
+    computing = (
+        f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
+        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+    )
+    if one_round.recompute:
+        computing += "; blocks run forward again: x 4/3"
+    if one_round.first_pass:
+        computing += "; features of the whole batch come first: a forward pass more"
+    of_peak = (
+        f"{flops}FLOP x {plan.global_batch_size} samples / (a step x {plan.num_devices} x"
+        f" {peak_flops}FLOP/s)"
+    )
+    return f"{computing}; forward is a third", of_peak
+
+
+def _busiest(plan: Plan) -> int:
+    """Samples of the device that has most of a step.
+
+    The last one has the short microbatch; it is the busiest where no other has as many.
+    """
+    batch, micro, num_devices = plan.global_batch_size, plan.micro_batch_size, plan.num_devices
+    count = -(-batch // micro)
+    if num_devices == 1 or count % num_devices == 1:
+        return batch - micro * (count * (num_devices - 1) // num_devices)
+    return plan.accumulation_steps * micro
+
+
+def _update(
+    config: Config, plan: Plan, facts: Facts, cluster: Cluster, shards: int
+) -> tuple[float, str]:
+    """(seconds, the bytes in words).
+
+    Weights are read and written, gradients read; each array of the optimizer's state is read and
+    written; the norm reads gradients, clipping reads and writes them.
+    """
+    state = optimizer_state(config, facts)
+    trained_bytes = facts.trainable * itemsize(plan.precision)
+    passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
+    if config.optimizer.clip:
+        passes, by = passes + 2, f"{by}, clipping"
+    array_bytes = trained_bytes / shards
+    words = f"{passes:.3g} passes ({by}) over {show_bytes(array_bytes)}"
+    if shards > 1:
+        words += f" ({shards} shards)"
+    return passes * array_bytes / cluster.device.bandwidth, words
+
+
+def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:
+    """(seconds that nothing hides, how).
+
+    Buckets are reduced while the last round's backward goes on; the last bucket is ready when it
+    ends.
+    """
+    all_buckets = sum(part.seconds for part in sent.reduced)
+    last_bucket = _sum_each(sent.reduced)
+    how = (
+        "metrics + max(all buckets - the last round's backward of"
+        f" {show_time(one_round.backward)}, the last bucket)"
+    )
+    return max(all_buckets - one_round.backward, last_bucket), how
+
+
+def _expose_sharded(
+    sent: Traffic, blocks: int, plan: Plan, one_round: _RoundTime
+) -> tuple[float, str]:
+    """(seconds that nothing hides, how).
+
+    A block's weights are gathered while the one before it computes; its gradients are summed
+    while the next one's are made.
+    """
+    blocks = max(1, blocks)
+    forward, backward = one_round.forward / blocks, one_round.backward / blocks
+    gather, scatter = _sum_each(sent.gathered), _sum_each(sent.scattered)
+    gather_outside = _sum_each(sent.gathered_outside)
+    scatter_outside = _sum_each(sent.scattered_outside)
+    regather = gather if plan.reshard else 0.0
+
+    def exposed(copies: float, copies_outside: float) -> float:
+        """Of one round; copies: summing the gradients of a block over copies of the model."""
+        ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
+        behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
+        return ahead + behind + scatter + copies + scatter_outside + copies_outside
+
+    copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
+    seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
+    again = "gathering again + " if plan.reshard else ""
+    last_again = "the last block gathered again + " if plan.reshard else ""
+    with_copies = " + its copies" if copies else ""
+    how = (
+        "metrics + each round: weights outside of blocks + first block +"
+        f" {blocks - 1} x max(0, gathering a block - its forward of {show_time(forward)}) +"
+        f" {blocks - 1} x max(0, {again}scattering a block{with_copies} - its backward of"
+        f" {show_time(backward)}) + {last_again}the first block's and the outer gradients, for"
+        " which nothing is left to hide behind"
+    )
+    return seconds, how
+
+
+def _sum_each(parts: tuple[Collective, ...]) -> float:
+    """Seconds of one message of each."""
+    return sum(part.each for part in parts)

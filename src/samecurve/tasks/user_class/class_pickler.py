@@ -1,0 +1,252 @@
+"""How a class that a Python session has is named for other processes.
+
+A class of a module is named by that; any other one is written to a file as it is in memory, which
+kept_class.py reads.
+
+That is so of a script's own classes (of `__main__`), a notebook's, those of an interactive session
+or inside of a function. What they use of their session goes with them by value, so that a script
+is not run again by its ranks, and what it has set (a width from its arguments) is what they have.
+Whatever can be imported is named, not copied.
+"""
+
+import hashlib
+import io
+import json
+import linecache
+import os
+import re
+import site
+import subprocess
+import sys
+import sysconfig
+from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from samecurve.errors import UserError
+from samecurve.tasks.user_class.kept_class import (
+    FOR_LAUNCHER,
+    KEPT,
+    OWN_FILE,
+    Header,
+    python_version,
+    remember,
+)
+from samecurve.units import show_bytes
+
+_NOTED = 100 << 20  # bytes of a kept class that are worth a word
+
+
+def task_of(task_class: type, directory: Path) -> str:
+    """The config's `task`, by which any other process started here finds the class.
+
+    directory: where it is kept if it stands in no module that can be imported there
+
+    UserError: it uses something that can't be pickled.
+    """
+    module, name = task_class.__module__, task_class.__name__
+    file = _module_file(task_class)
+    if file is not None and "." not in module and not _is_installed(file):
+        return f"{os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file}:{name}"
+    if file is not None and _found_by_others(module) == file:
+        return f"{module}:{name}"
+    return f"{keep(task_class, directory)}:{name}"
+
+
+def _module_file(task_class: type) -> Path | None:
+    """Of the module that has the class under its own name; None: there is none."""
+    module = _module_of(task_class)
+    if module is None or module.__name__ == "__main__":
+        return None
+    if getattr(module, task_class.__qualname__, None) is not task_class:
+        return None
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file and file.endswith(".py") else None
+
+
+def _is_installed(file: Path) -> bool:
+    return any(file.is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
+
+
+def _found_by_others(module: str) -> Path | None:
+    """The file of a module as a fresh process in this directory finds it."""
+    code = (
+        "import sys; from samecurve.tasks.user_class.class_place import file_of_module;"
+        " print(file_of_module(sys.argv[1]) or '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, module], capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.strip()).resolve() if done.stdout.strip() else None
+
+
+def keep(task_class: type, directory: Path) -> Path:
+    """Write the class to a file in this directory.
+
+    UserError: it uses something that can't be pickled.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    try:
+        pickler.dump(task_class)
+    except Exception as error:  # whatever a value of the session's raises
+        raise _not_picklable(task_class, pickler.codes, error) from error
+    payload = buffer.getbuffer()
+    if len(payload) > _NOTED:
+        sys.stderr.write(_size_note(task_class, pickler.codes, len(payload)))
+    sources = {
+        _shown(code): "".join(linecache.getlines(code.co_filename)) for code in pickler.codes
+    }
+    origins = [_shown(method.__code__) for method in _own_methods(task_class)]
+    header = Header(
+        name=task_class.__name__,
+        origin=origins[0] if origins else str(getattr(_module_of(task_class), "__file__", "")),
+        declares=any(hasattr(task_class, name) for name in FOR_LAUNCHER),
+        digest=_digest(task_class, pickler.codes),
+        python=python_version(),
+        paths=_paths(),
+        sources={name: text for name, text in sources.items() if text},
+    )
+    path = directory / KEPT
+    with open(path, "wb") as file:
+        file.write(json.dumps(asdict(header)).encode() + b"\n")
+        file.write(payload)
+    remember(path)
+    return path
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but for three things.
+
+    Functions of a module that is pickled by value share the namespace of a module of ours when
+    they are read again, as compilers expect. The code of cells goes by the cells' names. A class
+    that is read again is a new one, where cloudpickle would write over the session's own.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.codes: list[CodeType] = []
+
+    def persistent_id(self, obj: object) -> tuple[int, str] | None:
+        """Of the namespace of a session's module: its number, and its package."""
+        if isinstance(obj, dict):
+            for number, namespace in enumerate(self.globals_ref.values()):
+                if obj is namespace:
+                    return number, namespace.get("__package__") or ""
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            self.codes.append(obj)
+            return self.dispatch_table[CodeType](obj.replace(co_filename=_shown(obj)))
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple):
+            function, arguments, *rest = reduced
+            return (function, tuple(map(_without_tracking, arguments)), *rest)
+        return reduced
+
+
+def _without_tracking(argument: object) -> object:
+    """By its id cloudpickle finds the class that it has pickled before."""
+    is_id = isinstance(argument, str) and re.fullmatch("[0-9a-f]{32}", argument)
+    return None if is_id else argument
+
+
+def _shown(code: CodeType) -> str:
+    """What the lines of a code are named by: its file, or `Cell In[3]`."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is not None and (cell := shell.compile.format_code_name(code.co_filename)):
+        return " ".join(cell)
+    if os.path.exists(code.co_filename):
+        return os.path.abspath(code.co_filename)
+    return code.co_filename
+
+
+def _own_methods(task_class: type) -> list[FunctionType]:
+    """The class's own, in their order."""
+    members = [getattr(value, "__func__", value) for value in vars(task_class).values()]
+    return [member for member in members if isinstance(member, FunctionType)]
+
+
+def _module_of(task_class: type) -> ModuleType | None:
+    return sys.modules.get(task_class.__module__)
+
+
+def _paths() -> tuple[str, ...]:
+    """Where this process finds modules, beside Python's own places."""
+    python_places = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
+    python_places |= {*site.getsitepackages(), site.getusersitepackages()}
+    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    return tuple(
+        path
+        for path in paths
+        if os.path.isdir(path)
+        and path not in python_places
+        and os.path.dirname(path) not in python_places  # lib-dynload
+    )
+
+
+def _digest(task_class: type, codes: Sequence[CodeType]) -> str:
+    """The same in every process that has the same code."""
+    texts = sorted(
+        repr((code.co_qualname, code.co_code, code.co_names, *map(_constant, code.co_consts)))
+        for code in codes
+    )
+    if not codes:  # it is imported by its name
+        file = getattr(_module_of(task_class), "__file__", None)
+        texts = [Path(file).read_text()] if file else []
+    return hashlib.sha256("\n".join([task_class.__qualname__, *texts]).encode()).hexdigest()
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, CodeType):
+        return value.co_qualname
+    if isinstance(value, frozenset):  # its order is another in each process
+        return str(sorted(map(repr, value)))
+    return repr(value)
+
+
+def _used_values(task_class: type, codes: Sequence[CodeType]) -> dict[str, Any]:
+    """What the class uses of its session by name; classes and functions last."""
+    used = {name for code in codes for name in code.co_names}
+    namespaces = [method.__globals__ for method in _own_methods(task_class)]
+    values = {name: value for name, value in ChainMap(*namespaces).items() if name in used}
+    return dict(sorted(values.items(), key=lambda item: callable(item[1])))
+
+
+def _size(value: object) -> int:
+    """Bytes of its pickle; -1: it has none."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(value)
+    except Exception:  # whatever the value's own code raises
+        return -1
+    return buffer.tell()
+
+
+def _not_picklable(task_class: type, codes: Sequence[CodeType], error: Exception) -> UserError:
+    name = task_class.__name__
+    values = _used_values(task_class, codes)
+    culprit = next((used for used, value in values.items() if _size(value) < 0), None)
+    uses = f"uses {culprit}, which" if culprit else "uses something that"
+    return UserError(
+        f"{name} {uses} can't be taken to another process: {type(error).__name__}: {error}",
+        f"make it where it is used, in a method of {name}; or {OWN_FILE}",
+        "task",
+    )
+
+
+def _size_note(task_class: type, codes: Sequence[CodeType], size: int) -> str:
+    sizes = {name: _size(value) for name, value in _used_values(task_class, codes).items()}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    most = f", most of it in {largest}" if largest else ""
+    return (
+        f"note   {task_class.__name__} is kept with what it uses, {show_bytes(size)}{most}; what"
+        " its methods make or read themselves is not\n"
+    )

@@ -1,0 +1,89 @@
+"""Where a task's class is: `path/to/file.py:MyTask`, `package.module:MyTask`, or kept in a
+file of its own (kept_class.py). Nothing is imported or run to know it.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import NamedTuple
+
+from samecurve.core.config.document import Document
+from samecurve.tasks.user_class.kept_class import KEPT, is_kept, read_header
+
+
+class Place(NamedTuple):
+    """Where a class is: in a file, in a module imported by its name, or kept (kept_class.py)."""
+
+    path: Path
+    name: str
+    module: str | None = None
+
+
+def place_of(task: object) -> Place | None:
+    """The place that a text names; None: it is of another form, or there is no such module.
+
+    task: my/file.py:MyTask, package.module:MyTask, a/run/task.pickle:MyTask
+    """
+    match = re.fullmatch(r"(.+):([^\W\d]\w*)", task) if isinstance(task, str) else None
+    if match is None:
+        return None
+    path = Path(match[1])
+    if path.suffix == ".py" or is_kept(path):
+        return Place(path, match[2]) if path.stem else None
+    file = file_of_module(match[1])
+    return Place(file, match[2], match[1]) if file else None
+
+
+def identity_of(task: str) -> str:
+    """The task by what it is; a kept class by its name, wherever it is kept."""
+    place = place_of(task)
+    return f"class {place.name}" if place and is_kept(place.path) else task
+
+
+def find_kept_class(document: Document, home: Path) -> None:
+    """Point a config to the kept class that lies beside it, wherever both were moved to.
+
+    home: the config's directory
+    """
+    place = place_of(document.value.get("task"))
+    if place and is_kept(place.path) and (home / KEPT).is_file():
+        document.value["task"] = f"{home / KEPT}:{place.name}"
+
+
+def code_of(place: Place) -> tuple[str, str]:
+    """What the class is written in, and a digest of it. The same in every process."""
+    if is_kept(place.path):
+        header = read_header(place.path)
+        return f"the class {place.name} of {header.origin}", header.digest
+    return f"the file {place.path}", hashlib.sha256(place.path.read_bytes()).hexdigest()
+
+
+def file_of_module(module: str) -> Path | None:
+    """The source of a module that this process, or one started here, can import.
+
+    Nothing is imported. None: there is no such module, or it has no source.
+    """
+    top, *parts = module.split(".")
+    if not all(part.isidentifier() for part in (top, *parts)) or top == "__main__":
+        return None
+    try:
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    except ValueError:  # a module that was made by hand
+        return None
+    if spec is None:
+        return None
+    homes = [Path(home) for home in spec.submodule_search_locations or ()]
+    if not parts:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    candidates = [
+        candidate
+        for home in homes
+        for candidate in (
+            home.joinpath(*parts).with_suffix(".py"),
+            home.joinpath(*parts, "__init__.py"),
+        )
+    ]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

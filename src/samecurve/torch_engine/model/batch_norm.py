@@ -1,0 +1,292 @@
+"""Batch normalisation whose statistics are those of all peers' rows together, so that a split over
+devices changes nothing.
+
+Dummy rows are left out: they add exactly zero to the statistics and to other peers' gradients.
+Equal to one device's nn.BatchNorm on the whole batch, up to rounding, as long as what the peers
+hold at once is the whole batch.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from samecurve.errors import UserError
+from samecurve.torch_engine.model.compile_marks import uncompiled
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, recomputing
+
+
+class Peers(Protocol):
+    """Who trains together, seen from one of them.
+
+    Every peer calls all_reduced equally often, in the same order.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all peers, the same bits for all of them; `values` stay as they are."""
+        ...
+
+
+def coupling_layers(model: nn.Module) -> tuple[str, ...]:
+    """What mixes the samples of a batch, of a model in training: "BatchNorm2d net.1" for each
+    normalisation over the batch, in order.
+    """
+    return tuple(
+        f"{type(module).__name__} {name}".strip()
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and _is_coupling(module)
+    )
+
+
+def _is_coupling(norm: _BatchNorm) -> bool:
+    """Not one in eval mode, with statistics of its own to normalise by."""
+    return norm.training or norm.running_mean is None
+
+
+def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:
+    """Let every BatchNorm of `model` that is in training normalise over the real rows of all peers.
+
+    Modules, parameters, buffers and their names stay.
+
+    peers, context: this replica's own (so call it after copying a model)
+
+    UserError: a lazy one without shapes yet, one with a forward pass of its own, which would be
+    lost, or one in eval mode that has no statistics for it.
+    """
+    # Any: a module's class and attributes are changed below.
+    norms: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and _is_coupling(module)
+    ]
+    for name, module in norms:
+        title = f"{type(module).__name__} {name}".strip()
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            raise UserError(
+                f"{title} has no shape yet, so it can't be synchronised",
+                "give its num_features, or run the model once on a batch before it is handed over",
+                "model",
+            )
+        if not module.training:
+            raise UserError(
+                f"{title} is in eval mode and has no running statistics, so it normalises by the"
+                " microbatch all the same",
+                "track_running_stats=True, or leave it in training mode",
+                "model",
+            )
+        if type(module).forward not in (
+            _BatchNorm.forward,
+            nn.SyncBatchNorm.forward,
+            _Synchronised.forward,
+        ):
+            raise UserError(
+                f"{title} has a forward pass of its own, so it can't be synchronised",
+                "nn.BatchNorm and a module after it; or train.allow_coupled: true",
+                "model",
+            )
+        if not isinstance(module, _Synchronised):
+            module.__class__ = _synchronised(module.__class__)
+        module.samecurve_site = _Site(title, peers, context)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where a synchronised module is."""
+
+    name: str
+    peers: Peers
+    context: MicroBatchContext
+
+    def __deepcopy__(self, memo: object) -> "_Site":
+        """A copied model (an average of weights, say) is in the same place; one for another device
+        is given its own by synchronise_batch_norms.
+        """
+        return self
+
+
+@cache
+def _synchronised(kind: Any) -> Any:
+    """A subclass, so that the module stays what it was to everything that asks."""
+    return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {"__module__": __name__})
+
+
+class _Synchronised(_BatchNorm):
+    samecurve_site: _Site
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        if input.is_complex():
+            raise UserError(
+                f"{self.samecurve_site.name} is given complex numbers, which have no variance of"
+                " the kind that it divides by",
+                "normalise real and imaginary parts as channels: torch.view_as_real",
+                "model",
+            )
+        if not self.training:
+            return _BatchNorm.forward(self, input)
+        normalised: torch.Tensor = self._normalised(input)
+        return normalised
+
+    @uncompiled
+    def _normalised(self, values: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        peers, real = self.samecurve_site.peers, self.samecurve_site.context.real
+        statistics = _statistics(values, peers, real=real)
+        if self.track_running_stats and not recomputing():
+            self._track(statistics)
+        output: torch.Tensor = _Normalise.apply(
+            values, self.weight, self.bias, *statistics, (self.eps, peers, real)
+        )  # type: ignore[no-untyped-call]
+        return output
+
+    @torch.no_grad()
+    def _track(self, statistics: "_Statistics") -> None:
+        """As torch does, but on the device, and what has no value stays: the variance of one value,
+        anything without a real row, an overflow (which would stay for good).
+        """
+        if (
+            self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
+            return
+        count, mean, variance = statistics
+        self.num_batches_tracked += count > 0
+        momentum: float | torch.Tensor
+        if self.momentum is None:
+            momentum = 1 / self.num_batches_tracked.clamp(min=1)
+        else:
+            momentum = self.momentum
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        for buffer, current, least in (
+            (self.running_mean, mean, 1),
+            (self.running_var, unbiased, 2),
+        ):
+            moved = buffer + (current - buffer) * momentum
+            buffer.copy_(torch.where((count >= least) & moved.isfinite(), moved, buffer))
+
+
+class _Statistics(NamedTuple):
+    """Of all peers' real rows, float64."""
+
+    num_values: torch.Tensor  # of each channel
+    mean: torch.Tensor  # [C]
+    variance: torch.Tensor  # [C], biased
+
+
+@torch.no_grad()
+def _statistics(values: torch.Tensor, peers: Peers, *, real: bool) -> _Statistics:
+    """By one sum of a table that holds each peer's own in its row.
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
+    """
+    channels = values.shape[1]
+    table = torch.zeros(
+        peers.world_size, 1 + 2 * channels, dtype=torch.float64, device=values.device
+    )
+    if real:
+        table[peers.rank] = torch.cat(_moments(values))
+    counts, means, squares = torch.split(peers.all_reduced(table), [1, channels, channels], 1)
+    count = counts.sum()
+    divisor = count.clamp(min=1)
+    mean = (counts * means).sum(0) / divisor
+    spread = squares + counts * (means - mean).square()
+    return _Statistics(count, mean, spread.sum(0) / divisor)
+
+
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(count [1], mean [C], sum of squared deviations from it [C]), float64, of one peer: in two
+    passes, the second of which corrects the first's mean.
+    """
+    dimensions = _all_but_channels(values)
+    wide = values.to(_wide_dtype(values))
+    per_channel = values.numel() // values.shape[1]
+    count = torch.full([1], per_channel, dtype=torch.float64, device=values.device)
+    first_mean = wide.mean(dimensions, keepdim=True)
+    centred = wide - first_mean
+    error = centred.sum(dimensions).double() / count
+    squares = centred.square_().sum(dimensions).double() - count * error.square()
+    return count, first_mean.flatten().double() + error, squares.clamp(min=0)
+
+
+class _Normalise(torch.autograd.Function):
+    """(input - mean) / sqrt(variance + eps) * weight + bias, where mean and variance depend on all
+    peers' inputs.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd's functions take no keywords
+        ctx: Any,
+        values: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        count: torch.Tensor,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        rest: tuple[float, Peers, bool],
+    ) -> torch.Tensor:
+        """rest: eps, who sums, whether this peer's rows are real."""
+        ctx.eps, ctx.peers, ctx.real = rest
+        wide = _wide_dtype(values)
+        mean, variance = mean.to(wide), variance.to(wide)
+        ctx.save_for_backward(values, weight, count, mean, variance)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return F.batch_norm(
+            values, mean, variance, _cast(weight, wide), _cast(bias, wide), eps=ctx.eps
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """With n the values normalised and means over all peers' rows: (gradient - mean(gradient) -
+        n * mean(gradient * n)) * weight / deviation.
+        """
+        values, weight, count, mean, variance = ctx.saved_tensors
+        input_dtype, dimensions = values.dtype, _all_but_channels(values)
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        scale = (variance + ctx.eps).rsqrt()
+        values, gradient = values.to(mean.dtype), gradient.to(mean.dtype)
+        if ctx.real:
+            centred = (values - mean.view(shape)).mul_(gradient)
+            sums = torch.stack([gradient.sum(dimensions), centred.sum(dimensions) * scale])
+        else:
+            sums = mean.new_zeros(2, len(mean))
+        for_values = None
+        if ctx.needs_input_grad[0]:
+            factor = scale if weight is None else scale * weight.to(mean.dtype)
+            means = ctx.peers.all_reduced(sums) / count.clamp(min=1).to(mean.dtype)
+            shift, slope = (means * -factor).unbind()
+            if ctx.real:
+                for_values = (
+                    F.batch_norm(values, mean, variance, slope, shift, eps=ctx.eps)
+                    .addcmul_(gradient, factor.view(shape))
+                    .to(input_dtype)
+                )
+            else:
+                for_values = torch.zeros_like(values, dtype=input_dtype)
+        for_weight = sums[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        for_bias = sums[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return for_values, for_weight, for_bias, None, None, None, None
+
+
+def _wide_dtype(values: torch.Tensor) -> torch.dtype:
+    """What statistics are computed in."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _all_but_channels(values: torch.Tensor) -> list[int]:
+    """Dimensions."""
+    return [0, *range(2, values.dim())]
+
+
+def _cast(values: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if values is None else values.to(dtype)

@@ -1,0 +1,72 @@
+"""train.compile: torch.compile of a model's blocks, one program for all that are alike.
+
+Imported late: torch._dynamo takes a second or two.
+"""
+
+from contextlib import suppress
+from importlib import import_module
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import nn
+
+from samecurve.core.config.values import Recompute
+from samecurve.torch_engine.model.cross_entropy import Head, Kernel, compilable_loss
+from samecurve.torch_engine.model.model_setup import recompute, repeated_blocks
+from samecurve.torch_engine.randomness.dropout_layers import KeyedDropout
+
+_PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
+
+
+def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
+    """Compile each repeated block, or the model where it has none, and let it run again in backward
+    as `how` says. Alike blocks share one program; names stay.
+
+    A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What
+    dropout and the head do for each module by name or in place stays as it is. A program is made
+    for each shape, and too many of them are an error, not a silent return to what is slow.
+    """
+    import torch._dynamo as dynamo
+
+    dynamo.reset()  # a warm process has compiled others
+    # torch counts with tqdm, whose own lock is of all processes: a rank that is ended would leave
+    # it behind.
+    with suppress(ImportError):
+        tqdm: Any = import_module("tqdm").tqdm
+        tqdm.set_lock(RLock())
+    parts = repeated_blocks(model) or [model]
+    dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
+    keep_uncompiled(model)
+    for module in model.modules():
+        if isinstance(module, Head):
+            module.kernel = _kernel(backend)
+    if how != "block":
+        recompute(model, how)  # the compiler sees what selective keeps
+    for part in parts:
+        part.forward = torch.compile(part.forward, dynamic=False, backend=backend)
+    if how == "block":
+        recompute(model, how)
+
+
+def keep_uncompiled(model: nn.Module) -> None:
+    """Within what is compiled, by whomever: what dropout and the head do."""
+    uncompiled: Any = torch.compiler.disable
+    for module in model.modules():
+        if isinstance(module, KeyedDropout | Head):
+            module.__dict__["forward"] = uncompiled(module.forward)
+
+
+def _kernel(backend: str) -> Kernel:
+    """One program for all numbers of rows: chunks' ends differ."""
+    from torch._dynamo import maybe_mark_dynamic
+
+    compiled: Kernel = torch.compile(compilable_loss, backend=backend)
+
+    def kernel(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for tensor in (logits, labels):
+            maybe_mark_dynamic(tensor, 0)
+        return compiled(logits, labels)
+
+    return kernel

@@ -1,0 +1,76 @@
+"""The digest of what a model does not train, where checkpoints leave that out.
+
+It is the same whatever the strategy and the precision: of each array a sum over its values' bits,
+each times its place, which adds up over shards.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from samecurve.errors import UserError
+from samecurve.torch_engine.optimizers.optimizer_params import local_view
+
+DIGEST = "frozen/sha256"  # its name in a checkpoint
+_CHUNK = 1 << 22  # values that are looked at at once
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, of 64 bits, as a signed number
+
+
+def place_sum(part: torch.Tensor, shape: Sequence[int], offsets: Sequence[int]) -> torch.Tensor:
+    """A whole number modulo 2^64; those of an array's parts add up to that of the whole.
+
+    part: real values, rows of an array
+    shape: of the array
+    offsets: where the part begins in it; 0 but for the first
+    """
+    begin = offsets[0] * math.prod(shape[1:]) if offsets else 0
+    total = torch.zeros((), dtype=torch.int64, device=part.device)
+    for first, values in _chunks(part.detach().reshape(-1)):
+        bits = values.to(torch.float32).view(torch.int32).to(torch.int64)
+        places = torch.arange(len(bits), dtype=torch.int64, device=bits.device)
+        total += ((bits ^ (bits << 29)) * ((places + begin + first) * 2 + 1) * _FACTOR).sum()
+    return total
+
+
+def _chunks(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each with the place where it begins."""
+    for first in range(0, len(values), _CHUNK):
+        yield first, values[first : first + _CHUNK]
+
+
+def combined_digest(shapes: Mapping[str, Sequence[int]], sums: Sequence[int]) -> bytes:
+    """SHA-256 over names, shapes and sums. sums: place_sum() of each, in the order of `shapes`"""
+    lines = [
+        f"{name} {list(shape)} {total}"
+        for (name, shape), total in zip(shapes.items(), sums, strict=True)
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).digest()
+
+
+@torch.no_grad()
+def model_digest(model: nn.Module) -> bytes:
+    """Of a model that is whole on one device."""
+    frozen = {
+        name: local_view(parameter.detach())
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
+    shapes = {name: tuple(part.shape) for name, part in frozen.items()}
+    starts = {name: (0,) * len(shape) for name, shape in shapes.items()}
+    sums = [int(place_sum(part, shapes[name], starts[name])) for name, part in frozen.items()]
+    return combined_digest(shapes, sums)
+
+
+def check_same_base(here: bytes, saved: bytes, path: str) -> None:
+    """UserError: a checkpoint was trained on another base."""
+    if here != saved:
+        raise UserError(
+            f"{path} was trained on a base whose frozen weights have SHA-256 {saved.hex()[:16]};"
+            f" those here have {here.hex()[:16]}",
+            "the base, the seed and the libraries that the run began with, or a new run with"
+            " another --save-dir",
+            path,
+        )

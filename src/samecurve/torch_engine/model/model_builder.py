@@ -1,0 +1,56 @@
+"""A task's model for each device of a process: its values by the rule of the task, or its own as
+the first rank has them, its layers as the plan has them.
+"""
+
+from torch import nn
+
+from samecurve.errors import UserError
+from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
+from samecurve.torch_engine.model.initial_values import FirstValues
+from samecurve.torch_engine.model.model_setup import apply_speed_options, cast_weights, freeze
+from samecurve.torch_engine.model.training_mode import TrainingMode
+from samecurve.torch_engine.model.user_model import compiled_in_place
+from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.step.setup import EngineSetup
+
+
+class ModelBuilder:
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup, self._seed = setup, setup.plan.fixed.seed
+        comm, device = setup.comm, setup.device
+        self.first_values = FirstValues(
+            setup.task, self._seed, lambda tensors: comm.broadcast(tensors, device)
+        )
+        self.modes: list[TrainingMode] = []  # of the models that are built
+
+    def build_all(self) -> list[nn.Module]:
+        """One for each device of this process. UserError: the task has no such model."""
+        models = [self._build(index) for index in range(len(self._setup.devices))]
+        if len({id(model) for model in models}) < len(models):
+            raise UserError(
+                "model() gave the same object twice; each device needs one of its own",
+                "build the module in model(), anew each time",
+                "task",
+            )
+        return models
+
+    def _build(self, device_index: int) -> nn.Module:
+        """On the meta device if all its values follow from the seed, else with the values it gave
+        itself.
+        """
+        setup, plan = self._setup, self._setup.plan
+        model = self.first_values.build()
+        self.modes.append(TrainingMode(model))
+        model = cast_weights(model, plan.precision)
+        freeze(model, setup.optimizer.rules)
+        context = setup.contexts[device_index]
+        if plan.norm_sync:
+            synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
+        if plan.keyed_dropout:
+            key_dropout(model, context, self._seed)
+        if compiled_in_place(model) and not plan.compile:
+            from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
+
+            keep_uncompiled(model)
+        apply_speed_options(model, plan, setup.devices[device_index])
+        return model

@@ -1,0 +1,291 @@
+"""From a task's model to one that is ready to be laid out: number format, blocks, recompute, and
+real values for what was made on the meta device.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from samecurve.core.config.param_groups import ParamRules
+from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.planning.plan import Plan
+from samecurve.torch_engine.step.precision import weight_dtype
+
+Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
+InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
+
+# What recompute "selective" keeps: what costs most to run again, and of products every second one.
+_KEPT_OPERATIONS = {
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - too
+}
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,  # noqa: SLF001 - aten's name
+}
+_ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's own random numbers from `seed`, and afterwards as they were.
+
+    Those of the host and, where CUDA runs, of the current GPU: a context on others takes memory.
+    """
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = [torch.cuda.current_device()] if started else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
+        yield
+
+
+def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
+    """Floating values in the precision's weight format, complex ones in pairs of it (Module.to
+    would drop their imaginary parts).
+    """
+    real = weight_dtype(precision)
+    pair = torch.complex128 if real == torch.float64 else torch.complex64
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(pair)
+        return tensor.to(real) if tensor.is_floating_point() else tensor
+
+    return model._apply(cast)  # type: ignore[no-untyped-call, no-any-return]  # noqa: SLF001
+
+
+def freeze(model: nn.Module, rules: ParamRules) -> None:
+    """What a group of the config freezes is no more trained than what the model froze itself.
+
+    UserError: a group rules nothing.
+    """
+    rules.check_names(name for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if rules.is_frozen(name):
+            parameter.requires_grad_(False)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The elements of the outermost ModuleLists and Sequentials of at least two parts with
+    parameters; of an element that is only a container, what it holds.
+    """
+    parts = _parts(model)
+    if isinstance(model, nn.ModuleList | nn.Sequential) and len(parts) > 1:
+        return [called for part in parts for called in _called_parts(part)]
+    return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """Its children with parameters."""
+    return [part for part in model.children() if any(True for _ in part.parameters())]
+
+
+def _called_parts(part: nn.Module) -> list[nn.Module]:
+    """Itself, or where it is no module that can be called, those within that can."""
+    if type(part).forward is not nn.Module.forward:
+        return [part]
+    return [called for child in _parts(part) for called in _called_parts(child)]
+
+
+def recompute(model: nn.Module, how: Recompute) -> None:
+    """Let each block run again in backward instead of keeping its activations; names and results
+    stay.
+    """
+    if how == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = _selective_contexts
+    for block in repeated_blocks(model):
+        block.forward = partial(checkpoint, block.forward, **options)
+
+
+def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
+    """As the plan has it: eight bits, recompute, compiled blocks."""
+    if plan.float8:
+        from samecurve.torch_engine.model.float8 import convert
+
+        convert(model, device)
+    if plan.compile:
+        from samecurve.torch_engine.model.compile_blocks import compile_model
+
+        compile_model(model, plan.recompute)
+    else:
+        recompute(model, plan.recompute)
+
+
+def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
+    """Meanwhile nothing is compiled: for inputs of ever other lengths."""
+    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
+
+
+class KeptProducts:
+    """What recompute "selective" keeps of one call of a block: attention, convolutions, and the
+    first, third, fifth ... product with weights.
+    """
+
+    def __init__(self) -> None:
+        self._products = {False: 0, True: 0}  # seen so far, by whether they run again
+
+    def is_kept(self, operation: object, *, is_recompute: bool) -> bool:
+        if operation not in _PRODUCTS:
+            return operation in _KEPT_OPERATIONS
+        self._products[is_recompute] += 1
+        return self._products[is_recompute] % 2 == 1
+
+    def policy(
+        self, context: Any, operation: object, *_arguments: object, **_keywords: object
+    ) -> CheckpointPolicy:
+        if self.is_kept(operation, is_recompute=context.is_recompute):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _selective_contexts() -> Any:
+    """For one call of a block."""
+    create: Any = create_selective_checkpoint_contexts
+    return create(KeptProducts().policy)
+
+
+def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those of `among`, modules of a part, whose own weights autocast rounds before every use, and
+    nobody else uses.
+    """
+    uses = Counter(
+        id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False)
+    )
+    return [
+        module
+        for module in among
+        if type(module) in _ROUNDED_LAYERS
+        and module is not part
+        and all(uses[id(parameter)] == 1 for parameter in module.parameters(recurse=False))
+    ]
+
+
+def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Facts' block_arrays and rounded of a model, which may be on the meta device."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    blocks = repeated_blocks(model)
+    in_blocks = [module for block in blocks for module in block.modules()]
+    ids = {id(module) for module in in_blocks}
+    outside = [module for module in model.modules() if id(module) not in ids]
+    rounded = [module for block in blocks for module in autocast_rounded(block, block.modules())]
+
+    def names_of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
+        parameters = (p for module in modules for p in module.parameters(recurse=False))
+        return tuple(dict.fromkeys(names[id(parameter)] for parameter in parameters))
+
+    return {
+        "block_arrays": names_of(in_blocks),
+        "rounded": names_of([*rounded, *autocast_rounded(model, outside)]),
+    }
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Whatever parameters modules are given meanwhile are on the meta device; buffers are real."""
+    module_class: Any = nn.Module
+    register = module_class.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(module, name, param)
+
+    module_class.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        module_class.register_parameter = register
+
+
+def leave_empty(_name: str, _tensor: torch.Tensor) -> None:
+    """As Initialize: values come from elsewhere."""
+
+
+class Materializer:
+    """Makes a model's meta parameters real, part by part, so that a model larger than the device
+    can be sharded as it comes to be. Shared parameters stay shared.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        initialize: Initialize,
+        initialize_module: InitializeModule | None = None,
+    ) -> None:
+        """initialize_module: in place of initialize: called on a CPU, children before parents."""
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._module_names = {id(module): name for name, module in model.named_modules()}
+        uses = Counter(
+            id(parameter)
+            for module in model.modules()
+            for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        )
+        self._shared_ids = {key for key, count in uses.items() if count > 1}
+        self._device, self._initialize = device, initialize
+        self._initialize_module = initialize_module
+        self._dtypes: dict[int, torch.dtype] = {}  # of real ones, once they have their values
+        # Real ones of shared parameters only: the others are let go of as soon as a strategy has
+        # taken its part of them.
+        self._shared: dict[int, nn.Parameter] = {}
+
+    @torch.no_grad()
+    def __call__(self, part: nn.Module) -> None:
+        modules = [module for module in part.modules() if self._make_real(module)]
+        if self._initialize_module is None:
+            return
+        for module in reversed(modules):  # modules() gives parents first
+            self._initialize_module(self._module_names[id(module)], module)
+        for module in modules:
+            for parameter in module.parameters(recurse=False):
+                dtype = self._dtypes.get(id(parameter), parameter.dtype)
+                parameter.data = parameter.data.to(self._device, dtype)
+
+    def _make_real(self, module: nn.Module) -> bool:
+        """Its own parameters. Returns whether there were any that were not."""
+        named = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        empty = [
+            (attribute, parameter)
+            for attribute, parameter in named
+            if id(parameter) in self._names and parameter.is_meta
+        ]
+        for attribute, parameter in empty:
+            module.register_parameter(attribute, self._real(parameter))
+        return bool(empty)
+
+    def _real(self, parameter: nn.Parameter) -> nn.Parameter:
+        if id(parameter) in self._shared:
+            return self._shared[id(parameter)]
+        device, dtype = self._device, parameter.dtype
+        if self._initialize_module is not None:  # drawn in float32, and only widened from there
+            device = torch.device("cpu")
+            dtype = torch.float32 if dtype == torch.float64 else dtype
+        if parameter.is_contiguous():  # empty_like, of one on meta, imports sympy: half a second
+            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+        else:
+            values = torch.empty_like(parameter, dtype=dtype, device=device)
+        real = nn.Parameter(values, parameter.requires_grad)
+        self._dtypes[id(real)] = parameter.dtype
+        self._initialize(self._names[id(parameter)], real)
+        if id(parameter) in self._shared_ids:
+            self._shared[id(parameter)] = real
+        return real

@@ -1,0 +1,166 @@
+"""What a model keeps for its backward pass: counted by running it on tensors without values, in the
+formats that autocast gives them where it is entered.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samecurve.torch_engine.model.model_setup import KeptProducts
+
+
+@dataclass
+class SavedActivations:
+    """In bytes."""
+
+    outside: int = 0  # of the blocks
+    blocks: list[int] = field(default_factory=list)  # of each block
+    inputs: list[int] = field(default_factory=list)  # of each block's first argument
+    products: list[int] = field(default_factory=list)  # that recompute "selective" keeps of each
+    widest: int = 0  # the largest one of a block
+
+    @property
+    def total(self) -> int:
+        return self.outside + sum(self.blocks)
+
+    def recomputed(self, how: str) -> int:
+        """Where blocks run again in backward, one after the other. how: block, selective"""
+        return self.outside + sum(self._kept(how)) + self.rerun(how)
+
+    def rerun(self, how: str) -> int:
+        """Of that the largest block that runs again, and the gradient of its widest activation."""
+        kept = self._kept(how)
+        again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
+        return max(again, default=0) + self.widest
+
+    def _kept(self, how: str) -> list[int]:
+        """Of each block until it runs again."""
+        if how == "block":
+            return self.inputs
+        return [first + rest for first, rest in zip(self.inputs, self.products, strict=True)]
+
+
+def saved_facts(wide: SavedActivations, narrow: SavedActivations, times: int = 1) -> dict[str, Any]:
+    """Fields of Facts.
+
+    wide: of a forward pass in float32; narrow: of the same under autocast
+    times: such passes a sample
+    """
+    ways = ("block", "selective") if wide.blocks else ()
+    return {
+        "bytes_per_sample": wide.total * times,
+        "rerun_share": {
+            how: min(saved.rerun(how) / saved.recomputed(how) for saved in (wide, narrow))
+            for how in ways
+        },
+        "recompute_bytes": {how: wide.recomputed(how) * times for how in ways},
+        "autocast_bytes": {
+            "none": narrow.total * times,
+            **{how: narrow.recomputed(how) * times for how in ways},
+        },
+    }
+
+
+def count_saved(
+    model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], object]
+) -> SavedActivations:
+    """run: a forward pass of the model, whose tensors and the model's have no values (FakeTensor).
+
+    Weights are not counted, nor their copies in two bytes; what several operations keep is counted
+    once.
+    """
+    saved = SavedActivations()
+    counter = _Counter(model, saved)
+    handles = []
+    for block in blocks:
+        handles.append(block.register_forward_pre_hook(counter.enter))
+        handles.append(block.register_forward_hook(counter.leave))
+    try:
+        with saved_tensors_hooks(counter.save, _as_it_is), _Operations(counter):
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return saved
+
+
+class _Counter:
+    def __init__(self, model: nn.Module, saved: SavedActivations) -> None:
+        self._saved = saved
+        # held, so that no other storage takes their place meanwhile
+        self._seen: dict[int, Any] = {}
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._is_new(tensor)
+        self._weights = set(self._seen)
+        self._keeps: KeptProducts | None = None  # of the block that runs
+
+    def enter(self, _block: nn.Module, arguments: tuple[Any, ...]) -> None:
+        first = arguments[0] if arguments else None
+        self._saved.blocks.append(0)
+        self._saved.products.append(0)
+        self._saved.inputs.append(_bytes(first) if isinstance(first, torch.Tensor) else 0)
+        self._keeps = KeptProducts()
+
+    def leave(self, _block: nn.Module, _arguments: object, _output: object) -> None:
+        self._keeps = None
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._is_new(tensor):
+            if self._keeps is not None:
+                self._saved.blocks[-1] += _bytes(tensor)
+                self._saved.widest = max(self._saved.widest, _bytes(tensor))
+            else:
+                self._saved.outside += _bytes(tensor)
+        return tensor
+
+    def see(self, operation: object, first: object, result: Any) -> None:
+        """first: its first argument"""
+        if operation is torch.ops.aten._to_copy.default:  # noqa: SLF001 - aten's name
+            is_weight = isinstance(first, torch.Tensor) and _key(first) in self._weights
+            if is_weight and isinstance(result, torch.Tensor):
+                self._is_new(result)
+        elif self._keeps is not None and self._keeps.is_kept(operation, is_recompute=False):
+            kept = result[0] if isinstance(result, tuple) else result
+            self._saved.products[-1] += _bytes(kept)
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        key = _key(tensor)
+        if key in self._seen:
+            return False
+        self._seen[key] = tensor.untyped_storage()
+        return True
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows them to the counter."""
+
+    def __init__(self, counter: _Counter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        self._counter.see(func, args[0] if args else None, result)
+        return result
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Of its storage."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity; public nowhere
+    return key
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,213 @@
+"""The update of a step, and what of an optimizer's state a checkpoint holds; adamw and sgd.
+
+The config's others: optimizers/. A task's own: user_optimizer.py.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from samecurve.core.config.sections import Optimizer
+from samecurve.core.protocols import StoredArrays
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+
+_STATE_NAMES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+class OptimizerUpdate(Protocol):
+    """What moves the weights, once a step."""
+
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        """One update from the gradients that parameters' views have; none where `finite` is False.
+
+        A tensor is on the device that clips, and nobody waits for it.
+        """
+        ...
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        """Its state of one parameter, by name: single numbers, or tensors that lie along the first
+        dimension as `param.view` does.
+        """
+        ...
+
+    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+        """Names of those that do not: each process has all of them, whatever its part of the
+        parameter.
+        """
+        ...
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What it holds once for all parameters, by a checkpoint's name."""
+        ...
+
+    def create_state(self) -> None:
+        """Make all state exist, so that a checkpoint can fill it.
+
+        What it, and the weights, hold afterwards is of no meaning.
+        """
+        ...
+
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        """After state_of() was filled from a checkpoint. filled: by the checkpoint's names."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Of some parameters, in one order."""
+
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    states: list[list[torch.Tensor]]  # one list for each name of state
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters of one learning rate (times the schedule's), decay and number format."""
+
+    lr_scale: float
+    weight_decay: float
+    params: list[OptimizerParam]
+    states: list[list[torch.Tensor]]  # for each name of state, by parameter
+
+    def with_gradients(self) -> _Tensors:
+        """Of those parameters that have a gradient."""
+        gradients = [param.view.grad for param in self.params]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if len(present) == len(gradients):
+            return _Tensors([param.view for param in self.params], present, self.states)
+        numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        return _Tensors(
+            [self.params[number].view for number in numbers],
+            present,
+            [[state[number] for number in numbers] for state in self.states],
+        )
+
+
+class BuiltInOptimizer:
+    """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
+    state exists from the start.
+
+    Called without torch.optim: its optimizers import torch._dynamo (2 s of every rank's start), and
+    spend more of a small step than their kernels do.
+    """
+
+    def __init__(
+        self, fields: Optimizer, trained: Sequence[OptimizerParam], phase: str = ""
+    ) -> None:
+        """phase: of a step, where there are several"""
+        self._fields = fields
+        self._count = count_name(phase)
+        self._device = trained[0].view.device
+        names = _STATE_NAMES[fields.name]
+        self._state = {
+            id(param): {name: torch.zeros_like(param.view, requires_grad=False) for name in names}
+            for param in trained
+        }
+        # Updates, as adamw's kernel wants them:
+        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
+        used = names if fields.name == "adamw" or fields.momentum else ()
+        self._groups = [
+            _Group(
+                lr_scale,
+                weight_decay,
+                params,
+                [[self._state[id(param)][name] for param in params] for name in used],
+            )
+            for (lr_scale, weight_decay), params in grouped(fields, trained)
+        ]
+
+    @torch.no_grad()
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        if finite is False:
+            return
+        left_out = None
+        if isinstance(finite, torch.Tensor):
+            left_out = (~finite).float().to(self._device)
+            self._num_updates.add_(1 - left_out)
+        else:
+            self._num_updates.add_(1)
+        update = self._adamw if self._fields.name == "adamw" else self._sgd
+        for group in self._groups:
+            tensors = group.with_gradients()
+            if tensors.weights:
+                update(tensors, lr * group.lr_scale, group.weight_decay, left_out)
+
+    def _adamw(
+        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
+    ) -> None:
+        first_moments, second_moments = tensors.states
+        beta1, beta2 = self._fields.betas
+        torch._fused_adamw_(
+            tensors.weights,
+            grads=tensors.gradients,
+            exp_avgs=first_moments,
+            exp_avg_sqs=second_moments,
+            max_exp_avg_sqs=[],
+            state_steps=[self._num_updates] * len(tensors.weights),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=self._fields.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=left_out,
+        )
+
+    def _sgd(
+        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
+    ) -> None:
+        torch._fused_sgd_(
+            tensors.weights,
+            tensors.gradients,
+            tensors.states[0] if tensors.states else [],
+            weight_decay=weight_decay,
+            momentum=self._fields.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=None,
+            found_inf=left_out,
+        )
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        return self._state[id(param)]
+
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
+        return ()
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._fields.name == "adamw":
+            yield self._count, self._num_updates
+
+    def create_state(self) -> None: ...
+
+    def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
+        if self._fields.name == "adamw":
+            self._num_updates.fill_(float(saved[self._count]))
+
+
+def count_name(phase: str) -> str:
+    """Of the number of updates, in a checkpoint."""
+    return f"optimizer/step/{phase}" if phase else "optimizer/step"
+
+
+def grouped(
+    fields: Optimizer, trained: Sequence[OptimizerParam]
+) -> list[tuple[tuple[float, float], list[OptimizerParam]]]:
+    """Parameters by (lr_scale, weight decay), those of unlike number formats apart.
+
+    Decay reaches matrices only, where no group of the config says otherwise.
+    """
+    groups: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
+    for param in trained:
+        rule = fields.rules.rule_for(param.name, matrix=param.parameter.ndim >= 2)
+        key = (rule.lr_scale, rule.weight_decay, param.view.dtype)
+        groups.setdefault(key, []).append(param)
+    return [((scale, decay), params) for (scale, decay, _), params in groups.items()]

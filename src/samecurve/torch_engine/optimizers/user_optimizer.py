@@ -1,0 +1,258 @@
+"""A task's own optimizer: checked, driven by the schedule, left out of a step that is not finite,
+its state saved by name.
+
+What is saved is what it keeps for each parameter, as tensors of that one's shape or single numbers;
+all else is refused at the first step.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from samecurve.core.config.sections import Optimizer
+from samecurve.core.protocols import StoredArrays
+from samecurve.errors import UserError
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.randomness.generators import GeneratorWatch
+from samecurve.units import first_and_count
+
+_SAVED = {torch.float64, torch.float32, torch.int64}
+_MOST_TRIED_VALUES = 1 << 24  # with which an optimizer that looks at them is tried before a run
+_SET_BY_US = {"params", "param_names", "lr"}  # of a parameter group
+NamedParams = list[tuple[str, nn.Parameter]]
+OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
+
+
+class UserOptimizer:
+    """make: (named parameters, the config's learning rate) -> the optimizer
+
+    UserError: it can't be driven, or was given other parameters.
+    """
+
+    def __init__(
+        self, make: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
+    ) -> None:
+        self._trained, self._checked = trained, False
+        self._optimizer = make([(param.name, param.view) for param in trained], fields.lr)
+        self.name = type(self._optimizer).__name__
+        self._check_step()
+        self._check_params()
+        self.lr_scales = [
+            self._learning_rate(group) / fields.lr for group in self._optimizer.param_groups
+        ]
+
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        # bool waits for the device: nothing else is known to leave any such optimizer's state as it
+        # was.
+        if not bool(finite):
+            return
+        for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):
+            group["lr"] = lr * scale
+        self._step()
+
+    def _step(self) -> None:
+        """UserError: the first one does what could not be saved, or would differ by rank."""
+        step: Any = self._optimizer.step
+        if self._checked:
+            step()
+            return
+        device = self._trained[0].view.device
+        settings, watch = self._group_settings(), GeneratorWatch(device)
+        step()
+        self._check_state()
+        changed = [
+            key for key, value in self._group_settings().items() if settings.get(key) != value
+        ]
+        if changed:
+            raise self._refused(
+                f"changes {first_and_count(changed)} of its parameter groups as it goes, which no"
+                " checkpoint holds",
+                "an optimizer that keeps its course in its state, by parameter",
+            )
+        if watch.moved():
+            raise self._refused(
+                "draws random numbers, which each rank would draw for itself",
+                "an optimizer that follows from the gradients alone",
+            )
+        self._checked = True
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        return {
+            name: _as_tensor(value)
+            for name, value in self._state_of(param).items()
+            if value is not None
+        }
+
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
+        return ()
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def create_state(self) -> None:
+        """By a step of zero gradients: what a torch optimizer keeps is known after its first step
+        only.
+        """
+        for param in self._trained:
+            param.view.grad = torch.zeros_like(param.view)
+        self._step()
+        for param in self._trained:
+            param.view.grad = None
+
+    def after_restore(self, _saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        """Tensors are filled in place; single numbers are set here."""
+        for param in self._trained:
+            state = self._state_of(param)
+            for name, value in state.items():
+                if isinstance(value, int | float):
+                    number = filled[f"optimizer/{name}/{param.name}"].item()
+                    state[name] = type(value)(number)
+
+    def _state_of(self, param: OptimizerParam) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state.get(param.view, {})
+        return state
+
+    def _group_settings(self) -> dict[str, str]:
+        groups = self._optimizer.param_groups
+        keys = dict.fromkeys(key for group in groups for key in group if key not in _SET_BY_US)
+        return {key: repr([group.get(key) for group in groups]) for key in keys}
+
+    def _learning_rate(self, group: Mapping[str, object]) -> float:
+        rate = group.get("lr")
+        if not isinstance(rate, int | float | torch.Tensor):
+            raise self._refused(
+                "has a parameter group without a learning rate, which the schedule could drive",
+                "lr as a number in each group",
+            )
+        return float(rate)
+
+    def _check_step(self) -> None:
+        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        if closure and closure.default is closure.empty:
+            raise self._refused(
+                "wants a closure that computes the loss anew, as often as it likes: a step here has"
+                " its loss once",
+                "an optimizer whose step() needs nothing",
+            )
+
+    def _check_params(self) -> None:
+        ids = {id(param) for group in self._optimizer.param_groups for param in group["params"]}
+        missing = [param.name for param in self._trained if id(param.view) not in ids]
+        remedy = (
+            "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are"
+            " complex, they are not the model's own; freeze: true in optimizer.groups leaves"
+            " some out"
+        )
+        if missing:
+            raise self._refused(f"was not given {first_and_count(missing)}", remedy)
+        if len(ids) > len(self._trained):
+            raise self._refused(
+                "was given more than `params` (parameters beside them:"
+                f" {len(ids) - len(self._trained)})",
+                remedy,
+            )
+
+    def _check_state(self) -> None:
+        params = {id(param.view): param for param in self._trained}
+        for key, state in self._optimizer.state.items():
+            param = params.get(id(key))
+            if param is None:
+                raise self._refused(
+                    f"keeps state that belongs to no parameter ({str(key)[:40]})",
+                    "state by parameter",
+                )
+            for name, value in state.items():
+                if fault := _fault_of(name, value, param):
+                    raise self._refused(
+                        f"keeps {name!r} of {param.name} as {fault}, which can be neither shared"
+                        " out nor saved by name",
+                        "state that is a tensor of the parameter's shape (float32, float64, int64)"
+                        " or one number",
+                    )
+
+    def _refused(self, cause: str, remedy: str) -> UserError:
+        return UserError(f"optimizer() of the task: {self.name} {cause}", remedy, "task")
+
+
+def _fault_of(name: object, value: object, param: OptimizerParam) -> str:
+    """What is wrong with an entry of a parameter's state; empty: nothing."""
+    if not isinstance(name, str) or "/" in name:
+        return "an entry without a plain name"
+    if value is None or isinstance(value, int | float):
+        return ""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.ndim and value.shape != param.view.shape:
+        return f"a tensor of shape {tuple(value.shape)}, where it has {tuple(param.view.shape)}"
+    return "" if value.dtype in _SAVED else f"{value.dtype}"
+
+
+def _as_tensor(value: torch.Tensor | float) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+@dataclass(frozen=True)
+class TriedOptimizer:
+    """What a user's optimizer does with the parameters of a model."""
+
+    name: str  # of its class
+    lr_scales: tuple[float, ...]  # of the config's learning rate, by group
+    # Arrays of a parameter's shape for each; None: not tried, since it looks at values, of which
+    # there are many.
+    num_states: int | None
+
+
+def try_optimizer(
+    make: OptimizerFactory, fields: Optimizer, named: Mapping[str, nn.Parameter]
+) -> TriedOptimizer:
+    """named: what it is to train, as an outline on the meta device.
+
+    UserError: the optimizer is refused.
+    """
+    try:
+        return _try_on("meta", make, fields, named)
+    # It looks at values, or at where they lie; whatever is really wrong comes again.
+    except Exception:
+        return _try_on("cpu", make, fields, named)
+
+
+def _try_on(
+    device: str, make: OptimizerFactory, fields: Optimizer, named: Mapping[str, nn.Parameter]
+) -> TriedOptimizer:
+    trained = [
+        OptimizerParam(
+            name,
+            parameter,
+            nn.Parameter(torch.zeros_like(local_view(parameter.detach()), device=device)),
+        )
+        for name, parameter in named.items()
+    ]
+    optimizer = UserOptimizer(make, fields, trained)
+    size = sum(param.view.numel() for param in trained)
+    if device != "meta" and size > _MOST_TRIED_VALUES:
+        return TriedOptimizer(optimizer.name, tuple(optimizer.lr_scales), None)
+    try:
+        optimizer.create_state()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"optimizer() of the task: {optimizer.name} fails in a first step with zero gradients:"
+            f" {type(error).__name__}: {error}",
+            "an optimizer that takes dense gradients of any value",
+            "task",
+        ) from error
+    num_states = max(
+        sum(
+            tensor.shape == param.view.shape and bool(tensor.ndim)
+            for tensor in optimizer.state_of(param).values()
+        )
+        for param in trained
+    )
+    return TriedOptimizer(optimizer.name, tuple(optimizer.lr_scales), num_states)

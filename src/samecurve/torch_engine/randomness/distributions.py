@@ -1,0 +1,196 @@
+"""Numbers of a distribution, computed from the keys of samples or step: uniform, normal, integers,
+exponential, Bernoulli.
+
+torch's functions that make such a tensor, and a tensor's own methods that fill it. Each takes the
+original, then the microbatch, then what the original takes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from samecurve.torch_engine.randomness.drawing import Drawing, Original, begin_unless_own
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+
+Numbers = Callable[[Drawing, torch.dtype], torch.Tensor]
+
+
+def uniform(drawing: Drawing, dtype: torch.dtype) -> torch.Tensor:
+    if not dtype.is_complex:
+        return drawing.uniform(dtype)
+    real = Drawing(
+        drawing.context,
+        drawing.number,
+        torch.Size([*drawing.shape, 2]),
+        drawing.rule,
+        drawing.rows,
+    )
+    return torch.view_as_complex(real.uniform(dtype.to_real()).contiguous())
+
+
+def normal(drawing: Drawing, dtype: torch.dtype) -> torch.Tensor:
+    return drawing.normal(dtype)
+
+
+def new_tensor(
+    name: str,
+    numbers: Numbers,
+    make: Original,
+    original: Original,
+    context: MicroBatchContext,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """rand, randn and their _like forms: `make` gives a tensor of that kind, without values."""
+    generator = options.pop("generator", None)
+    empty = make(*arguments, **options)
+    drawing = begin_unless_own(context, name, empty.shape, generator)
+    if drawing is None:
+        own = {} if generator is None else {"generator": generator}
+        return original(*arguments, **own, **options)
+    with torch.no_grad():
+        values = numbers(drawing, empty.dtype)
+        return _in_form(values, empty, options)
+
+
+def _in_form(values: torch.Tensor, empty: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+    """The values as they are, where that is what was asked for, else in the tensor that is."""
+    is_plain = options.keys() <= {"dtype", "device", "requires_grad", "size"}
+    if is_plain and values.dtype == empty.dtype and values.stride() == empty.stride():
+        return values.requires_grad_(empty.requires_grad)
+    with torch.no_grad():
+        return empty.copy_(values)
+
+
+def randint(
+    name: str,
+    make: Original,
+    original: Original,
+    context: MicroBatchContext,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """randint, and randint_like where `make` takes a tensor first."""
+    remaining, like = list(arguments), name.endswith("_like")
+    first: list[Any] = [remaining.pop(0)] if like and remaining else []
+    named = dict(options)
+    size = [] if like else [named.pop("size") if "size" in named else remaining.pop()]
+    low, high = named.pop("low", None), named.pop("high", None)
+    if high is None:
+        high = remaining.pop()
+    if low is None:
+        low = remaining.pop() if remaining else 0
+    generator = named.pop("generator", None)
+    if not like:
+        named["dtype"] = named.get("dtype") or torch.int64
+    empty = make(*first, *size, **named)
+    drawing = begin_unless_own(context, name, empty.shape, generator)
+    if drawing is None:
+        return original(*arguments, **options)
+    return _in_form(drawing.integers(int(low), int(high)).to(empty.dtype), empty, named)
+
+
+def torch_normal(
+    original: Original,
+    context: MicroBatchContext,
+    mean: Any,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    generator: torch.Generator | None = None,
+    out: torch.Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """torch.normal: of two tensors, of one and a number, or of two numbers and a size."""
+    if size is not None:
+        empty = torch.empty(size, out=out, **options)
+    else:
+        tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
+        shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
+        empty = tensors[0].new_empty(shape) if out is None else out
+    drawing = begin_unless_own(context, "torch.normal", empty.shape, generator)
+    if drawing is None:
+        more = {**options, "generator": generator}
+        if out is not None:
+            more["out"] = out
+        return original(mean, std, *([] if size is None else [size]), **more)
+    with torch.no_grad():
+        values = drawing.normal(empty.dtype).mul(std).add(mean)
+        return empty.copy_(values) if out is not None or empty.requires_grad else values
+
+
+def fill_in_place(
+    name: str,
+    values: Callable[..., torch.Tensor],
+    original: Original,
+    context: MicroBatchContext,
+    target: torch.Tensor,
+    *arguments: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """A tensor's in-place method. values: (drawing, target, *arguments, **options)."""
+    generator = options.pop("generator", None)
+    drawing = begin_unless_own(context, name, target.shape, generator)
+    if drawing is None:
+        if generator is not None:
+            options["generator"] = generator
+        filled: torch.Tensor = original(target, *arguments, **options)
+        return filled
+    with torch.no_grad():
+        drawn = values(drawing, target, *arguments, **options)
+    return target.copy_(drawn)
+
+
+# `from` is a word of Python, so torch's own argument of that name comes in `limits`.
+def uniform_values(
+    drawing: Drawing, target: torch.Tensor, *by_place: float, **limits: float
+) -> torch.Tensor:
+    low, high = _limits(by_place, limits)
+    return uniform(drawing, target.dtype).mul_(high - low).add_(low)
+
+
+def _limits(by_place: tuple[float, ...], limits: Mapping[str, float]) -> tuple[float, float]:
+    low = by_place[0] if by_place else limits.get("from", 0.0)
+    high = by_place[1] if len(by_place) > 1 else limits.get("to", 1.0)
+    return low, high
+
+
+def normal_values(
+    drawing: Drawing, target: torch.Tensor, mean: float = 0.0, std: float = 1.0
+) -> torch.Tensor:
+    return drawing.normal(target.dtype).mul_(std).add_(mean)
+
+
+def exponential_values(drawing: Drawing, target: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
+    dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+    half = 0.5**54 if dtype == torch.float64 else 0.5**25  # of a step: never 0, as torch's
+    return drawing.uniform(dtype).mul_(-1).add_(1 - half).log_().mul_(-1 / lambd)
+
+
+def bernoulli_values(
+    drawing: Drawing, _target: torch.Tensor, p: float | torch.Tensor = 0.5
+) -> torch.Tensor:
+    dtype = p.dtype if isinstance(p, torch.Tensor) else torch.float32
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    return drawing.uniform(dtype) < p
+
+
+def torch_bernoulli(
+    original: Original,
+    context: MicroBatchContext,
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    p: float | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    drawing = begin_unless_own(context, "torch.bernoulli", input.shape, generator)
+    if drawing is None:
+        arguments = [input] if p is None else [input, p]
+        options = {} if out is None else {"out": out}
+        drawn: torch.Tensor = original(*arguments, generator=generator, **options)
+        return drawn
+    with torch.no_grad():
+        values = bernoulli_values(drawing, input, input if p is None else p)
+        return values.to(input.dtype) if out is None else out.copy_(values)

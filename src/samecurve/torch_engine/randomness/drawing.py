@@ -1,0 +1,167 @@
+"""One call of a random function in a microbatch: what it follows, and its numbers, in shape."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from samecurve.core.determinism.sample_keys import mix
+from samecurve.torch_engine.randomness.draw_sites import (
+    NONE,
+    STEP,
+    Draw,
+    Rule,
+    Served,
+    calls_to_here,
+    in_shape,
+    row_shape,
+)
+from samecurve.torch_engine.randomness.keyed_numbers import FUNCTIONS, KeyedNumbers, salt
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+
+# Any: a function of torch is called as its user calls it, in each of its forms.
+Original = Callable[..., Any]
+_SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # else by the sample
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A draw that is served.
+
+    rule: the dimension of `shape` in which samples lie, or STEP.
+    """
+
+    context: MicroBatchContext
+    number: int
+    shape: torch.Size
+    rule: Rule
+    rows: int  # 1, where it belongs to the step
+
+    @property
+    def _numbers(self) -> KeyedNumbers:
+        return self.context.step_numbers if self.rule == STEP else self.context.numbers
+
+    @property
+    def _row(self) -> list[int]:
+        return row_shape(self.shape, self.rule, self.rows)
+
+    def lanes(self) -> torch.Tensor:
+        return self._arranged(self._numbers.lanes(self.number, self._row))
+
+    def uniform(self, dtype: torch.dtype) -> torch.Tensor:
+        return self._arranged(self._numbers.uniform(self.number, self._row, dtype))
+
+    def normal(self, dtype: torch.dtype) -> torch.Tensor:
+        """Complex ones have variance 1 in all."""
+        if not dtype.is_complex:
+            return self._arranged(self._numbers.normal(self.number, self._row, dtype))
+        *outer, last = self._row
+        parts = self._numbers.normal(self.number, [*outer, 2 * last], dtype.to_real())
+        pairs = parts.mul_(0.5**0.5).reshape(-1, *outer, last, 2)
+        return self._arranged(torch.view_as_complex(pairs))
+
+    def integers(self, low: int, high: int) -> torch.Tensor:
+        return self._arranged(self._numbers.integers(self.number, self._row, low, high))
+
+    def _arranged(self, values: torch.Tensor) -> torch.Tensor:
+        """values: [rows, *a row's shape]."""
+        return in_shape(values, self.shape, self.rule)
+
+    def by_generator(
+        self, of_part: Callable[[slice, torch.Generator], torch.Tensor], device: torch.device
+    ) -> torch.Tensor:
+        """What a function of torch gives with generators of the rows, row by row.
+
+        of_part: takes the part of the samples' dimension that is a row's.
+        """
+        generator = torch.Generator(device)
+        if self.rule == STEP:
+            generator.manual_seed(self._seeds()[0])
+            return of_part(slice(None), generator)
+        each, parts = self.shape[self.rule] // self.rows, []
+        for row, seed in enumerate(self._seeds()):
+            generator.manual_seed(seed)
+            parts.append(of_part(slice(row * each, (row + 1) * each), generator))
+        return torch.cat(parts, self.rule)
+
+    def _seeds(self) -> list[int]:
+        """Of each row, on the host."""
+        staged = self.context.staged
+        if staged is None:
+            keys = self._numbers.keys.cpu().numpy()
+        elif self.rule == STEP:
+            keys = np.array([staged.rows.step_key])
+        else:
+            keys = staged.rows.values
+        salted = keys.view(np.uint64) ^ np.uint64(salt(0, FUNCTIONS, self.number) % 2**64)
+        seeds: list[int] = (mix(salted) >> np.uint64(1)).tolist()
+        return seeds
+
+
+def begin_draw(
+    context: MicroBatchContext,
+    function: str,
+    shape: Sequence[int],
+    *,
+    samples_in: int | None = None,
+    is_separable: bool = True,
+) -> Drawing | None:
+    """A draw of so many numbers; None: it can't be served.
+
+    samples_in: the dimension that is the samples' if any is; None: to be found.
+    is_separable: whether a part of it can be drawn by itself.
+    """
+    rows, place = context.rows, calls_to_here()
+    assert rows
+    number, shape = context.draw_number(function), torch.Size(shape)
+    rule = context.sites.rule(place, number, shape, rows)
+    if samples_in is not None and rule != STEP:
+        rule = samples_in if shape[samples_in] % rows == 0 else NONE
+    if not is_separable and rule >= 0:
+        rule = NONE
+    if context.sites.is_recording:
+        draw = Draw(
+            function=function,
+            place=place,
+            shape=tuple(shape),
+            rows=rows,
+            number=number,
+            served=_SERVED.get(rule, "sample"),
+        )
+        context.sites.record(draw)
+    if rule == NONE:
+        return None
+    return Drawing(context, number, shape, rule, 1 if rule == STEP else rows)
+
+
+def note_unserved(context: MicroBatchContext, function: str, shape: Sequence[int]) -> None:
+    """A draw with a generator of the user's own."""
+    if context.sites.is_recording and context.rows:
+        draw = Draw(
+            function=function,
+            place=calls_to_here(),
+            shape=tuple(shape),
+            rows=context.rows,
+            number=-1,
+            served=None,
+        )
+        context.sites.record(draw)
+
+
+def begin_unless_own(
+    context: MicroBatchContext,
+    function: str,
+    shape: Sequence[int],
+    generator: torch.Generator | None,
+    *,
+    is_separable: bool = True,
+) -> Drawing | None:
+    """begin_draw(), where the call brings no generator of its own and draws any number."""
+    if generator is not None:
+        note_unserved(context, function, shape)
+        return None
+    if not torch.Size(shape).numel():
+        return None
+    return begin_draw(context, function, shape, is_separable=is_separable)
