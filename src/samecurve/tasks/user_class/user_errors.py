@@ -17,7 +17,7 @@ from typing import NoReturn
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, message_of
 from samecurve.system import is_ctrl_c
-from samecurve.tasks.user_class.kept_class import is_kept, read_header
+from samecurve.tasks.user_class.pickled_class import is_pickled, read_header
 
 # what a moment later may not be
 _TRANSIENT = {
@@ -41,32 +41,45 @@ class StartedWhileLoading(BaseException):
 
 @contextmanager
 def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file; None: the code is ours.
+    """Surround a call of the user's code.
 
-    An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of
-    memory are told elsewhere.
+    what: the call, for errors: "MyTask.loss()"
+    path: the user's file; None: the code is ours, and its errors pass as they are
+
+    An error of this kind: what the code raised, and at which of the user's lines.
     """
-    if path is None:
-        yield
-        return
     process = os.getpid()
     try:
         yield
-    except (SamecurveError, StartedWhileLoading, MemoryError):
-        raise
     except BaseException as error:
-        if os.getpid() != process:
-            traceback.print_exc()
-            _end_copy(what)
-        if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
-            raise
-        raise explain_raised(what, error, path, kind) from error
+        raise_explained(error, what, path, kind, process)
+    if path is not None and os.getpid() != process:
+        end_copy(what)
+
+
+def raise_explained(
+    error: BaseException, what: str, path: Path | None, kind: type[SamecurveError], process: int
+) -> NoReturn:
+    """Raise what the user's code has raised as an error that names the user's line.
+
+    Our own errors, Ctrl-C, a lost peer and a lack of memory pass as they are: others explain them.
+
+    what, path, kind: as calling() takes them
+    process: the id of the process that called the code
+    """
+    passes = SamecurveError | StartedWhileLoading | MemoryError
+    if path is None or isinstance(error, passes):
+        raise error
     if os.getpid() != process:
-        _end_copy(what)
+        traceback.print_exception(error)
+        end_copy(what)
+    if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
+        raise error
+    raise explain_raised(what, error, path, kind) from error
 
 
-def _end_copy(what: str) -> NoReturn:
-    """Of this process, which the user's code has forked: it would train the same run once more."""
+def end_copy(what: str) -> NoReturn:
+    """End this process, a copy that the user's code has forked: it would train the run again."""
     text = (
         f"warn   {what} has forked this process, and the copy came back from it: the copy is"
         " ended; end it there with os._exit(0)\n"
@@ -112,7 +125,7 @@ def _remedy(error: BaseException, path: Path) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
         return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
-        beside = Path(read_header(path).origin) if is_kept(path) else path
+        beside = Path(read_header(path).origin) if is_pickled(path) else path
         return f"install {error.name}, or put it beside {beside.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in message_of(error):
         return "super().__init__() as the first line of the module's own __init__"
@@ -169,7 +182,7 @@ def _where(error: BaseException, path: Path) -> str:
     libraries.append(Path(samecurve.__file__).parent)
 
     def is_users(file: Path) -> bool:
-        here = is_kept(path) or file.is_relative_to(home)  # a session's code is anywhere
+        here = is_pickled(path) or file.is_relative_to(home)  # a session's code is anywhere
         return here and not any(map(file.is_relative_to, libraries))
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -179,7 +192,7 @@ def _where(error: BaseException, path: Path) -> str:
         if not frame.filename.startswith("<frozen") and is_users(Path(frame.filename))
     ]
     if not user_frames:
-        return read_header(path).origin if is_kept(path) else str(path)
+        return read_header(path).origin if is_pickled(path) else str(path)
     return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
 
 
