@@ -705,7 +705,7 @@ def test_metrics_that_could_not_be_added_up(
         (
             "x = 3\n\ndef broken(:\n    pass\n",
             "My",
-            ["mine.py:3: not valid Python: invalid syntax", "mend it at this place"],
+            ["mine.py:3: not valid Python: invalid syntax", "correct the syntax of this line"],
         ),
     ],
 )

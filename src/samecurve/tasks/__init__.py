@@ -1,4 +1,4 @@
-"""What is trained: a task is a class (protocol.py), found by the registry, seen through an adapter.
+"""Tasks: a class says what is trained (protocol.py); engines see it through an adapter.
 
 Importing this imports no engine; a task's class is imported where it is opened.
 """

@@ -119,7 +119,7 @@ class TaskEntry:
         return self.open(config, cache, engine=engine, assets=assets)
 
     def facts(self, config: Config, cache: Path | str) -> "Facts":
-        """What plan() must know of the task.
+        """The facts of the task, which plan() needs.
 
         An engine is imported only if the engine-free class does not tell `arrays`: the model is
         then built, without values, to be described.
@@ -131,9 +131,9 @@ class TaskEntry:
         return self.open(config, cache).facts()
 
     def data_stamp(self, config: Config) -> object:
-        """What the facts of a task follow from beside its config, told cheaply.
+        """A cheap stamp of all that the facts follow from beside the config.
 
-        It changes when a file does. None: facts must be obtained anew each time.
+        The stamp changes when a file does. None: facts must be obtained anew each time.
         UserError: files are missing.
         """
         stamp_of = getattr(self.launcher_class(), "data_stamp", None)
@@ -201,9 +201,9 @@ class TaskEntry:
         return mapping
 
     def unlike(self, config: Config, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """In what foreign weights differ from the config's model, though their shapes may fit.
+        """How foreign weights differ from the config's model, though their shapes may fit.
 
-        First what makes them meaningless here, then what only changes their use.
+        Two lists: what makes the weights meaningless here, and what only changes their use.
 
         fields: the `model` section of the weights' own run, or {"config.json": path}
         """

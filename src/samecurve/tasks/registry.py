@@ -1,4 +1,4 @@
-"""Which tasks there are: ours by name, installed packages' by name, users' files by their place.
+"""The registry of tasks: ours and those of installed packages by name, users' files by place.
 
 Nothing here imports an engine.
 """
@@ -88,7 +88,7 @@ def _load_installed(task: str, point: EntryPoint) -> object:
         raise UserError(
             f"task {task} of the installed package {package} can't be loaded:"
             f" {type(error).__name__}: {error}",
-            f"install {package} again, or mend {point.value}",
+            f"install {package} again, or correct {point.value}",
             "task",
         ) from error
     if not isinstance(entry, TaskEntry):

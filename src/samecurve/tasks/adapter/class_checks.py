@@ -1,6 +1,6 @@
-"""What a task's class must have: its methods, its attributes and its phases.
+"""Checks of a task's class: its methods, its attributes and its phases.
 
-They are checked once, when the task is opened, before any of its methods is called.
+They run once, when the task is opened, before any method of the class is called.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ _WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # i
 def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_users: bool) -> None:
     """UserError: a method is missing, or hidden, or of another form.
 
-    name: the class's
+    name: the class's name
     needed: methods that every such class has, and how they are written
-    is_users: whether a user wrote the class, who may mistake names and signatures
+    is_users: whether a user wrote the class, and may have mistaken names and signatures
     """
     _check_hidden(task, name)
     _check_needed(task, name, needed)
@@ -89,7 +89,7 @@ def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
 def _needed_by(task: object, name: str, needed: Mapping[str, str]) -> Mapping[str, str]:
     """The methods that this class must have. UserError: it has two losses.
 
-    A method features() beside loss() is a helper of the class's own.
+    A class with loss() may have a helper of its own that is called features().
     """
     has_loss, has_features = hasattr(task, "loss"), hasattr(task, "features")
     whole_batch = hasattr(task, "batch_loss")

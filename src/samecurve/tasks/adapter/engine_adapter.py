@@ -72,7 +72,7 @@ class EngineAdapter(TaskAdapter, ABC):
 
     @abstractmethod
     def describe_model(self) -> Mapping[str, Any]:
-        """What Facts says of the model, found by building it without its values."""
+        """The fields of Facts about the model, found by building it without its values."""
 
     def _model_facts(self) -> Mapping[str, Any]:
         return super()._model_facts() if "arrays" in self.own_facts else self.describe_model()
@@ -189,13 +189,13 @@ class EngineAdapter(TaskAdapter, ABC):
         values = {"step": progress.step, "epoch": progress.epoch, **others}
         if self.phases:
             values["phase"] = phase or next(iter(self.phases))
-        asked = parameters_of(getattr(self.methods, method))
-        return {name: value for name, value in values.items() if name in asked}
+        parameters = parameters_of(getattr(self.methods, method))
+        return {name: value for name, value in values.items() if name in parameters}
 
     def features(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Arrays:
-        """What the class's batch_loss() needs of a microbatch: one row a sample."""
+        """The features of a microbatch, which batch_loss() takes: one row a sample."""
         features: Arrays = self._features(model, batch, progress=progress, phase=phase)
         self.check_features(features)
         return features
@@ -238,7 +238,7 @@ class EngineAdapter(TaskAdapter, ABC):
         }
 
     def summarize(self, sums: EvalSums, /) -> dict[str, Metric]:
-        """What is shown, from sums over all devices; the loss first."""
+        """The metrics that are shown, from sums over all devices; the loss first."""
         totals = {
             name: Mean(sums[f"{name}.sum"], sums[f"{name}.weight"]) for name in self._metric_specs
         }
@@ -269,9 +269,9 @@ class EngineAdapter(TaskAdapter, ABC):
         The class must have respond(), which takes the options.
         """
         assert self.methods.respond is not None
-        asked = {"tokens": tokens, "temperature": temperature, "seed": seed, **options}
+        settings = {"tokens": tokens, "temperature": temperature, "seed": seed, **options}
         with self.calling("respond"):
-            return str(self.methods.respond(model, prompt, **asked))
+            return str(self.methods.respond(model, prompt, **settings))
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:
         """Texts, and pictures as uint8 arrays; none if the class has no sample()."""
@@ -299,7 +299,7 @@ class EngineAdapter(TaskAdapter, ABC):
         return {"loss": number, **specs}
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        """What metrics() gives, checked; the loss is among it only if the class gives it there."""
+        """The class's metrics, checked. The loss is one of them only if metrics() gives it."""
         if self.methods.metrics is None:
             return {}
         metrics: Mapping[str, Mean] = self._metrics(model, batch)

@@ -116,7 +116,7 @@ class TaskAdapter:
 
     @cached_property
     def own_facts(self) -> Mapping[str, Any]:
-        """What the class's own facts() gives. UserError: a field that Facts does not have."""
+        """The result of the class's own facts(). UserError: no plan asks for one of them."""
         with self.calling("facts"):
             own = dict(self.methods.facts())
         known = {field.name for field in fields(Facts)}
@@ -130,7 +130,7 @@ class TaskAdapter:
         return own
 
     def facts(self) -> Facts:
-        """What plan() must know: what the class tells, and what is found beside it.
+        """The facts that plan() needs: what the class tells, and what is found beside it.
 
         Without an engine no model can be built, so the class must tell its `arrays`.
         """
@@ -154,7 +154,7 @@ class TaskAdapter:
         )
 
     def _model_facts(self) -> Mapping[str, Any]:
-        """What follows from the shapes that the class tells; no blocks are known."""
+        """The fields about the model that follow from told shapes; no blocks are known."""
         buffers = self.own_facts.get("buffers", ())
         sizes = {
             name: math.prod(shape)
@@ -292,7 +292,7 @@ class TaskAdapter:
         return float(factor)
 
     def task_factor(self, step: int) -> float:
-        """What the class's schedule() gives at a step, not checked yet."""
+        """The result of the class's schedule() at a step, not checked yet."""
         if self._schedules_optimizer:
             raise UserError(
                 f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has"

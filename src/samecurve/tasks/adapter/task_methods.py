@@ -17,7 +17,7 @@ def _none(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskMethods:
-    """What the class has, and a default for what it leaves out.
+    """The members of one object, with a default for each that its class leaves out.
 
     A method of the class is bound to its object. None means that nothing takes its place; the
     comments say what the others stand for.

@@ -59,7 +59,7 @@ class TorchAdapter(EngineAdapter):
 
     @property
     def after_step(self) -> Callable[[nn.Module, int], None] | None:
-        """What the class does after each update; None: nothing."""
+        """The class's own after_step(), called after each update; None: it has none."""
         return self._call_after_step if self.methods.after_step is not None else None
 
     def describe_model(self) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ class LossHistory:
 
 
 class UserCall:
-    """One method, with what it asks for among step, epoch and phase.
+    """A method with the names that it asks for among step, epoch and phase.
 
     what: the method, for errors: "MyTask.loss()"
     file: the user's file, whose lines errors name; None: the code is ours
@@ -52,7 +52,7 @@ class UserCall:
         self.asks = known & parameters_of(method) if method else frozenset[str]()
 
     def __call__(self, *arguments: Any, progress: Progress = START, phase: str = "") -> Any:
-        """What the method returns. phase: '': the first"""
+        """Call the method. phase: '': the first of the step"""
         process = os.getpid()
         try:
             returned = self.method(*arguments, **self.named(progress, phase))

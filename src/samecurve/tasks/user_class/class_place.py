@@ -40,7 +40,7 @@ def place_of(task: object) -> Place | None:
 
 
 def identity_of(task: str) -> str:
-    """What identifies the task: its config value, or, wherever it lies, a pickled class's name."""
+    """A task's identity: its config value, or the name of a pickled class, wherever it lies."""
     place = place_of(task)
     return f"class {place.name}" if place and is_pickled(place.path) else task
 
@@ -56,7 +56,7 @@ def find_pickled_class(document: Document, home: Path) -> None:
 
 
 def code_of(place: Place) -> tuple[str, str]:
-    """What the class is written in, in words, and a digest: both the same in every process."""
+    """The source of the class in words, and its digest; both are the same in every process."""
     if is_pickled(place.path):
         header = read_header(place.path)
         return f"the class {place.name} of {header.origin}", header.digest

@@ -1,4 +1,4 @@
-"""What the source of a user's class says, read without running it."""
+"""The source of a user's class, read without running it."""
 
 import ast
 import functools

@@ -29,7 +29,7 @@ OWN_FILE = "give the class a file of its own, and import it: from my_task import
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a pickled class without loading it."""
+    """The facts about a pickled class that are read without loading it."""
 
     name: str
     origin: str  # where the class was written: a file, `Cell In[3]`, <stdin>

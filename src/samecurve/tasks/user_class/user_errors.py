@@ -1,6 +1,6 @@
-"""What a user's code raises, as an error with its place in the user's own file.
+"""Errors of a user's code, turned into errors that name the line in the user's own file.
 
-Around each call of that code: `with calling("MyTask.loss()", file): ...`.
+`with calling("MyTask.loss()", file): ...` surrounds each call of that code.
 """
 
 import dis
@@ -19,7 +19,7 @@ from samecurve.errors import RunError, SamecurveError, UserError, message_of
 from samecurve.system import is_ctrl_c
 from samecurve.tasks.user_class.pickled_class import is_pickled, read_header
 
-# what a moment later may not be
+# errors that may be gone a moment later
 _TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
@@ -30,12 +30,14 @@ _TRANSIENT = {
     errno.EREMOTEIO,
     errno.EAGAIN,
 }
+# torch's words for an input of another type than the weights
+_UNLIKE_TYPES = ("mat1 and mat2 must have the same dtype", "and bias type (", "and weight type (")
 
 
 class StartedWhileLoading(BaseException):
-    """A file that is loaded for its class has come to a call that would start a run.
+    """A file that is loaded for its class has reached a call that would start a run.
 
-    What stands above that call has been run; nothing of ours but load_class() may catch this.
+    The lines above that call have been run. Only load_class() may catch this.
     """
 
 
@@ -89,7 +91,7 @@ def end_copy(what: str) -> NoReturn:
 
 
 def _of_a_peer(error: BaseException) -> bool:
-    """Raised by a collective, inside torch's own code."""
+    """Whether a collective has raised the error, inside torch's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (
         "/torch/distributed/" in frames[-1].filename
@@ -103,7 +105,7 @@ def explain_raised(
     if isinstance(error, SyntaxError):
         return UserError(
             f"not valid Python: {error.msg}",
-            "mend it at this place",
+            "correct the syntax of this line, or of the line above it",
             f"{_shown(error.filename or str(path))}:{error.lineno or 1}",
         )
     notes = getattr(error, "__notes__", ())
@@ -121,7 +123,7 @@ def explain_raised(
 
 
 def _remedy(error: BaseException, path: Path) -> str:
-    """What most likely helps; for what people forget, how it is written."""
+    """The most likely remedy; for what people often forget, the line to write."""
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
         return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
@@ -146,11 +148,13 @@ def _remedy(error: BaseException, path: Path) -> str:
             f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
             " model and data sections"
         )
-    return "mend it at this place"
+    if any(sign in message_of(error) for sign in _UNLIKE_TYPES):
+        return "cast the input to the weights' type: x.to(next(model.parameters()).dtype)"
+    return "this line of your code raises the error: correct it there"
 
 
 def _of_another_phase(error: AttributeError) -> bool:
-    """An attribute that the task's own methods set, as one phase does and another reads it."""
+    """Whether the missing attribute is one that the task's methods set, in another phase."""
     kind = type(error.obj)
     if not getattr(kind, "phases", None) or isinstance(error.obj, type):
         return False
@@ -165,7 +169,7 @@ def _of_another_phase(error: AttributeError) -> bool:
 
 
 def _forgot_init(error: AttributeError) -> bool:
-    """An attribute that only __init__ could have set, of a class of the user's that has none."""
+    """Whether the missing attribute belongs to a class of the user's that has no __init__."""
     kind = type(error.obj)
     return (
         error.obj is not None
@@ -175,7 +179,7 @@ def _forgot_init(error: AttributeError) -> bool:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    """The innermost of the user's lines: in the task's directory, but not in a library there."""
+    """The innermost line of the user's: in the task's directory, but not in a library there."""
     home = path.resolve().parent
     places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     libraries = [place for place in places if not home.is_relative_to(place)]
@@ -197,5 +201,5 @@ def _where(error: BaseException, path: Path) -> str:
 
 
 def _shown(path: str) -> str:
-    """As one would type it from here."""
+    """A path as one would type it from the current directory."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
