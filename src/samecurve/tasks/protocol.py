@@ -1,24 +1,11 @@
 """The members of a task's class, as people write it: ours, a user's, or an installed package's.
 
-A task is a class without a base class. Three methods are required (features() with batch_loss() may
-take the place of loss()), and the rest of MEMBERS is optional. docs/tasks.md shows their use.
-tasks/adapter fills in what a class leaves out, and checks what its methods return.
+A task is a class without a base class. model(), loss() and train_data() are required (features()
+with batch_loss() may take the place of loss()), and the rest of MEMBERS is optional. docs/tasks.md
+shows their use. tasks/adapter fills in what a class leaves out, and checks what its methods return.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays
-
-
-class Task(Protocol):
-    """The members that every task has."""
-
-    def model(self) -> Any: ...
-    def loss(self, model: Any, batch: Arrays) -> Mean: ...  # or with step, epoch too
-    def train_data(self) -> Any: ...
-
 
 MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",

@@ -8,13 +8,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import NEGATIVE, Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import DescribedArrays
@@ -24,7 +22,6 @@ from samecurve.errors import UserError
 from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
-from samecurve.tasks.adapter.user_call import LossHistory, UserCall
 
 _RESERVED = {"best_loss", "best_value", "best_step", "seconds"}  # names in the journal's lines
 FEATURES = (
@@ -34,37 +31,9 @@ FEATURES = (
 
 
 class EngineAdapter(TaskAdapter, ABC):
-    """A task with the model of one engine.
-
-    loss_history: whether the loss has come out well; it decides the kind of later errors
-    """
+    """A task with the model of one engine."""
 
     engine: ClassVar[str]
-
-    def __init__(
-        self,
-        task_class: type,
-        config: Config,
-        cache: Path | str,
-        *,
-        assets: Path | None = None,
-        file: Path | None = None,
-    ) -> None:
-        super().__init__(task_class, config, cache, assets=assets, file=file)
-        self.loss_history = LossHistory()
-        self._loss = self._user_call("loss")
-        self._features = self._user_call("features")
-        self._batch_loss = self._user_call("batch_loss")
-        self._metrics = self._user_call("metrics")
-
-    def _user_call(self, method: str) -> UserCall:
-        return UserCall(
-            getattr(self.methods, method),
-            f"{self.name}.{method}()",
-            file=self._file,
-            phases=self.phases,
-            history=self.loss_history,
-        )
 
     @abstractmethod
     def model(self) -> Any:
@@ -153,24 +122,22 @@ class EngineAdapter(TaskAdapter, ABC):
         """UserError: a Mean beside the loss has no free name, or can't be added up."""
         for name, mean in losses.items():
             if not isinstance(name, str) or not name or name in STEP_VALUES:
-                raise self._wrong_loss(
-                    method, f"gives {name!r}, a name that is taken", "another name"
-                )
+                raise self._wrong(method, f"gives {name!r}, a name that is taken", "another name")
             is_single = isinstance(mean, Mean) and not any(getattr(n, "ndim", 0) for n in mean)
             if name != "loss" and not is_single:
-                raise self._wrong_loss(
+                raise self._wrong(
                     method,
                     f'gives no single Mean as "{name}"',
                     "Mean(sum, weight), each a number or a tensor with one",
                 )
         if "loss" not in losses:
-            raise self._wrong_loss(
+            raise self._wrong(
                 method,
                 f'gives {", ".join(losses)}, but no "loss"',
                 'return {"loss": Mean(...), ...}: the others are logged beside it',
             )
 
-    def _wrong_loss(self, method: str, cause: str, remedy: str) -> UserError:
+    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
         return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
 
     @property
@@ -227,7 +194,8 @@ class EngineAdapter(TaskAdapter, ABC):
         if metrics.keys() != self._metric_specs.keys():
             here = ", ".join(name for name in metrics if name != "loss")
             before = ", ".join(name for name in self._metric_specs if name != "loss")
-            raise self._wrong_metrics(
+            raise self._wrong(
+                "metrics",
                 f"gives {here} for one batch and {before} for another",
                 "the same names for every batch; a weight may be 0",
             )
@@ -304,22 +272,24 @@ class EngineAdapter(TaskAdapter, ABC):
             return {}
         metrics: Mapping[str, Mean] = self._metrics(model, batch)
         if not isinstance(metrics, Mapping):
-            raise self._wrong_metrics(
-                f"returns {type(metrics).__name__}", "a dict of name -> Mean(sum, weight)"
+            raise self._wrong(
+                "metrics",
+                f"returns {type(metrics).__name__}",
+                "a dict of name -> Mean(sum, weight)",
             )
         for name, mean in metrics.items():
             if name in _RESERVED or (name == "loss" and self.whole_batch):
-                raise self._wrong_metrics(f'gives "{name}", a name that is taken', "another name")
+                raise self._wrong(
+                    "metrics", f'gives "{name}", a name that is taken', "another name"
+                )
             if not isinstance(mean, Mean) or not _can_be_added(mean):
-                raise self._wrong_metrics(
+                raise self._wrong(
+                    "metrics",
                     f'gives no single Mean as "{name}"',
                     "Mean(sum, weight), each a number or a tensor with one, or the sum an array of"
                     " whole numbers (counts); both are added over all devices and divided once",
                 )
         return metrics
-
-    def _wrong_metrics(self, cause: str, remedy: str) -> UserError:
-        return UserError(f"{self.name}.metrics() {cause}", remedy, "task")
 
 
 def spec_of(mean: Mean) -> Mean:

@@ -8,7 +8,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from samecurve.tasks.adapter.class_checks import check_attributes, check_methods
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.adapter.task_methods import TaskMethods
+from samecurve.tasks.adapter.user_call import LossHistory, UserCall
 from samecurve.tasks.free_sections import section_argument
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.user_class.user_errors import calling
@@ -43,6 +44,7 @@ class TaskAdapter:
     task: the object itself
     methods: its members, looked up once
     phases: the patterns of parameters that each phase of a step trains; empty: one update a step
+    loss_history: whether the loss has come out well, which decides the kind of later errors
     """
 
     needed: ClassVar[Mapping[str, str]] = {"train_data": MEMBERS["train_data"]}
@@ -74,10 +76,22 @@ class TaskAdapter:
             self.methods = TaskMethods.of(self.task)
             self.phases = read_phases(self.methods, self.name)
             check_attributes(self.methods, self.name)
+            self.loss_history = LossHistory()
+            steps = ("loss", "features", "batch_loss", "metrics")
+            self._loss, self._features, self._batch_loss, self._metrics = map(self._call_of, steps)
             if assets is None or "assets" not in inspect.signature(task_class).parameters:
                 self._train = self._rows("train_data")
                 self._held_out = self._rows("eval_data")
                 self._test = self._rows("test_data")
+
+    def _call_of(self, method: str) -> UserCall:
+        return UserCall(
+            getattr(self.methods, method),
+            f"{self.name}.{method}()",
+            file=self._file,
+            phases=self.phases,
+            history=self.loss_history,
+        )
 
     @property
     def whole_batch(self) -> bool:
@@ -270,8 +284,6 @@ class TaskAdapter:
         self, method: str, kind: type[SamecurveError] = UserError
     ) -> AbstractContextManager[None]:
         """Surround a call of a user's code: what it raises becomes an error that names its line."""
-        if self._file is None:
-            return nullcontext()
         return calling(f"{self.name}.{method}()", self._file, kind)
 
     @property
