@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property
+from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
 from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
-from samecurve.tasks.user_class.user_errors import calling
+from samecurve.tasks.user_class.user_errors import calling, end_copy, raise_explained
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 
@@ -87,10 +88,20 @@ class Rows:
         return self.read(ids, 0)
 
     def read(self, ids: Ids, epoch: int) -> Columns:
-        """The rows of these ids in an epoch (0 for held-out data)."""
-        with calling(self._origin, self._path):
+        """The rows of these ids in an epoch (0 for held-out data).
+
+        Every step goes through here: arrays of numbers are passed on as they are.
+        """
+        process = getpid()
+        try:
             raw = self._read_raw(ids, epoch)
+        except BaseException as error:
+            raise_explained(error, self._origin, self._path, UserError, process)
+        if self._path is not None and getpid() != process:
+            end_copy(self._origin)
         if self._collation is None:
+            if _are_columns(raw, len(ids)):
+                return dict(raw)
             return stacked(raw, len(ids), self._origin)
         return self._collated(samples_of(raw, len(ids), self._origin), ids, epoch)
 
@@ -235,6 +246,18 @@ class Rows:
 
     def _wrong(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self._origin} {cause}", remedy, "task")
+
+
+def _are_columns(raw: Any, count: int) -> bool:
+    """Whether these are arrays of numbers by name, one row a sample: what stacked() makes."""
+    if type(raw) is not dict or not raw:
+        return False
+    for name, column in raw.items():
+        if type(name) is not str or type(column) is not np.ndarray or not column.ndim:
+            return False
+        if column.dtype.kind not in "biufc" or len(column) != count:
+            return False
+    return True
 
 
 def _equal(first: Columns, second: Columns) -> bool:
