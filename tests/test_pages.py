@@ -24,7 +24,7 @@ from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare
-from samecurve.tasks import facts
+from samecurve.tasks import entry_of
 from samecurve.tasks.language import corpus
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +145,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are described here, where torch is imported already, and not in a process each."""
 
     def described(config: Config, cache: Path, _server: object) -> dict[str, Any]:
-        return asdict(facts(config, cache))
+        return asdict(entry_of(config.task).facts(config, cache))
 
     monkeypatch.setattr(describe, "_in_subprocess", described)
 

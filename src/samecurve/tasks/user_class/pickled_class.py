@@ -1,7 +1,7 @@
-"""A class that stands in no file which another process could read, kept in a file of ours.
+"""A class that no other process could import, read from the file that class_pickler.py writes.
 
-`task.pickle`: a line of JSON (Header), then the pickle that class_pickler.py writes. Only the
-Python that wrote it reads it.
+The file `task.pickle` is a line of JSON (Header), then the pickle. Only the Python version that
+wrote the pickle reads it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import Any
 from samecurve.errors import UserError
 from samecurve.system import cache_home
 
-KEPT = "task.pickle"  # the file's name, in a run directory too
+TASK_PICKLE = "task.pickle"  # the file's name, in a run directory too
 FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
 _MOST_HEADER = 1 << 26  # bytes
 OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
@@ -29,23 +29,23 @@ OWN_FILE = "give the class a file of its own, and import it: from my_task import
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a kept class without loading it."""
+    """The facts about a pickled class that are read without loading it."""
 
     name: str
-    origin: str  # where it was written: a file, `Cell In[3]`, <stdin>
-    declares: bool  # it holds what the launcher asks for (FOR_LAUNCHER)
-    digest: str  # of its code, and that of the session's which it uses
-    python: str  # 3.11: another one can't read it
+    origin: str  # where the class was written: a file, `Cell In[3]`, <stdin>
+    declares: bool  # the class has what the launcher asks for (FOR_LAUNCHER)
+    digest: str  # of the class's code, and of the session's code that it uses
+    python: str  # the version that wrote it, such as 3.11: no other can read it
     paths: tuple[str, ...]  # where the session found modules, beside Python's own places
-    sources: Mapping[str, str]  # texts of that code, by what its lines are named by
+    sources: Mapping[str, str]  # texts of that code, by the names that tracebacks give its files
 
 
-def is_kept(path: Path) -> bool:
-    return path.name == KEPT
+def is_pickled(path: Path) -> bool:
+    return path.name == TASK_PICKLE
 
 
 def read_header(path: Path) -> Header:
-    """UserError: the file is not there, or is none of these."""
+    """The header of a pickled class. UserError: the file is not there, or is of another form."""
     try:
         with open(path, "rb") as file:
             values = json.loads(file.readline(_MOST_HEADER))
@@ -61,15 +61,15 @@ def read_header(path: Path) -> Header:
 
 
 def remember(path: Path) -> None:
-    """Note in the user's cache that a session of theirs has kept this file."""
-    with suppress(OSError):  # without a cache it is asked about
+    """Note in the user's cache that a session of this user has written the file."""
+    with suppress(OSError):  # without a cache, the user is asked about the file
         note = _note_of(path)
         note.parent.mkdir(parents=True, exist_ok=True)
         note.touch()
 
 
 def is_remembered(path: Path) -> bool:
-    """Whether the file, by its content, is one that a session of this user has kept."""
+    """Whether the file, by its content, is one that a session of this user has written."""
     try:
         return _note_of(path).exists()
     except OSError:
@@ -81,7 +81,7 @@ def _note_of(path: Path) -> Path:
 
 
 def check_python(header: Header) -> None:
-    """UserError: another Python wrote it."""
+    """UserError: another Python version wrote the class."""
     if header.python != python_version():
         raise UserError(
             f"the class {header.name} of {header.origin} was kept by Python {header.python}, which"
@@ -91,7 +91,7 @@ def check_python(header: Header) -> None:
         )
 
 
-def load(path: Path) -> type:
+def load_pickled(path: Path) -> type:
     """The class, built anew once in a process, in a module of its own."""
     header = read_header(path)
     check_python(header)
@@ -115,7 +115,7 @@ def load(path: Path) -> type:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what _Pickler wrote, into modules of this name."""
+    """A reader of what class_pickler.py wrote, into modules of this name."""
 
     def __init__(self, file: io.BytesIO, name: str) -> None:
         super().__init__(file)
@@ -131,7 +131,7 @@ class _Unpickler(pickle.Unpickler):
         return namespace
 
     def load_class(self) -> None:
-        """Into the first module, with what it uses there."""
+        """Load the class into the first module, with what it uses there."""
         names = [module.__name__ for module in self.modules]
         task_class = self.load()
         setattr(self.modules[0], task_class.__name__, task_class)
@@ -143,5 +143,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def python_version() -> str:
-    """3.11"""
+    """The version of this Python as two numbers: 3.11"""
     return ".".join(platform.python_version_tuple()[:2])
