@@ -20,14 +20,14 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Task
-from samecurve.core.split_check.split_verdicts import samples_tried
+from samecurve.core.split_check.additivity import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.split_check.call_sites import kind_of
-from samecurve.torch_engine.split_check.kept_values import spaces
+from samecurve.torch_engine.split_check.side_effects import Attributes
+from samecurve.torch_engine.split_check.user_code import kind_of
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -53,10 +53,7 @@ REFUSED = {  # kind -> what its error says
     "running_mean": "changes buffer centre by the samples that it sees",
     "sequence_first": "F.layer_norm gives a sample other numbers",
     "batch_scale": "Tensor.max takes a statistic over the samples",
-    "counted_by_module": "attribute uneven_losses.SEEN.calls is changed in each forward pass",
-    "counted_by_class": "attribute Counted.calls is changed in each forward pass",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
-    "counted_around": "attribute Around.forward.calls is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
     "zero_gate": "Tensor.mean takes a statistic over the samples",
     "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
@@ -68,10 +65,8 @@ REFUSED = {  # kind -> what its error says
 }
 
 
-SAME_AT_FIRST = {  # counters turn after 50 microbatches; what is logged moves nothing
-    *("late_counter", "counted_by_module", "counted_by_class", "counted_by_list"),
-    *("counted_around", "logged_mean"),
-}
+# counters turn after 50 microbatches; what is logged moves nothing
+SAME_AT_FIRST = {"late_counter", "counted_by_list", "logged_mean"}
 
 
 def config_for(kind: str, **sections: Any) -> Config:
@@ -102,7 +97,7 @@ def planned(config: Config) -> tuple[Task, Plan]:
     """Without what is found while a task is described."""
     task = open_task(config, "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samecurve.tasks.adapter.torch_adapter.check_adds", lambda *_: None)
+        patch.setattr("samecurve.tasks.adapter.torch_adapter.try_loss", lambda *_: None)
         return task, plan(config, MACHINE, task.facts())
 
 
@@ -174,6 +169,7 @@ SOUND = (
     "logged",
     "cached",
     "signed",
+    "offset",
     "reversed",
     "masked",
     "late_draw",
@@ -367,6 +363,8 @@ def test_what_a_library_holds_is_not_looked_into() -> None:
     """A table of modules that are imported as they are asked for; packages of another place."""
     model = nn.Linear(2, 2)
     model.table = _Table(one="a module")  # type: ignore[assignment]
-    assert {path for path, _ in spaces(model, object())} == {"model", "model.table"}
+    attributes = Attributes(model, object())
+    assert attributes.changed() == {}
+    attributes.put_back()
     assert kind_of("/home/me/.local/lib/python3.11/site-packages/other/models.py") == "library"
     assert kind_of("/home/me/models.py") == "users"
