@@ -44,14 +44,14 @@ REFUSED = {  # kind -> what its error says
     "weight_of_pairs": "gives weight 4 for 5 samples, of which 1 and 4 give 0 and 3",
     "contrastive": "Tensor.matmul compares each sample with each other",
     "balance": "Tensor.mean takes a statistic over the samples of the microbatch",
-    "softmax_over_batch": "F.softmax gives a sample other numbers in the company of others",
+    "softmax_over_batch": "F.softmax makes the numbers of a sample depend on the other samples",
     "penalty": "once for each microbatch",
     "counted_by_attribute": "attribute model.seen is changed in each forward pass",
     "late_counter": "attribute model.seen is changed in each forward pass",
-    "neighbours": "Tensor.roll gives a sample other numbers",
+    "neighbours": "Tensor.roll makes the numbers of a sample depend on",
     "norm_by_hand": "Tensor.mean takes a statistic over the samples",
     "running_mean": "changes buffer centre by the samples that it sees",
-    "sequence_first": "F.layer_norm gives a sample other numbers",
+    "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
@@ -278,7 +278,7 @@ def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Kept", "after_step() depends on attribute task.kept, which is of the last microbatch"),
+        ("Kept", "after_step() depends on attribute task.kept, which holds something of the last"),
         ("HandedOn", "the loss of phase second depends on attribute task.last"),
     ],
 )
@@ -307,7 +307,7 @@ def test_every_device_takes_the_same_batch_loss(kind: str, says: str) -> None:
 
 def test_a_part_that_can_not_be_computed_is_told() -> None:
     says = said_of(config_for("even_only", batch={"samples": 16, "accumulate": 2}))
-    assert "the loss can be computed of 8 samples at once, and not of fewer of them" in says
+    assert "the loss can be computed for 8 samples at once, but not for fewer of them" in says
 
 
 LIBRARY = f"{Path(library_models.__file__)}:Library"

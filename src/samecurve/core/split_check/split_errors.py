@@ -125,8 +125,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     where = evidence.place.where if evidence.place else evidence.loss_at
     if finding.kind in {"weight", "unweighted"}:
         remedy = (
-            "weight is how much was counted, as it grows with the samples: len(x) samples,"
-            " (labels != -100).sum() tokens; the sum is then the loss added over as much"
+            "weight is how much was counted, and grows with the samples: len(x) samples,"
+            " (labels != -100).sum() tokens; sum is the loss added over the same"
         )
         return UserError(
             f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where
@@ -143,8 +143,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
 def explain_hook(hook: Backward) -> UserError:
     """The error for a hook that is called with the gradients of only some microbatches."""
     return UserError(
-        f"{hook.function} is called after each backward pass, on the sum of the microbatches so far"
-        " of one device",
+        f"{hook.function} is called after each backward pass, on the gradient that one device has"
+        " summed so far",
         "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
         " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
         " into the optimizer or after_step(self, model, step)",
@@ -176,8 +176,8 @@ def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
     return UserError(
         f"{evidence.what} {finding.text}, and neither a generator of torch, numpy or Python nor an"
         " attribute of the model or the task has changed between the two",
-        "leave out what else it depends on: a variable of the module, a clock, a file, a cache"
-        " that is filled on the way",
+        "take out what else the loss depends on: a variable of a module, a class or a function, a"
+        " clock, a file, a cache",
         evidence.loss_at or "task",
     )
 
@@ -205,7 +205,7 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
         f"{cause}: {evidence.state} is changed in each forward pass and the loss depends on it, so"
         " it depends on how many microbatches a device has computed",
         "def loss(self, model, batch, step) is given the step, the same on every device; what is"
-        " learnt from samples belongs into parameters, or changes in after_step(self, model, step)",
+        " learnt from samples belongs in parameters, or changes in after_step(self, model, step)",
         evidence.state_at or evidence.loss_at,
     )
 
@@ -216,9 +216,9 @@ def explain_kept(name: str, reader: str, where: str) -> UserError:
     reader: what reads it; where: file:line at which the reader begins
     """
     return UserError(
-        f"{reader} depends on attribute {name}, which is of the last microbatch that a device has"
-        " computed: of other samples on another number of devices",
-        "what follows from the weights and the step; a statistic of the whole batch:"
+        f"{reader} depends on attribute {name}, which holds something of the last microbatch that a"
+        " device has computed: of other samples on another number of devices",
+        "use what follows from the weights and the step; for a statistic of the whole batch,"
         " features(self, model, batch) and batch_loss(self, features), which see all of it",
         where,
     )
@@ -239,7 +239,7 @@ def explain_buffer(name: str, where: str) -> UserError:
 def explain_failure(whole: Trial, failed: UserError) -> UserError:
     """The error for a loss that can be computed for all samples, but not for some of them."""
     return UserError(
-        f"the loss can be computed of {samples_text(whole.samples)} at once, and not of fewer of"
+        f"the loss can be computed for {samples_text(whole.samples)} at once, but not for fewer of"
         f" them: {failed.cause}",
         "a loss that takes any number of samples: devices and microbatches divide a batch, and the"
         f" last one of an epoch may be short; {ALLOW}",
@@ -267,7 +267,7 @@ def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
     at = f" ({evidence.place.function})" if evidence.place else ""
     return UserError(
         f"{evidence.what} counts {number_text(once)} once for each microbatch, however many samples"
-        f" that has{at}: with n microbatches it counts n times",
+        f" the microbatch has{at}: with n microbatches it counts n times",
         "what does not depend on the samples (a penalty on the weights) times the microbatch's"
         " weight: Mean(total + penalty * len(x), len(x)); divided by the whole weight it counts"
         " once",
@@ -304,7 +304,7 @@ _WORDS = {
     ),
     "pairs": ("compares each sample with each other of the microbatch", _WHOLE_BATCH),
     "rows": (
-        "gives a sample other numbers in the company of others",
+        "makes the numbers of a sample depend on the other samples",
         "let each sample's row follow from its own (a softmax or a norm over the batch's dimension,"
         " a permutation of the batch and dimensions in another order don't); for a loss over the"
         f" batch: {_WHOLE_BATCH}",

@@ -59,9 +59,9 @@ class _BatchLoss:
         if name := _weight_behind(total.sum, leaves, self._setup.strategy.models[0]):
             return UserError(
                 f"batch_loss() uses {name} of the model itself, whose gradient would be lost",
-                f'as a feature: features() gives {{"{name.rpartition(".")[2]}": ...}}, a number of'
-                " the model for all samples as model.scale.expand(len(x)); a penalty on weights"
-                " there too, a share of it for each sample",
+                f'make it a feature: features() returns {{"{name.rpartition(".")[2]}": ...}}; a'
+                " single number as model.scale.expand(len(x)); a penalty on weights too, with an"
+                " equal share of it in each sample's row",
                 self._where,
             )
         self._features(trials.samples[:1])  # so that what it keeps is of another microbatch

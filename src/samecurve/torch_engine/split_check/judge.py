@@ -6,6 +6,7 @@ Where something is wrong, diagnosis.py finds the line of the user's code.
 
 import json
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -63,7 +64,7 @@ class Observed:
     drawn: Drawn
     changed: Sequence[str] = ()
     counters: dict[str, Counter] = field(default_factory=dict)
-    steady: frozenset[str] = frozenset()
+    steady: AbstractSet[str] = frozenset()
     unlike: Sequence[str] = ()
     kept: Sequence[str] = ()
 

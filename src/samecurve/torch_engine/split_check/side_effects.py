@@ -115,7 +115,7 @@ class Attributes:
             if isinstance(old, torch.Tensor):
                 old.fill_(number + ahead)
             elif isinstance(old, list | deque):
-                old.extend(islice(cycle(value[-_LAST:]), int(number + ahead) - len(old)))
+                old.extend(islice(cycle(list(value)[-_LAST:]), int(number + ahead) - len(old)))
             elif path in self._holders:
                 whole = number.is_integer() and ahead.is_integer()
                 holder[name] = int(number + ahead) if whole else number + ahead

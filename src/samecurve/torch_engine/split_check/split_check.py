@@ -23,6 +23,7 @@ attributes and the random generators are as before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ class SplitVerdict:
 
     error: UserError | None
     repeats: bool
-    steady: frozenset[str]
+    steady: AbstractSet[str]
 
 
 class SplitCheck:
@@ -83,19 +84,32 @@ class SplitCheck:
 
     def run(self) -> SplitVerdict:
         """Try each phase of a step, until a phase has an error."""
-        steady: frozenset[str] = frozenset()
+        steady: AbstractSet[str] = frozenset()
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
-                seen = self._observed_at_the_start()
-                error, repeats = self._judge.error_of(seen)
-                error = error or self._error_of_kept(seen.kept) or self._error_elsewhere()
-                if not error and (error := self._error_of_batch_loss()):
-                    repeats = False  # devices would differ, however the batch is divided
-            steady |= seen.steady
-            if error:
-                return SplitVerdict(error, repeats, steady)
-        return SplitVerdict(None, repeats=True, steady=steady)
+                verdict = self._verdict_of_phase()
+            steady |= verdict.steady
+            if verdict.error:
+                break
+        return SplitVerdict(verdict.error, verdict.repeats, steady)
+
+    def _verdict_of_phase(self) -> SplitVerdict:
+        """The list above, step by step."""
+        seen = self._observed_at_the_start()
+        error, repeats = self._judge.error_of(seen)
+        error = error or self._error_of_kept(seen.kept)
+        error = error or self._judge.shared(self._error_of_hooks())
+        error = error or self._error_with_moved_weights(self._rows.step)
+        steps = self._later_steps()
+        for step in steps:
+            error = error or self._error_at(step, two_parts, with_gradient=False)
+        if steps:  # where the warm-up of a penalty is over
+            error = error or self._error_with_moved_weights(steps[-1])
+        if not error and self._plan.whole_batch:
+            error = self._error_of_batch_loss([self._rows.step, *steps])
+            repeats = error is None  # devices would differ, however the batch is divided
+        return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far
 
@@ -103,11 +117,17 @@ class SplitCheck:
         trials = self._trials
         whole, drawn = self._whole()
         after_whole, kept_of_whole = trials.buffers.changed(), trials.attributes.changed()
-        again, moving = self._again(after_whole)
+        trials.generators.put_back()
+        again = trials.loss_of(trials.samples)
         changed = trials.attributes.changed()
-        kept = _differing(kept_of_whole, changed)
-        counters = counters_in(kept_of_whole, changed)
+        moving = _moving(after_whole, trials.buffers.changed())
+        if self._judge.agree(bool(moving)):
+            # They will move once a step (StepBuffers), so that must not change the loss here.
+            trials.buffers.put_back(moving)
+            trials.generators.put_back()
+            again = trials.loss_of(trials.samples)
         trials.put_back()
+        kept = _differing(kept_of_whole, changed)
         parts, after_parts, failed = [], [], None
         for rows in trials.parts:
             part, error = trials.tried_part(rows)
@@ -116,7 +136,13 @@ class SplitCheck:
             after_parts.append(trials.buffers.changed())
             kept |= _differing(kept_of_whole, trials.attributes.changed())
             trials.put_back()
+        counters = counters_in(kept_of_whole, changed)
         alike = {name for name in after_whole if _is_alike(name, after_whole, after_parts)}
+        unlike = [
+            name
+            for name in after_whole
+            if name not in alike and _has_one_shape(name, after_whole, after_parts)
+        ]
         return Observed(
             whole=whole,
             again=again,
@@ -126,12 +152,8 @@ class SplitCheck:
             drawn=drawn,
             changed=list(changed),
             counters=counters,
-            steady=frozenset(alike & moving),
-            unlike=[
-                name
-                for name in after_whole
-                if name not in alike and _has_one_shape(name, after_whole, after_parts)
-            ],
+            steady=alike.intersection(moving),
+            unlike=unlike,
             kept=sorted(kept),
         )
 
@@ -158,27 +180,6 @@ class SplitCheck:
             whole = trials.loss_of(trials.samples)
         return whole, Drawn(moved=moved, seeded=is_seeded)
 
-    def _again(self, after_whole: Mapping[str, torch.Tensor]) -> tuple[Trial, set[str]]:
-        """The loss of the same samples once more, and the buffers that move again.
-
-        Buffers that move alike will move once a step, not once a microbatch (StepBuffers), so their
-        movement is no reason for another loss: they are put back for it.
-        """
-        trials = self._trials
-        trials.generators.put_back()
-        again = trials.loss_of(trials.samples)
-        now = trials.buffers.changed()
-        moving = {
-            name
-            for name, value in after_whole.items()
-            if name in now and not torch.equal(value, now[name])
-        }
-        if self._judge.agree(bool(moving)):
-            trials.buffers.put_back(list(moving))
-            trials.generators.put_back()
-            again = trials.loss_of(trials.samples)
-        return again, moving
-
     def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
         """The loss as after many more microbatches; None: no attribute counts."""
         if not self._judge.agree(bool(counters)):
@@ -201,20 +202,14 @@ class SplitCheck:
 
     def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
         """Whether after_step() reads one of these attributes."""
-        from samecurve.core.split_check.split_errors import explain_kept
-        from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
+        from samecurve.torch_engine.split_check.user_code import names_read
 
-        task = self._setup.task
-        read = names_read(task, "after_step")
+        read = names_read(self._setup.task, "after_step")
         name = next((name for name in names if name.rpartition(".")[2] in read), None)
-        where = place_of_method(task, "after_step")
-        return explain_kept(name, "after_step()", where) if name else None
+        return self._explained(name, "after_step()", "after_step") if name else None
 
     def _error_of_earlier_phases(self) -> UserError | None:
         """Whether the loss of this phase depends on what earlier phases keep of a microbatch."""
-        from samecurve.core.split_check.split_errors import explain_kept
-        from samecurve.torch_engine.split_check.user_code import place_of_method
-
         trials, number = self._trials, self._trials.phase_number
         losses = []
         for rows in (trials.samples, trials.parts[0]):
@@ -225,22 +220,19 @@ class SplitCheck:
             trials.put_back()
         one, other = losses
         if one and other and compare_repeats(one, other, TOLERANCE[trials.format]):
-            what = f"the loss of phase {trials.phases[number]}"
-            return explain_kept(self._kept[0], what, place_of_method(self._setup.task, "loss"))
+            return self._explained(
+                self._kept[0], f"the loss of phase {trials.phases[number]}", "loss"
+            )
         return None
 
-    # --- hooks, moved, later, batch_loss()
+    def _explained(self, name: str, reader: str, method: str) -> UserError:
+        """The error of an attribute. method: of the task, which reads it."""
+        from samecurve.core.split_check.split_errors import explain_kept
+        from samecurve.torch_engine.split_check.user_code import place_of_method
 
-    def _error_elsewhere(self) -> UserError | None:
-        """The first error with other weights than at the start, or at later steps."""
-        steps = self._later_steps()
-        error = self._judge.shared(self._error_of_hooks())
-        error = error or self._error_with_moved_weights(self._rows.step)
-        for step in steps:
-            error = error or self._error_at(step, two_parts, with_gradient=False)
-        if steps:  # where the warm-up of a penalty is over
-            error = error or self._error_with_moved_weights(steps[-1])
-        return error
+        return explain_kept(name, reader, place_of_method(self._setup.task, method))
+
+    # --- hooks, moved, later, batch_loss()
 
     def _error_of_hooks(self) -> UserError | None:
         hooked = (p._post_accumulate_grad_hooks for p in self._model.parameters())  # noqa: SLF001
@@ -287,12 +279,9 @@ class SplitCheck:
                 return error
             return self._judge.error_of_gradients(whole, parts)
 
-    def _error_of_batch_loss(self) -> UserError | None:
-        if not self._plan.whole_batch:
-            return None
+    def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
         from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
 
-        steps = [self._rows.step, *self._later_steps()]
         return self._judge.shared(batch_loss_error(self._setup, self._trials, steps))
 
     def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
@@ -315,6 +304,11 @@ def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[st
 
 
 Buffers = Mapping[str, torch.Tensor]  # changed ones, by name
+
+
+def _moving(first: Buffers, again: Buffers) -> list[str]:
+    """Buffers that the same samples change once more."""
+    return [name for name in first if name in again and not torch.equal(first[name], again[name])]
 
 
 def _is_alike(name: str, after_whole: Buffers, after_parts: Sequence[Buffers]) -> bool:

@@ -58,7 +58,7 @@ class HeldByTask:
             if path.partition(".")[0] in read and (tensor is not old or version != old_version):
                 raise UserError(
                     f"after_step() changes self.{path}, which the loss reads: what a task keeps is"
-                    " in no checkpoint, so a resumed run would go another way",
+                    " in no checkpoint, so a resumed run would give another curve",
                     "keep it in the model: a submodule with requires_grad_(False), or"
                     " register_buffer(), in what model() returns",
                     place_of_method(self._task, "after_step"),

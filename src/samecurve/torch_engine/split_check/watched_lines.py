@@ -18,6 +18,7 @@ from samecurve.torch_engine.split_check.blamed_calls import function_name
 from samecurve.torch_engine.split_check.side_effects import GeneratorStates, equal
 from samecurve.torch_engine.split_check.user_code import Site, caller, kind_of, shown_path, site_of
 
+_GENERATORS = ""  # among what is read: no attribute or buffer has this name
 # the call of a generator in a line of code
 _RANDOM_CALL = re.compile(r"[\w.]*\b(?:random|rng|generator|gen)\b[\w.]*(?=\()")
 
@@ -44,7 +45,7 @@ def watch(
     """
     base = inspect.currentframe()
     torch_draws = _TorchDraws(generators.held, base)
-    lines = _Lines(generators.read_host, reads, base)
+    lines = _Lines({_GENERATORS: generators.read_host, **reads}, base)
     before = sys.gettrace()
     with torch_draws:
         sys.settrace(lines.trace)
@@ -89,53 +90,43 @@ def _torch_states() -> list[torch.Tensor]:
 
 
 class _Lines:
-    """A trace function that looks at generators, and at what else is watched, after each line.
+    """A trace function that reads what is watched after each line.
 
+    reads: functions that read it, by name
     base: as in site_of(). What changes while no line of the task runs is this program's doing.
     """
 
-    def __init__(
-        self,
-        generators: Callable[[], object],
-        reads: Mapping[str, Callable[[], object]],
-        base: FrameType | None,
-    ) -> None:
+    def __init__(self, reads: Mapping[str, Callable[[], object]], base: FrameType | None) -> None:
         self.draws: list[Draw] = []
         self.changes: dict[str, str] = {}
-        self._read_generators, self._reads, self._base = generators, reads, base
-        self._before: tuple[object, dict[str, object]] | None = None
+        self._reads, self._base = reads, base
+        self._before: dict[str, object] = {}
         self._at: tuple[FrameType | None, int] = (None, 0)  # the line that has just run
-
-    def _read(self) -> tuple[object, dict[str, object]]:
-        return self._read_generators(), {name: read() for name, read in self._reads.items()}
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
         if event == "call":
             return self.trace if kind_of(frame.f_code.co_filename) != "ours" else None
-        now = self._read()
-        if self._before is not None:
-            self._compare(self._before, now)
+        now = {name: read() for name, read in self._reads.items()}
+        changed = [name for name in self._before if not equal(self._before[name], now[name])]
+        if changed:
+            self._note(changed)
         self._before = now
         self._at = frame, frame.f_lineno
         if event == "return" and frame.f_back:
             self._at = frame.f_back, frame.f_back.f_lineno
         return self.trace
 
-    def _compare(
-        self,
-        before: tuple[object, dict[str, object]],
-        now: tuple[object, dict[str, object]],
-    ) -> None:
+    def _note(self, changed: Sequence[str]) -> None:
         site = site_of(self._at[0], self._base, self._at[1])
         if not site.deepest:
             return
-        if now[0] != before[0]:
+        for name in changed:
+            if name != _GENERATORS:
+                self.changes.setdefault(name, site.where)
+                continue
             text = linecache.getline(*site.deepest)
             call = _RANDOM_CALL.search(text)
             self.draws.append(_draw(call[0] if call else text.strip(), site))
-        for name, value in now[1].items():
-            if not equal(value, before[1][name]):
-                self.changes.setdefault(name, site.where)
 
 
 def _draw(function: str, site: Site) -> Draw:
