@@ -194,7 +194,7 @@ class SplitCheck:
 
     def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
         """The error of attributes that hold something of the last microbatch and are read later."""
-        error = self._error_of_after_step(names) if names else None
+        error = self._error_of_after_step(names)
         if self._judge.agree(bool(self._trials.phase_number and self._kept)):
             error = error or self._error_of_earlier_phases()
         self._kept += names
@@ -202,6 +202,8 @@ class SplitCheck:
 
     def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
         """Whether after_step() reads one of these attributes."""
+        if not getattr(self._setup.task, "after_step", None):
+            return None
         from samecurve.torch_engine.split_check.user_code import names_read
 
         read = names_read(self._setup.task, "after_step")
