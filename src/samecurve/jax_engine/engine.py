@@ -27,7 +27,7 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
-from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.core.weights.digest import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (

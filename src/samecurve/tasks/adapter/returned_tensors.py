@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
-from samecurve.core.split_check.split_errors import MEAN
+from samecurve.core.split_check.additivity import MEAN
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import FEATURES
 

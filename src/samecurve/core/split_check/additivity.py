@@ -1,14 +1,15 @@
-"""Whether a loss adds up over samples: verdicts from numbers (split_errors.py says them).
+"""Verdicts on numbers: whether a loss adds up over samples. split_errors.py explains them to the
+user.
 
-The loss of some samples is taken whole, again, and in parts, their order turned. Over devices and
-microbatches sums and weights are added and divided once, so what does not add up here gives another
-curve on another number of devices.
+The split check computes the loss of some samples all at once, once more, and in parts in reversed
+order. Sums and weights are added over microbatches and devices and divided once, so a loss that
+does not add up here gives another curve on another number of devices.
 
-Tolerances, relative to the largest of the sums, are what rounding can change and no more: adding in
-another order moves a sum by some units of its last digit, a deep model by some hundreds of them.
-float64 has 1e-16, float32 6e-8. Narrower formats round each product to 4e-3 or 5e-4, but by the
-row, so that a sum over samples moves less than a single one; a loss is computed in float32 where
-the weights are there in it.
+Tolerances are relative to the largest of the sums that are compared, and allow what rounding can
+change. Adding in another order moves a sum by some units of its last digit, and a deep model by
+some hundreds of them. The last digit is 1e-16 in float64 and 6e-8 in float32. Narrower formats
+round each product to 4e-3 or 5e-4, but each row by itself, so that a sum over samples moves less
+than a single number. Where the weights are kept in float32, the loss is computed in float32.
 """
 
 import math
@@ -16,28 +17,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from samecurve.errors import UserError
+
 _SAMPLES = 16  # at most: enough to tell sizes, orders and weights apart
 Format = Literal["f64", "f32", "narrow"]
 TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
-# Below it a difference in float32 may be rounding: float64 has the last word where it can be had.
+# A smaller difference in float32 may be rounding: float64 decides, where it can be computed.
 DOUBTFUL = 1e-2
-# Of the norm of all gradients; in float32 and below it is doubtful too.
+# the tolerance where float64 can't be computed
+SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
+# The same for gradients, relative to the norm of all gradients. Any difference in float32 and below
+# is doubtful.
 GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 5e-2}
 SURE_GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-2, "narrow": 0.1}
-# Above it, where it can't be had.
-SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
+
+# the remedy where a loss is a mean
+MEAN = (
+    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
+    " a mean times the weight), weight is how much that was (len(x) samples,"
+    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
+    " means would depend on the number of devices"
+)
 
 
 def samples_tried(micro_batch_size: int) -> int:
-    """How many samples are tried at once: no more than a step computes at once, but two."""
+    """Count of samples that are tried at once: at most a microbatch, but at least two."""
     return min(_SAMPLES, max(2, micro_batch_size))
 
 
 def steps_tried(first: int, steps: int, steps_per_epoch: int) -> list[int]:
-    """Later ones, ever farther apart, the first of the next epoch and the last among them: a loss
-    that asks for the step may be another one there.
+    """Later steps at which a loss that depends on the step is tried too: ever farther apart, with
+    the first step of the next epoch and the last step of the run.
 
-    first: where the run begins; steps: of the run
+    first: the step at which the run begins; steps: of the whole run
     """
     distances = [4**power for power in range(steps.bit_length() // 2 + 1)]
     of_epoch = (first // steps_per_epoch + 1) * steps_per_epoch
@@ -54,8 +66,11 @@ class Trial(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """Norms of one parameter's gradient: of all samples, of each part's, and of what the whole has
-    more than the parts together.
+    """Norms of one parameter's gradient.
+
+    whole: of all samples
+    difference: of the gradient of all samples minus the gradients of all parts
+    parts: of each part
     """
 
     whole: float
@@ -68,20 +83,21 @@ Kind = Literal["repeat", "finite", "unweighted", "weight", "mean", "coupled", "g
 
 @dataclass(frozen=True)
 class Finding:
-    """What doesn't add up.
+    """A loss or gradient that does not add up, or does not repeat.
 
-    kind: "finite": of a part it is no number; "unweighted": the weight is the same whatever is
-        counted; "coupled": whatever else
-    difference: of the largest of the numbers compared, relative
+    kind: "finite": the loss of a part is not a finite number; "unweighted": the weight is the same
+        whatever is counted; "coupled": none of the other kinds
+    text: the end of a sentence that begins with what was computed, with the numbers
+    difference: relative to the largest of the numbers compared
     """
 
     kind: Kind
-    text: str  # with the numbers
+    text: str
     difference: float = math.inf
 
 
 def compare_repeats(whole: Trial, again: Trial, tolerance: float) -> Finding | None:
-    """The same samples twice."""
+    """Compare the losses of the same samples, computed twice; None: they agree."""
     difference = max(
         relative_difference([whole.sum], [again.sum]),
         relative_difference([whole.weight], [again.weight]),
@@ -96,8 +112,8 @@ def compare_repeats(whole: Trial, again: Trial, tolerance: float) -> Finding | N
 
 
 def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Finding | None:
-    """Samples at once, and all of them in parts. None also where there is nothing to compare: the
-    loss of all of them is not finite.
+    """Compare the loss of all samples at once with the losses of its parts; None: it adds up, or
+    the loss of all samples is not finite, so that there is nothing to compare.
     """
     if not (math.isfinite(whole.sum) and math.isfinite(whole.weight)):
         return None
@@ -127,7 +143,11 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
 def compare_gradients(
     whole: Trial, parts: Sequence[Trial], norms: Mapping[str, GradientNorms], tolerance: float
 ) -> Finding | None:
-    """By parameter; relative to the norm over all of them. None also where one is not finite."""
+    """Compare the gradient of all samples with those of its parts; None: each parameter's gradient
+    adds up, or a gradient is not finite.
+
+    norms: by the parameter's name; the tolerance is relative to the norm over all parameters.
+    """
     columns = [[n.whole for n in norms.values()]]
     columns += [[n.parts[at] for n in norms.values()] for at in range(len(parts))]
     largest = max(math.hypot(*column) for column in columns)
@@ -158,8 +178,8 @@ def _wrong_weight(whole: Trial, parts: Sequence[Trial], off: float, tolerance: f
 
 
 def _factor_of_mean(whole: Trial, parts: Sequence[Trial], tolerance: float) -> float | None:
-    """By what the mean of the parts, by their samples or by their weights, would be a sum; None: it
-    is no mean of them.
+    """The factor by which the loss of all samples is too small, where it is the mean of the parts,
+    weighted by their samples or by their weights; None: it is no such mean.
     """
     for sizes in ([part.samples for part in parts], [part.weight for part in parts]):
         total = math.fsum(sizes)
@@ -172,7 +192,7 @@ def _factor_of_mean(whole: Trial, parts: Sequence[Trial], tolerance: float) -> f
 
 
 def relative_difference(one: Sequence[float], others: Sequence[float]) -> float:
-    """Between two totals, of the largest number in them; 0 where neither is a number."""
+    """The difference of two totals, relative to the largest number in them; 0 if both are nan."""
     largest = max(map(abs, [*one, *others]))
     difference = abs(math.fsum(one) - math.fsum(others)) if math.isfinite(largest) else math.nan
     if math.isnan(difference):
@@ -195,7 +215,7 @@ def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
 
 
 def _listed(words: Iterable[str]) -> str:
-    """a, b and c"""
+    """Join words as in "a, b and c"."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -205,7 +225,7 @@ def samples_text(samples: int) -> str:
 
 
 def _shown(first: float, second: float) -> str:
-    """Two numbers, with as many digits as tell them apart."""
+    """Show two numbers with as many digits as are needed to tell them apart."""
     for digits in (6, 10, 17):
         texts = f"{first:.{digits}g}", f"{second:.{digits}g}"
         if texts[0] != texts[1]:
@@ -219,3 +239,28 @@ def number_text(value: float) -> str:
 
 def _percent(difference: float) -> str:
     return f"{100 * difference:.2g} %"
+
+
+def lines_or_refuse(
+    error: UserError | None, *, repeats: bool, is_split: bool, allowed: bool
+) -> list[str]:
+    """Warnings for the user about a loss that does not add up and is trained nevertheless.
+
+    error: what the split check found; None: nothing, so there are no warnings
+    repeats: whether the same samples gave the same loss
+    is_split: whether a step has several microbatches
+    allowed: train.allow_coupled
+
+    UserError: the error itself, where the loss must not be trained.
+    """
+    if error is None:
+        return []
+    if not allowed and (is_split or not repeats):
+        raise error
+    place = f"{error.where}: " if error.where else ""
+    if allowed:
+        return [f"{place}{error.cause}. Trained all the same (train.allow_coupled)"]
+    return [
+        f"{place}{error.cause}. One microbatch on one device trains it as it is; the result will"
+        " not carry over to several"
+    ]

@@ -4,13 +4,14 @@ import math
 
 import pytest
 
-from samecurve.core.split_check.split_errors import Evidence, Place, explain, lines_or_refuse
-from samecurve.core.split_check.split_verdicts import (
+from samecurve.core.split_check.additivity import (
     Trial,
     compare_parts,
     compare_repeats,
+    lines_or_refuse,
     samples_tried,
 )
+from samecurve.core.split_check.split_errors import Evidence, Place, explain
 from samecurve.errors import UserError
 
 PARTS = [Trial(3, 6.0, 3.0), Trial(5, 4.0, 5.0)]
