@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from samecurve.convert import ConvertedConfig, convert
+from samecurve.convert import convert
+from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import dump, parse
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.tasks import Tasks

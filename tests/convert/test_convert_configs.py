@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from samecurve.convert import ConvertedConfig, convert
+from samecurve.convert import convert
+from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError
