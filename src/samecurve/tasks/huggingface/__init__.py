@@ -1,7 +1,6 @@
 """Any causal language model of the transformers library, from a directory or a config."""
 
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 from samecurve.tasks.registry import TaskEntry
 
 ENTRY = TaskEntry(
