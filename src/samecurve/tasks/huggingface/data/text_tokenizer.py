@@ -6,6 +6,7 @@ The processes that tokenize read that directory alone; a run keeps the same two 
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ChatTemplate, Span
-from samecurve.tasks.language.tokenizer import ByteTokenizer
-
-TokenIds = NDArray[np.uint32]
+from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, TokenIds
+from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
 
 TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
 END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE made here
@@ -61,24 +61,22 @@ class TextTokenizer:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = TokenizerNotes(**json.loads((home / NOTES).read_text()))
-        self._inner: Any = None
+        self._tokenizer: ByteTokenizer | LibraryTokenizer = ByteTokenizer()
+        self._inner: Any = None  # the library's own object; None: tokens are bytes
         self.prefix = self.suffix = np.zeros(0, np.uint32)
-        self.size, self.pad = ByteTokenizer.size, 0
+        self.pad = 0
         self.eos: int | None = None
         self.mask: int | None = None
         self.special: tuple[int, ...] = ()
         self._template: ChatTemplate | None = None
         if (home / TOKENIZER).exists():
-            self._open(home / TOKENIZER)
+            name = f"the tokenizer {self.notes.name}"
+            self._tokenizer = LibraryTokenizer(home / TOKENIZER, name)
+            self._inner = self._tokenizer.inner
+            self._take_special_tokens()
+        self.size = self._tokenizer.size
 
-    def _open(self, path: Path) -> None:
-        from tokenizers import Tokenizer
-
-        self._inner = Tokenizer.from_file(str(path))
-        # a file may ask for these, and would then cut or stretch documents
-        self._inner.no_truncation()
-        self._inner.no_padding()
-        self.size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
+    def _take_special_tokens(self) -> None:
         self.eos = self._id_of("eos_token")
         self.mask = self._id_of("mask_token")
         pad = self._id_of("pad_token")
@@ -136,22 +134,12 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
         """Each text by itself, with nothing put around it."""
-        if self._inner is None:
-            return [_as_bytes(text) for text in texts]
-        try:
-            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exceptions
-            raise UserError(
-                f"the tokenizer {self.notes.name} can't encode this text: {error}",
-                "a tokenizer that knows every byte (bpe:N makes one)",
-                "data.tokenizer",
-            ) from None
-        return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+        return self._tokenizer.encode(texts)
 
     def encode_spans(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, NDArray[np.bool_]]:
         """A whole text, and which of its tokens begin in one of the spans."""
         if self._inner is None:
-            ids = _as_bytes(text)
+            ids = self.encode([text])[0]
             places = [
                 (len(text[:begin].encode()), len(text[:end].encode())) for begin, end in spans
             ]
@@ -168,9 +156,23 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         """special: with the tokens that stand for no text."""
+        return self._tokenizer.decode(ids, special=special)
+
+    def write(self, directory: Path, longest: int | None) -> list[str]:
+        """Write the tokenizer as AutoTokenizer reads it. Returns lines for the user.
+
+        longest: tokens that the model takes at most; None: any number
+        """
         if self._inner is None:
-            return ByteTokenizer().decode(ids)
-        return str(self._inner.decode(list(ids), skip_special_tokens=not special))
+            return write_tokenizer(None, directory, longest or int(1e30))
+        shutil.copyfile(self.home / TOKENIZER, directory / TOKENIZER)
+        fields: dict[str, Any] = dict(self.notes.names)
+        if longest is not None:
+            fields["model_max_length"] = longest
+        if self.notes.chat_template is not None:
+            fields["chat_template"] = self.notes.chat_template
+        write_tokenizer_config(directory, fields)
+        return []
 
     @property
     def template(self) -> ChatTemplate:
@@ -192,7 +194,3 @@ class TextTokenizer:
             return []
         added = self._inner.get_added_tokens_decoder().values()
         return [token.content for token in added if token.content.strip()]
-
-
-def _as_bytes(text: str) -> TokenIds:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)

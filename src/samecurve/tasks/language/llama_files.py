@@ -1,7 +1,7 @@
-"""The decoder as Hugging Face's libraries have it: Llama's names, config and tokenizer files.
+"""The decoder in Hugging Face's format for Llama: parameter names and config files, both ways.
 
-In both directions; no engine is imported here. The arithmetic is Llama's own: rotary halves, no
-biases, so that names and a config are all that passes.
+The decoder's arithmetic is Llama's own (rotary halves, no biases), so a conversion renames the
+parameters and writes a config; it changes no value. No engine is imported here.
 """
 
 import json
@@ -16,23 +16,22 @@ _BODY = "model."
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # older files have these, which follow from rope_theta
-_CONTENT = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 def hf_name(name: str) -> str:
-    """A parameter's name there."""
+    """The name of a parameter in Llama's files."""
     return name if name == _HEAD else _BODY + name
 
 
 def rename_to_hf(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Under their names."""
+    """The tensors under the names of Llama's files."""
     return {hf_name(name): tensor for name, tensor in tensors.items()}
 
 
 def names_from_hf(names: Iterable[str]) -> dict[str, str]:
     """Map the library's parameter names to ours, if all names are the library's.
 
-    Buffers that the library computes have no name here.
+    Buffers that the library computes from the config have no name here.
     """
     stored = [name for name in names if not name.endswith(_COMPUTED)]
     if not all(name == _HEAD or name.startswith(_BODY) for name in stored):
@@ -41,7 +40,7 @@ def names_from_hf(names: Iterable[str]) -> dict[str, str]:
 
 
 def make_hf_config(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, Any]:
-    """config.json. rope_theta twice: as transformers 4 and 5 look for it."""
+    """The content of config.json. rope_theta stands twice: for transformers 4 and for 5."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -71,7 +70,7 @@ def make_hf_config(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, A
 
 
 def make_generation_config() -> dict[str, Any]:
-    """generation_config.json: as `samecurve sample` draws."""
+    """The content of generation_config.json: the settings that `samecurve sample` draws with."""
     return {
         "do_sample": True,
         "temperature": 0.8,
@@ -85,7 +84,7 @@ def make_generation_config() -> dict[str, Any]:
 def read_hf_config(path: Path) -> dict[str, Any]:
     """Read a config.json as fields of our `model` section.
 
-    UserError: a model that this decoder is not.
+    UserError: the config describes a model that computes something else than our decoder.
     """
     try:
         config = json.loads(path.read_text())
@@ -125,7 +124,7 @@ def read_hf_config(path: Path) -> dict[str, Any]:
 
 
 def write_config(fields: LanguageModel, vocab: int, dtype: str, to: Path) -> None:
-    """config.json and generation_config.json."""
+    """Write config.json and generation_config.json."""
     (to / "config.json").write_text(
         json.dumps(make_hf_config(fields, vocab, dtype), indent=1) + "\n"
     )
@@ -134,57 +133,13 @@ def write_config(fields: LanguageModel, vocab: int, dtype: str, to: Path) -> Non
     )
 
 
-def write_tokenizer(source: Path | None, to: Path, context: int) -> list[str]:
-    """tokenizer.json and what AutoTokenizer reads beside it.
-
-    source: a tokenizer.json; None: bytes. Returns what the user should know.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(source)) if source else _byte_tokenizer()
-    tokenizer.no_truncation()  # as in training
-    tokenizer.no_padding()
-    tokenizer.save(str(to / "tokenizer.json"))
-    (to / "tokenizer_config.json").write_text(
-        json.dumps({**_CONTENT, "model_max_length": context}, indent=1) + "\n"
-    )
-    if tokenizer.encode("a").ids == tokenizer.encode("a", add_special_tokens=False).ids:
-        return []
-    return [
-        "this tokenizer adds special tokens of its own accord, and training had none: encode"
-        " with add_special_tokens=False"
-    ]
-
-
-def _byte_tokenizer() -> Any:
-    """Bytes as a tokenizer of the library: byte n is token n."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocab = {character: byte for byte, character in enumerate(_characters())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _characters() -> list[str]:
-    """The character for each byte in a byte-level vocabulary.
-
-    A byte that prints stands for itself; others get the next character from 256 on.
-    Source: Radford et al. 2019, GPT-2's vocabulary.
-    """
-    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(byte) if byte in prints else chr(256 + others.index(byte)) for byte in range(256)]
-
-
 def compare_with_hf(
     model: LanguageModel, foreign: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Fields that no array's shape shows, and that differ.
+    """Fields that differ between two models, although the shapes of their arrays do not show it.
 
-    First those that make weights meaningless; then those that only change what is computed with
-    them.
+    Returns two lists: differences that make the weights meaningless, and differences that only
+    change what is computed with them.
     """
     if "config.json" in foreign:
         foreign = read_hf_config(foreign["config.json"])

@@ -16,13 +16,7 @@ from torch import Tensor
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.causal import (
-    Causal,
-    count_correct,
-    count_labels,
-    next_labels,
-    token_errors,
-)
+from samecurve.tasks.huggingface.causal import Causal, next_labels, token_errors
 from samecurve.tasks.huggingface.sections import HFModel
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 
@@ -90,13 +84,8 @@ class BatchBalanced(RowBalanced):
         return self._means(sums["error"], balance * sums["counted"], sums["counted"])
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        logits, labels = self.call(model, batch).logits, next_labels(batch)
-        count = count_labels(labels)
-        error = token_errors(logits, labels).sum()
-        return {
-            "cross_entropy": Mean(error, count),
-            "accuracy": Mean(count_correct(logits, labels), count),
-        }
+        totals = super().metrics(model, batch)
+        return {"cross_entropy": totals["loss"], "accuracy": totals["accuracy"]}
 
 
 def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, str]:

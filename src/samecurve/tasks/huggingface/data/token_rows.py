@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.sample_keys import mix
 from samecurve.data.tokens import IGNORED
-from samecurve.tasks.huggingface.data.corpus import Corpus
-from samecurve.tasks.huggingface.data.layout import Rows
+from samecurve.tasks.huggingface.data.row_layout import Rows
+from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 
 Numbers = NDArray[np.int64]
 
@@ -29,7 +29,13 @@ class TokenRows:
     """
 
     def __init__(
-        self, corpora: Sequence[Corpus], rows: Rows, *, width: int | None, pad: int, known_by: str
+        self,
+        corpora: Sequence[TokenizedSource],
+        rows: Rows,
+        *,
+        width: int | None,
+        pad: int,
+        known_by: str,
     ) -> None:
         self._corpora, self._rows = list(corpora), rows
         self._bases = np.cumsum([0, *(corpus.notes.num_tokens for corpus in corpora)])
@@ -121,13 +127,12 @@ class RandomRows:
 
 
 def collate(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:
-    """Rows of unlike length, padded to the longest of them."""
+    """A batch of rows of unlike length, padded to the longest; numbers are one for each row."""
     sizes = np.array([len(sample["input_ids"]) for sample in samples])
-    flat = {
-        name: np.concatenate([sample[name] for sample in samples])
-        for name in ("input_ids", "labels", "positions", "documents")
-    }
-    return padded(flat, sizes, int(sizes.max()), pad)
+    rows = {name: [sample[name] for sample in samples] for name in samples[0]}
+    flat = {name: np.concatenate(rows[name]) for name in rows if np.ndim(rows[name][0])}
+    numbers = {name: np.array(rows[name], np.int64) for name in rows if name not in flat}
+    return {**padded(flat, sizes, int(sizes.max()), pad), **numbers}
 
 
 def padded(

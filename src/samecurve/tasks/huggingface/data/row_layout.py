@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import permute
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
-from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
+from samecurve.tasks.huggingface.sections import HFData
 
 Numbers = NDArray[np.int64]
 
@@ -107,7 +107,9 @@ class _SourcePieces:
     without_loss: int
 
 
-def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, LayoutStatistics]:
+def lay_out(
+    data: HFData, corpora: Sequence[TokenizedSource]
+) -> tuple[Rows, Rows, LayoutStatistics]:
     """Rows to train on, rows held out, and what became of the documents.
 
     UserError: nothing is left to train on.
@@ -162,7 +164,7 @@ def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
     )
 
 
-def _of_source(data: HFData, weight: float, corpus: Corpus, base: int) -> _SourcePieces:
+def _of_source(data: HFData, weight: float, corpus: TokenizedSource, base: int) -> _SourcePieces:
     pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base)
     kept, held_out = _split(pieces, data.validation)
     return _SourcePieces(
@@ -174,7 +176,7 @@ def _of_source(data: HFData, weight: float, corpus: Corpus, base: int) -> _Sourc
     )
 
 
-def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
+def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, int]:
     """The pieces of a source in which something is learnt; documents that were cut; tokens left
     out of them.
 
@@ -202,7 +204,7 @@ def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
     return pieces, int(long.sum()), int(left_out)
 
 
-def _count_loss_tokens(corpus: Corpus, start: Numbers, length: Numbers) -> Numbers:
+def _count_loss_tokens(corpus: TokenizedSource, start: Numbers, length: Numbers) -> Numbers:
     """Tokens that are predicted in each piece: the first has nothing before it."""
     if corpus.loss_mask is None or not len(start):
         return np.maximum(length - 1, 0)

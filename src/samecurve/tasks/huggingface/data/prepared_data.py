@@ -6,7 +6,6 @@ prepared.collate                          None where rows have one width (packin
 prepared.tokenizer                        None for random tokens, or raw ones without
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,27 +17,32 @@ from samecurve.core.protocols import Source
 from samecurve.data.spread import Spread
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
-from samecurve.tasks.huggingface.data.columns import Learns
-from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
+from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,
     are_pairs,
     choose_classes,
-    collate_labelled,
     describe_classes,
 )
-from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
 from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
-from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
+from samecurve.tasks.huggingface.data.records import texts_in
+from samecurve.tasks.huggingface.data.row_layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
-from samecurve.tasks.huggingface.data.tokenizer import NOTES, TextTokenizer
+from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
+from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
+from samecurve.tasks.huggingface.data.tokenized_source import (
+    TokenizedSource,
+    digest_files,
+    tokenize_once,
+)
 from samecurve.tasks.huggingface.data.tokenizer_source import (
     has_tokenizer,
     keep_tokenizer,
     stamp_tokenizer,
 )
-from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.text.source_files import cache_key
 from samecurve.units import counted, show_count
 
 _FORMAT = 2  # of the rows in the cache
@@ -121,7 +125,7 @@ def prepare_data(
 
 def _tokenized(
     data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
-) -> tuple[TextTokenizer | None, list[Corpus]]:
+) -> tuple[TextTokenizer | None, list[TokenizedSource]]:
     """The tokenizer, None where raw tokens have none, and each source as tokens."""
     files = [find_input_files(source.source) for source in data.sources]
     raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
@@ -136,11 +140,11 @@ def _tokenized(
             texts=partial(_texts, files, learns),
             for_encoder=for_encoder,
         )
-    corpora: list[Corpus] = []
+    corpora: list[TokenizedSource] = []
     for source, each, digest, of_ids in zip(data.sources, files, digests, raw, strict=True):
         if of_ids:
             end = None if tokenizer is None else tokenizer.eos
-            corpus: Corpus = open_raw(
+            corpus: TokenizedSource = open_raw(
                 each, home, dtype=data.token_dtype, end=end, content=digest, learns=learns
             )
         else:
@@ -172,7 +176,7 @@ def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> 
 
 def _labelled(
     prepared: PreparedData,
-    corpora: Sequence[Corpus],
+    corpora: Sequence[TokenizedSource],
     rows_held_out: TokenRows,
     *,
     data: HFData,
@@ -197,7 +201,7 @@ def _labelled(
         prepared,
         train=labelled,
         held_out=_chosen(label(rows_held_out), data.eval_samples),
-        collate=partial(collate_labelled, pad=prepared.tokenizer.pad),
+        collate=partial(collate, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
         lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
         classes=tuple(chosen),
@@ -232,7 +236,7 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
     return [files, stamp_tokenizer(data, model)]
 
 
-def other_data(source: str, assets: Path, _reference: Mapping[str, float]) -> Mapping[str, Any]:
+def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     """Config values by which `eval -d SOURCE` reads all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
@@ -251,7 +255,7 @@ def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str
 
 
 def _rows(
-    data: HFData, corpora: Sequence[Corpus], home: Path
+    data: HFData, corpora: Sequence[TokenizedSource], home: Path
 ) -> tuple[Rows, Rows, LayoutStatistics, str]:
     """From the cache; and the key by which they stand there."""
     identity = [
@@ -260,7 +264,7 @@ def _rows(
         [source.weight for source in data.sources],
         [data.seq_len, data.packing, data.validation],
     ]
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+    key = cache_key(identity)
     place = home / "rows" / key
     if not place.is_dir():
         with directory_made_once(place) as scratch:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,8 +28,7 @@ from samecurve.system import (
     write_json,
 )
 from samecurve.tasks.huggingface.data import parts
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import KINDS, Kind, Learns
+from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.parts import (
     Job,
     PartNotes,
@@ -38,9 +37,11 @@ from samecurve.tasks.huggingface.data.parts import (
     read_lengths,
     run_job,
 )
-from samecurve.tasks.huggingface.data.records import chunks_of, documents_of, texts_of
-from samecurve.tasks.huggingface.data.sources import InputFile, stamp_files
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.records import chunks_of
+from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
+from samecurve.tasks.text.source_files import cache_key
+from samecurve.tasks.text.token_files import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache
@@ -51,7 +52,7 @@ _BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
-class CorpusNotes:
+class SourceNotes:
     """Counts and properties of a tokenized source."""
 
     dtype: str
@@ -69,19 +70,13 @@ class CorpusNotes:
     largest_place: int = 0  # and at which token
 
 
-class Corpus:
+class TokenizedSource:
     """A tokenized source, mapped. lengths: of its documents, in their order."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.notes = CorpusNotes(**json.loads((home / "corpus.json").read_text()))
-        size = (home / "tokens.bin").stat().st_size
-        if size != self.notes.num_tokens * np.dtype(self.notes.dtype).itemsize:
-            raise UserError(
-                f"the token file {home / 'tokens.bin'} has been cut off",
-                f"remove {home}: it is made anew",
-                "data",
-            )
+        self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
+        check_cached_tokens(home / "tokens.bin", self.notes.dtype, self.notes.num_tokens)
 
     @property
     def largest_at(self) -> str:
@@ -117,8 +112,7 @@ class Corpus:
 def digest_files(files: Sequence[InputFile], cache: Path) -> str:
     """A hash of what files hold, in their order; remembered by names, sizes and times."""
     stamp = stamp_files(files)
-    key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:24]
-    kept = cache / "digests" / f"{key}.json"
+    kept = cache / "digests" / f"{cache_key(stamp)}.json"
     if kept.exists():
         return str(json.loads(kept.read_text())["sha256"])
     digest = hashlib.sha256()
@@ -142,14 +136,6 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
     return digest.hexdigest()
 
 
-def texts_in(files: Sequence[InputFile], learns: Learns) -> Iterable[str]:
-    """All the text of the files, to train a tokenizer on."""
-    for file in files:
-        for chunk in chunks_of(file, learns=learns):
-            for document in documents_of(chunk):
-                yield from texts_of(document)
-
-
 def tokenize_once(
     files: Sequence[InputFile],
     tokenizer: TextTokenizer,
@@ -158,7 +144,7 @@ def tokenize_once(
     name: str,
     content: str,
     learns: Learns = "tokens",
-) -> Corpus:
+) -> TokenizedSource:
     """The tokens of a source, from the cache if they are there; one process makes them, others
     wait.
 
@@ -168,8 +154,7 @@ def tokenize_once(
     """
     identity = [_FORMAT, content, tokenizer.home.name]
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
-    key = hashlib.sha256(json.dumps(identity).encode())
-    home = cache / "tokens" / key.hexdigest()[:24]
+    home = cache / "tokens" / cache_key(identity)
     if not home.is_dir():
         with one_at_a_time(home.with_suffix(".lock")) as locked:
             if locked:
@@ -178,7 +163,26 @@ def tokenize_once(
                 with directory_made_once(home) as scratch:
                     chunks = [chunk for each in files for chunk in chunks_of(each, learns=learns)]
                     _Tokenization(chunks, tokenizer, scratch, name).run()
-    return Corpus(home)
+    return TokenizedSource(home)
+
+
+def has_column(
+    corpora: Sequence[TokenizedSource], column: str, *, having: Kind, lacking: Kind, reason: str
+) -> bool:
+    """Whether rows have an optional column.
+
+    having, lacking: the kinds of documents with and without the column. reason: why it can't be
+    both.
+    UserError: some rows have the column, and others lack it.
+    """
+    has = any(corpus.of_kind(having).any() for corpus in corpora)
+    if has and any(corpus.of_kind(lacking).any() for corpus in corpora):
+        raise UserError(
+            f"some files have a column `{column}`, and others none: {reason}",
+            f"a `{column}` in each row, or in none",
+            "data.source",
+        )
+    return has
 
 
 def sort_classes(names: AbstractSet[str]) -> list[str]:
@@ -267,7 +271,7 @@ class _Tokenization:
             text += f" ({done / total:.0%}), left {show_seconds(seconds * (total - done) / done)}"
         return text
 
-    def _join(self) -> CorpusNotes:
+    def _join(self) -> SourceNotes:
         """The parts one after another, as one corpus."""
         notes, lengths, kinds = self._documents()
         lengths.tofile(self._scratch / "lengths.bin")
@@ -281,7 +285,7 @@ class _Tokenization:
         num_tokens = int(lengths.sum())
         if loss_tokens == num_tokens:
             (self._scratch / "loss_mask.bin").unlink()
-        return CorpusNotes(
+        return SourceNotes(
             dtype=self._job.dtype,
             num_tokens=num_tokens,
             vocab_size=self._tokenizer.size,
@@ -336,7 +340,7 @@ class _Tokenization:
         return notes, np.concatenate(lengths), np.concatenate(kinds)
 
 
-def _check_loss_tokens(notes: CorpusNotes, name: str, *, has_chats: bool) -> None:
+def _check_loss_tokens(notes: SourceNotes, name: str, *, has_chats: bool) -> None:
     """UserError: there is nothing, or nothing to be learnt."""
     if not notes.num_tokens:
         raise UserError(
