@@ -116,20 +116,6 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         block.forward = partial(checkpoint, block.forward, **options)
 
 
-def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
-    """As the plan has it: eight bits, recompute, compiled blocks."""
-    if plan.float8:
-        from samecurve.torch_engine.model.float8 import convert
-
-        convert(model, device)
-    if plan.compile:
-        from samecurve.torch_engine.model.compile_blocks import compile_model
-
-        compile_model(model, plan.recompute)
-    else:
-        recompute(model, plan.recompute)
-
-
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
