@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: its events as event_lines.py says them.
+"""The console's view of a live run: its events in the words of event_lines.py.
 
 On a terminal a progress bar carries the latest step; redirected, one plain flushed line every
 `log_every` steps or thirty seconds; headless, the journal's own lines and nothing else.
@@ -61,7 +61,7 @@ class JsonLines:
 
 
 class PlainView:
-    """One line for what is worth one. write: takes a line."""
+    """A view that writes one line for each event worth one. write: takes a line."""
 
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan, self._run = plan, run
@@ -129,7 +129,7 @@ class RichView:
             self._plain.show(event)
 
     def _fit_to_width(self, event: Event) -> str:
-        """As many of the step's metrics as the line has room for, the most wanted first."""
+        """A step's line with as many metrics as it has room for, the most wanted first."""
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR_WIDTH - 3
         shown: set[str] = set()

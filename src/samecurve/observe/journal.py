@@ -170,7 +170,7 @@ def _write_anew(path: Path, descriptor: int) -> None:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """One line, by others than the rank that writes the journal.
+    """Append one line from a process that is not the journal's writer.
 
     The launcher does so, and what reads beside it.
     """
@@ -245,7 +245,7 @@ def follow(
 def follow_batches(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[tuple[list[Event], int]]:
-    """As follow(), several at once, each time with the byte at which their lines end."""
+    """Like follow(), with several events at once and the byte at which their lines end."""
     position, rest = start, b""
     while True:
         ending, new = stop.is_set(), b""

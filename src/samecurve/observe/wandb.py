@@ -21,7 +21,7 @@ from samecurve.observe.pictures import pictures, png
 
 
 class WandB:
-    """Its id is the run's first attempt, so that every start goes on with the same one.
+    """A run in W&B. Its id is the run's first attempt, so that every start goes on with it.
 
     covered: what flush() gave when the run was left
     mode: offline or online

@@ -9,13 +9,13 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from samecurve.core.config.values import Precision
+from samecurve.core.determinism.step_arithmetic import next_loss_scale
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
 
 _TWO_BYTES = {"bf16": torch.bfloat16, "f16": torch.float16}
 _INITIAL_SCALE = 2.0**16
-_GROW_AFTER = 2000  # finite steps before the scale is doubled, as torch.amp.GradScaler has it
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -97,9 +97,6 @@ class LossScale:
         self.streak = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, *, finite: torch.Tensor | bool) -> None:
+        """Follow step_arithmetic.next_loss_scale()."""
         finite = torch.as_tensor(finite)
-        self.streak = torch.where(finite, self.streak + 1, 0.0)
-        grow = self.streak >= _GROW_AFTER
-        grown = torch.where(grow, self.value * 2, self.value)
-        self.value = torch.where(finite, grown, self.value * 0.5)
-        self.streak = torch.where(grow, 0.0, self.streak)
+        self.value, self.streak = next_loss_scale(self.value, self.streak, finite, torch.where)

@@ -17,11 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.determinism.step_arithmetic import (
+    Clip,
+    GradientScaling,
+    NumberFunctions,
+    scale_gradient,
+)
 from samecurve.core.events import REQUESTS
 from samecurve.core.named_means import other_names
 from samecurve.core.planning.plan import Plan
@@ -32,20 +38,16 @@ from samecurve.torch_engine.process_group import Comm
 Number = float | torch.Tensor
 
 
-class GradientScaling(NamedTuple):
-    """What the summed gradients of a step are multiplied by before the update."""
-
-    factor: Number  # divides by the weight and the loss scale, and clips
-    grad_norm: Number  # of the whole gradient before clipping
-    finite: bool | torch.Tensor  # whether loss and norm are finite: if not, there is no update
-    loss_scale: Number  # 1 unless the precision is f16
-
-
-class Clip(NamedTuple):
-    """Clipping by torch's own formula: times max_norm / (norm + epsilon), at most 1."""
-
-    max_norm: float  # of the update's gradient; 0: no clipping
-    epsilon: float
+_FLOATS = NumberFunctions(
+    divide=lambda x, y: x / y if y else math.inf,
+    maximum=max,  # a nan stays a nan: max() keeps its first argument
+    is_finite=math.isfinite,
+)
+_TENSORS = NumberFunctions(
+    divide=lambda x, y: x / y,
+    maximum=lambda x, least: x.clamp(min=least),
+    is_finite=torch.isfinite,
+)
 
 
 class StepTotals(Protocol):
@@ -101,7 +103,9 @@ class HostTotals:
             for number in mean:
                 values.append(number.item() if isinstance(number, torch.Tensor) else float(number))
         if min(values[1::2]) < 0:
-            raise UserError(f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE)
+            raise UserError(
+                f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE_WEIGHT_REMEDY
+            )
         before = self._added.get((device_index, row))
         self._added[device_index, row] = _sum_of(before, values) if before else values
 
@@ -129,17 +133,15 @@ class HostTotals:
         self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
         loss_sum, weight = self._sums[:2]
-        scale = float(loss_scale)
-        scaled_weight = weight * scale
-        correction = nominal_weight / scaled_weight if scaled_weight else math.inf
-        grad_norm = norm.item() * correction
-        factor = correction
-        if clip.max_norm:
-            # a nan stays a nan: max() keeps its first argument
-            bound = max(grad_norm + clip.epsilon, clip.max_norm)
-            factor = correction * (clip.max_norm / bound)
-        finite = math.isfinite(grad_norm * loss_sum) and weight > 0
-        return GradientScaling(factor, grad_norm, finite, scale)
+        return scale_gradient(
+            loss_sum=loss_sum,
+            weight=weight,
+            summed_norm=norm.item(),
+            loss_scale=float(loss_scale),
+            nominal_weight=nominal_weight,
+            clip=clip,
+            numbers=_FLOATS,
+        )
 
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
@@ -189,15 +191,15 @@ class DeviceTotals:
     def gradient_scaling(
         self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
-        loss_sum, weight = self._sums[0], self._sums[1]
-        correction = nominal_weight / (weight * loss_scale)
-        grad_norm = norm * correction
-        factor = correction
-        if clip.max_norm:
-            bound = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
-            factor = correction * (clip.max_norm / bound)
-        finite = (grad_norm * loss_sum).isfinite() & (weight > 0)
-        return GradientScaling(factor, grad_norm, finite, loss_scale)
+        return scale_gradient(
+            loss_sum=self._sums[0],
+            weight=self._sums[1],
+            summed_norm=norm,
+            loss_scale=loss_scale,
+            nominal_weight=nominal_weight,
+            clip=clip,
+            numbers=_TENSORS,
+        )
 
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)

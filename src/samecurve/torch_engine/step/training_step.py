@@ -22,15 +22,14 @@ from functools import partial
 import torch
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.state import State, Update
 from samecurve.torch_engine.step.precision import in_precision, on_device, weight_dtype
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.step_metrics import (
-    Clip,
     DeviceTotals,
-    GradientScaling,
     HostTotals,
     NamedMeans,
     Number,
@@ -181,7 +180,8 @@ class TrainingStep:
         scale / nominal weight.
         """
         self.loss_scale = scale
-        factor = torch.as_tensor(scale, dtype=torch.float64) / self.plan.nominal_weight
+        scale = torch.as_tensor(scale, dtype=torch.float64)
+        factor = loss_factor(scale, self.plan.nominal_weight)
         dtype = weight_dtype(self.plan.precision)
         self.loss_factors = [factor.to(device, dtype) for device in self.devices]
 
