@@ -28,7 +28,7 @@ class ModelBuilder:
         self.modes: list[TrainingMode] = []  # of the models that are built
 
     def build_all(self) -> list[nn.Module]:
-        """One for each device of this process. UserError: the task has no such model."""
+        """A model for each device of this process. UserError: the task has no such model."""
         models = [self._build(index) for index in range(len(self._setup.devices))]
         if len({id(model) for model in models}) < len(models):
             raise UserError(
