@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.step_arithmetic import Clip
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.step_metrics import Clip, DeviceTotals, HostTotals
+from samecurve.torch_engine.step.step_metrics import DeviceTotals, HostTotals
 
 ONE, CPU = torch.ones(()), torch.device("cpu")
 
