@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of journal.jsonl, and the phases of its heartbeat.
+"""The events of a run: the lines of journal.jsonl; and the states of its heartbeat.
 
 `step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
 holds 500 updates.
@@ -45,7 +45,7 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the journal."""
+    """An event: a line of the journal."""
 
     kind: Kind
     step: int  # finished optimizer steps

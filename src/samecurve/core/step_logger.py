@@ -107,7 +107,7 @@ class StepLogger:
         return requests_in(metrics.requests) if any(metrics.requests) else set()
 
     def totals(self) -> Mapping[str, Any]:
-        """Of this start; memory: each device's peak beside what the plan expected of it."""
+        """The totals of this start. memory: each device's peak beside what the plan expected."""
         wall = time.perf_counter() - self._began
         return {
             "seconds": wall,
@@ -119,7 +119,7 @@ class StepLogger:
         }
 
     def _values(self, deferred: _Deferred, metrics: StepMetrics, seconds: float) -> JournalValues:
-        """Of the step's line in the journal."""
+        """The values of a step's line in the journal."""
         plan, samples = self._plan, deferred.batch.samples
         values: JournalValues = {
             "loss": metrics.loss,
@@ -195,8 +195,8 @@ def requests_in(counts: Sequence[int]) -> set[Request]:
 
 
 def _straggler_detector(plan: Plan) -> StragglerDetector | None:
-    """What finds slow ranks, where there are several. Shares by measured speed are no fault of a
-    rank; where a run could have them, the detector says so.
+    """The detector of slow ranks, where there are several. Shares by measured speed are no fault of
+    a rank; where a run could have such shares, the detector says so.
     """
     if plan.world_size == 1:
         return None

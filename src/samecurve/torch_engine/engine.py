@@ -1,4 +1,4 @@
-"""One process's training on torch devices: staging, and the state from start to checkpoint.
+"""The training of one process on torch devices: staging, and the state from start to checkpoint.
 
 A step is step/training_step.py, an evaluation evaluation.py.
 """
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine:
-    """One process of a run.
+    """The engine of one process of a run.
 
     comm: who trains together
     devices: those of this process
@@ -289,5 +289,5 @@ class TorchEngine:
 
 
 def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
-    """As IsGiven."""
+    """Whether one of the sources gives this parameter (see IsGiven)."""
     return any(f"model/{name}" in source for source in sources)

@@ -35,7 +35,7 @@ Gradients = Mapping[str, torch.Tensor | None]  # by feature; None: the loss does
 
 @dataclass(frozen=True, kw_only=True)
 class StepShare:
-    """What one device of this process does of a step."""
+    """The share of one device of this process in a step."""
 
     device_index: int
     microbatches: Sequence[MicroBatch]

@@ -45,7 +45,7 @@ _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class FSDP(Strategy):
-    """As many shards as ranks: fsdp.
+    """The sharded strategies: as many shards as ranks is fsdp.
 
     Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
     last round only.
