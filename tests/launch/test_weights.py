@@ -19,7 +19,7 @@ from samecurve.errors import UserError
 from samecurve.run.export import convert_tensor, export
 from samecurve.run.weights.init_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
-from samecurve.tasks.language.huggingface import hf_name
+from samecurve.tasks.language.llama_files import hf_name
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from starts import begun_from, start, train, values

@@ -51,7 +51,8 @@ class Phased(Plain):
         self, model: nn.Module, batch: Mapping[str, torch.Tensor], epoch: int, phase: str
     ) -> Mapping[str, Mean]:
         self.heard = (epoch, phase)
-        return {"loss": super().loss(model, batch), "other": Mean(model.weight.sum(), 1)}
+        weight = model.get_parameter("weight")
+        return {"loss": super().loss(model, batch), "other": Mean(weight.sum(), 1)}
 
 
 class WholeBatch:

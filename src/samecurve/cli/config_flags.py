@@ -13,7 +13,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
-    from samecurve.convert import ConvertedConfig
+    from samecurve.convert.converted_config import ConvertedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
 

@@ -17,7 +17,6 @@ from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.core.planning.update_phases import names_by_phase
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
@@ -74,8 +73,8 @@ class TorchAdapter(EngineAdapter):
         feature_bytes = None
         if self.whole_batch:
             feature_bytes = try_features(self, num_params, self._config.train.seed)
-        elif losses := try_loss(self, num_params, self._config.train.seed):
-            check_adds(losses, f"{self.name}.loss()")
+        else:
+            try_loss(self, num_params, self._config.train.seed)
         named = dict(model.named_parameters())
         groups = self._config.optimizer.rules.describe(
             {name: _scalars(p) for name, p in named.items()},

@@ -1,8 +1,7 @@
 """Any causal language model of the transformers library, from a directory or a config."""
 
 from samecurve.tasks.entry import TaskEntry
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 
 ENTRY = TaskEntry(
     classes={"torch": "samecurve.tasks.huggingface.torch_task:TorchHuggingFace"},
