@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.planning.strategies import (
+from samecurve.core.strategies import (
     STRATEGIES,
     STRATEGY_NAMES,
     StrategySpec,

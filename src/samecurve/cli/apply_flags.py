@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.planning.strategies import STRATEGIES
+from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
-from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import RunError, UserError
@@ -112,7 +112,7 @@ def _plan(
     if own_plan.is_one_process:  # it evaluates in this process
         warm_start.stop()
     else:
-        warm_start.expect(own_plan, entry_of(config.task).libraries)
+        warm_start.expect(own_plan.layout, entry_of(config.task).libraries)
     return own_plan
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.layout import choose_devices
+from samecurve.core.planning.devices import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -98,7 +98,7 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
     elif use == "cpu":
         use = f"cpu:{count}"
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    chosen = len(choose_devices(config, probe()).value)
+    chosen = len(choose_devices(config.devices, config.engine, probe()).value)
     if chosen != count and not may_differ:
         raise UserError(
             f"torchrun started {count} ranks; devices {devices.use} names {chosen}",

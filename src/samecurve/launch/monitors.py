@@ -78,7 +78,7 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
         f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
     )
     count = len(split_batch(plan.global_batch_size, plan.micro_batch_size))
-    without = [device for device in idle if not plan.microbatches_per_device[device]]
+    without = [device for device in idle if not plan.batch.microbatches_per_device[device]]
     idle_ranks = dict.fromkeys(owners[device] for device in idle)
     logs = ", ".join(f"logs/rank-{rank}.log" for rank in idle_ranks)
     if count < plan.num_devices:

@@ -82,8 +82,8 @@ def arithmetic(plan: Plan) -> str:
     rounds = counted(plan.accumulation_steps, "round")
     devices = counted(plan.num_devices, "device")
     sizes = [last - first for first, last in split_batch(batch, micro)]
-    if plan.microbatch_seconds:
-        shares = " + ".join(map(str, plan.microbatches_per_device))
+    if plan.batch.microbatch_seconds:
+        shares = " + ".join(map(str, plan.batch.microbatches_per_device))
         microbatches = f"{shares} microbatches of {micro}"
         if sizes[-1] < micro:
             microbatches += f", the last one of {sizes[-1]}"
@@ -97,9 +97,9 @@ def arithmetic(plan: Plan) -> str:
 
 
 def _balance(plan: Plan) -> str:
-    if not plan.microbatch_seconds:
+    if not plan.batch.microbatch_seconds:
         return "even"
-    shares = plan.microbatches_per_device
+    shares = plan.batch.microbatches_per_device
     return f"{' + '.join(map(str, shares))} of {sum(shares)} microbatches"
 
 

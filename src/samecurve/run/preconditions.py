@@ -37,7 +37,9 @@ def checkpoint_bytes(config: Config, facts: Facts) -> int:
     numbers = facts.trainable if facts.frozen_base else facts.params
     if config.train.ema:
         numbers += facts.trainable
-    return itemsize(config.train.precision) * numbers + optimizer_state(config, facts).bytes
+    precision = config.train.precision
+    state = optimizer_state(config.optimizer, precision, facts)
+    return itemsize(precision) * numbers + state.bytes
 
 
 def most_checkpoints(plan: Plan) -> int:

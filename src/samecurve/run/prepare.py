@@ -14,10 +14,10 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.events import Event, Kind
-from samecurve.core.planning.facts import Facts, Measure, Speeds
+from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import plan
+from samecurve.core.planning.planner import check_before_facts, plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
@@ -117,7 +117,7 @@ def prepare(
     machine = machine or probe()
     config = loaded.config
     options = _with_places_of(loaded, options)
-    layout = _refuse_early(config, machine, measurable=measure is not None)
+    layout = check_before_facts(config, machine, can_measure=measure is not None)
     check_trackers(config.track)
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
@@ -231,13 +231,6 @@ def _claimed(run: Run) -> Iterator[Lock]:
             "another --save-dir, or mend this one",
             "--save-dir",
         ) from None
-
-
-def _refuse_early(config: Config, machine: Machine, *, measurable: bool) -> Plan:
-    """Devices, strategy and sync are refused before any data is read. Returns a plan of these."""
-    devices = config.devices.model_copy(update={"memory": None})
-    unlimited = config.model_copy(update={"devices": devices})
-    return plan(unlimited, machine, _least_facts(measurable=measurable))
 
 
 def _write(accepted: _Accepted) -> PreparedRun:
@@ -373,24 +366,4 @@ def _resumed_from(origin: Origin, plan: Plan) -> str:
     return (
         f"from {origin.checkpoint}; batch {plan.global_batch_size}: {plan.reasons['batch']};"
         f" on {counted(plan.num_devices, 'device')}"
-    )
-
-
-def _least_facts(*, measurable: bool) -> Facts:
-    """A stand-in that fits anywhere, to try the choices that depend on no model.
-
-    measurable: whether devices can be.
-    """
-    return Facts(
-        samples=1 << 40,
-        eval_samples=1,
-        tokens_per_sample=1,
-        params=1,
-        trainable=1,
-        blocks=2,
-        bytes_per_sample=1,
-        flops_per_sample=None,
-        coupled=(),
-        fingerprint="",
-        speeds=Speeds() if measurable else None,
     )

@@ -15,7 +15,7 @@ from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
-from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.lock import Lock, is_live

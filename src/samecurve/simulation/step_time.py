@@ -173,7 +173,7 @@ def _update(
     Weights are read and written, gradients read; each array of the optimizer's state is read and
     written; the norm reads gradients, clipping reads and writes them.
     """
-    state = optimizer_state(config, facts)
+    state = optimizer_state(config.optimizer, plan.precision, facts)
     trained_bytes = facts.trainable * itemsize(plan.precision)
     passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
     if config.optimizer.clip:
@@ -213,7 +213,7 @@ def _expose_sharded(
     gather, scatter = _sum_each(sent.gathered), _sum_each(sent.scattered)
     gather_outside = _sum_each(sent.gathered_outside)
     scatter_outside = _sum_each(sent.scattered_outside)
-    regather = gather if plan.reshard else 0.0
+    regather = gather if plan.layout.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
         """Of one round; copies: summing the gradients of a block over copies of the model."""
@@ -223,8 +223,8 @@ def _expose_sharded(
 
     copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
     seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
-    again = "gathering again + " if plan.reshard else ""
-    last_again = "the last block gathered again + " if plan.reshard else ""
+    again = "gathering again + " if plan.layout.reshard else ""
+    last_again = "the last block gathered again + " if plan.layout.reshard else ""
     with_copies = " + its copies" if copies else ""
     how = (
         "metrics + each round: weights outside of blocks + first block +"

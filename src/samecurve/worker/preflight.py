@@ -71,7 +71,7 @@ def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
         f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
         f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
-        f" {_remedy(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
+        f" {_remedy(plan)}; --set devices.preflight={10 * plan.layout.preflight} waits longer,"
         " --no-preflight leaves this check out",
         "devices",
         again=True,

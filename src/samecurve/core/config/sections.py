@@ -24,23 +24,18 @@ from samecurve.core.config.values import (
     MOST_PROCESSES,
     Balance,
     Compress,
+    Decay,
     Duration,
     NumSamples,
     Seconds,
     Size,
 )
-from samecurve.core.planning.schedule import Decay
-from samecurve.core.planning.strategies import STRATEGY_NAMES
+from samecurve.core.strategies import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     StrategyChoice = str
 else:
-    StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # the planner's rows say which there are
-
-
-def epochs_of(duration: int | str) -> float | None:
-    """'2ep' -> 2.0; a number of steps -> None."""
-    return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
+    StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # read from the rows of core/strategies.py
 
 
 class Batch(Section):

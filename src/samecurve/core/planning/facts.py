@@ -4,37 +4,11 @@ Obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any, Protocol, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import MOST_PROCESSES
-from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
-
-T = TypeVar("T")
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # 6 ms each
-
-
-def as_mapping(value: object) -> Mapping[str, Any]:
-    """ValueError: it is none."""
-    if not isinstance(value, Mapping):
-        raise ValueError("it is no mapping")
-    return value
-
-
-def checked(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from JSON. ValueError: a value is missing, or of another type."""
-    try:
-        if kind not in _ADAPTERS:
-            _ADAPTERS[kind] = TypeAdapter(kind)
-        value: T = _ADAPTERS[kind].validate_python(values)
-        return value
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,52 +139,3 @@ class Facts:
 
 # takes a config, a machine and facts; gives facts with what the plan is to know of the devices
 Measure = Callable[[Config, Machine, Facts], Facts]
-
-
-_MOST_SAMPLES = 1 << 53
-CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
-
-_FIXED_ON_DISK = {
-    "global_batch_size": "batch",
-    "micro_batch_size": "slot",
-    "computed_on": "made_on",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint."""
-
-    global_batch_size: int | None  # None: to be decided anew (--new-batch)
-    micro_batch_size: int
-    seed: int
-    samples: int
-    fingerprint: str
-    threads: int
-    anchor: Anchor = Anchor()
-    computed_on: str = ""  # engine and kind of device
-    clip_epsilon: float = CLIP_EPSILON
-
-    def to_json(self) -> dict[str, Any]:
-        """As manifest.json and plan.json hold it: public keys, older than the names here."""
-        return {_FIXED_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, value: object) -> "Fixed":
-        """ValueError: what is missing, not known, or no such value."""
-        names = {key: name for name, key in _FIXED_ON_DISK.items()}
-        renamed = {names.get(key, key): item for key, item in as_mapping(value).items()}
-        # a run that began before there was one goes on without
-        values = {"clip_epsilon": 0.0, **renamed}
-        unknown = values.keys() - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(f"{min(unknown)} is not known")
-        parsed = checked(cls, values)
-        sizes = [parsed.micro_batch_size, parsed.samples]
-        if parsed.global_batch_size is not None:
-            sizes.append(parsed.global_batch_size)
-        if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
-            raise ValueError("a batch, a number of samples or an anchor out of range")
-        if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
-            raise ValueError("threads or clip_epsilon out of range")
-        return parsed

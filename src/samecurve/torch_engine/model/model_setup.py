@@ -118,7 +118,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
 
 def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
     """As the plan has it: eight bits, recompute, compiled blocks."""
-    if plan.float8:
+    if plan.compute.float8:
         from samecurve.torch_engine.model.float8 import convert
 
         convert(model, device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from samecurve.core.planning.muon_params import muon_names
+from samecurve.core.planning.optimizer_state import muon_names
 from samecurve.torch_engine.optimizers.adafactor import Adafactor
 from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.muon import Muon

@@ -95,7 +95,7 @@ class BatchLossPasses:
         since what strategies send in a forward pass must come in one order.
         """
         plan, count = self._plan, self._setup.num_microbatches(num_samples)
-        return accumulation_steps(count, plan.num_devices, plan.microbatch_seconds) == 1
+        return accumulation_steps(count, plan.num_devices, plan.batch.microbatch_seconds) == 1
 
     def _keeping_graph(
         self, share: StepShare, loss_factor: torch.Tensor, totals: StepTotals
@@ -145,7 +145,7 @@ class BatchLossPasses:
         return self._strategy.accumulation_round(share.device_index, microbatch, is_last=is_last)
 
     def _timed(self, share: StepShare) -> AbstractContextManager[object]:
-        waits_for_nobody = self._plan.shards == 1 and not self._plan.norm_sync
+        waits_for_nobody = self._plan.shards == 1 and not self._plan.compute.norm_sync
         if share.device_index == 0 and waits_for_nobody:
             return self._timer.timed()
         return nullcontext()

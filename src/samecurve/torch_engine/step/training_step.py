@@ -172,7 +172,7 @@ class TrainingStep:
         device, timeline = self._devices[device_index], self._comm.timeline
         real_rounds = (number for number, microbatch in enumerate(microbatches) if microbatch)
         first = next(real_rounds, 0)  # ranks may differ in how many they have
-        waits_for_nobody = self._plan.shards == 1 and not self._plan.norm_sync
+        waits_for_nobody = self._plan.shards == 1 and not self._plan.compute.norm_sync
         timed = device_index == 0 and waits_for_nobody
         for number, microbatch in enumerate(microbatches):
             if microbatch is None:
