@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Generic, Literal, TypeVar, overload
 
-from samecurve.core.determinism.digest import combined
 from samecurve.core.evaluation.early_stop import count_waiting, metric_of, why_it_ended
 from samecurve.core.evaluation.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import REQUESTS, Event
@@ -34,6 +33,7 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check.split_verdicts import samples_tried
 from samecurve.core.step_logger import StepLogger
+from samecurve.core.weights.digest import combined
 from samecurve.units import join_words
 
 Outcome = Literal["finished", "stopped"]

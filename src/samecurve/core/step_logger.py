@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from samecurve.core.determinism.mean import NEGATIVE
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
 from samecurve.core.events import Event
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.planning.plan import Plan
@@ -145,7 +145,8 @@ class StepLogger:
         loss, done = metrics.loss, step + 1
         if metrics.weight < 0:
             raise RunError(
-                f"step {done}: the weights of its loss add up to {metrics.weight:g}", NEGATIVE
+                f"step {done}: the weights of its loss add up to {metrics.weight:g}",
+                NEGATIVE_WEIGHT_REMEDY,
             )
         values["skipped"] = True
         values["loss"] = loss if math.isfinite(loss) else None

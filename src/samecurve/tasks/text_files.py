@@ -1,4 +1,4 @@
-"""Which files a source of text names: a file, a glob, a directory, the standard library."""
+"""The files that a source of text names: a file, a glob, a directory, the standard library."""
 
 import glob
 import os

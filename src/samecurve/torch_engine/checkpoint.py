@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
+from samecurve.core.weights.digest import BYTES, digest
 from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.model.frozen_base import (
     DIGEST,

@@ -93,7 +93,7 @@ class Plan:
     samples: int
     eval_samples: int
     tokens_per_sample: int
-    nominal_weight: float  # core/determinism/mean.py
+    nominal_weight: float  # core/determinism/step_arithmetic.py
     every: Intervals
     keep: int
     flops_per_step: float | None  # None: not known

@@ -9,7 +9,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import Train
 from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.determinism.mean import nominal_weight
+from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.planning.balance import check_uneven, choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import (
     BatchSplit,

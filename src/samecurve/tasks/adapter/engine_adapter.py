@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
@@ -211,7 +211,7 @@ class EngineAdapter(TaskAdapter, ABC):
             if total.weight < 0:
                 raise UserError(
                     f'the weights of "{name}" add up to {total.weight:g} in the evaluation',
-                    NEGATIVE,
+                    NEGATIVE_WEIGHT_REMEDY,
                     "task",
                 )
         if not hasattr(self.task, "summarize"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.split_check.split_errors import MEAN
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import FEATURES
@@ -38,7 +38,7 @@ def check_loss(loss: object, what: str) -> None:
     if not is_one_number:
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
     if not isinstance(weight, torch.Tensor) and weight < 0:
-        raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE, "task")
+        raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE_WEIGHT_REMEDY, "task")
 
 
 def check_features(features: object, what: str) -> None:

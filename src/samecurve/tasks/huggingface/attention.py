@@ -1,4 +1,4 @@
-"""Which of the library's attention implementations a model takes, and why."""
+"""The choice among the library's attention implementations for a model, with its reason."""
 
 from importlib.util import find_spec
 from typing import Any

@@ -52,8 +52,8 @@ class RowBalanced(Causal):
         }
 
     def _rows(self, model: Any, batch: Arrays) -> dict[str, Tensor]:
-        """Of each row: summed error [rows], counted and routed tokens [rows], and by expert how
-        often it was chosen and its probabilities added up [rows, experts].
+        """Sums for each row: error, counted and routed tokens [rows]; and for each expert how
+        often it was chosen and its summed probabilities [rows, experts].
         """
         output = self.call(model, batch, output_router_logits=True)
         labels = next_labels(batch)
@@ -133,7 +133,7 @@ def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, 
 
 
 def _num_experts(config: Any) -> int:
-    """Of a layer; 0: no layer has any."""
+    """The number of experts in a layer; 0: no layer has any."""
     dense = getattr(config, "first_k_dense_replace", 0)  # of deepseek: layers without any, first
     if dense and dense >= config.num_hidden_layers:
         return 0

@@ -23,7 +23,7 @@ class WeightedSource(Section):
 
 
 def _form(value: object) -> str:
-    """By which an error is of one form alone."""
+    """The form of a value, so that an error lists the faults of that form alone."""
     if isinstance(value, list):
         return "list"
     return "section" if isinstance(value, dict | WeightedSource) else "str"

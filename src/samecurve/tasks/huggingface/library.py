@@ -1,4 +1,4 @@
-"""What the installed transformers library makes of the `model` section: its config, its class.
+"""The transformers config and class that the `model` section stands for.
 
 The library is imported late: it takes two seconds.
 """
@@ -204,7 +204,7 @@ def _check_fields(
 
 
 def _read_fields(config_class: Any, objective: Objective) -> set[str]:
-    """What the model's code reads of its config where there is no such field (head_dim)."""
+    """Names that the model's code reads from its config although they are no fields (head_dim)."""
     classes = _classes(objective)
     if config_class not in classes:
         return set()
@@ -223,7 +223,7 @@ def _near_architectures(name: str, objective: Objective) -> str:
 
 
 def _classes(objective: Objective) -> Mapping[Any, Any]:
-    """By the class of the config."""
+    """Model classes by the class of their config."""
     from transformers.models.auto import modeling_auto
 
     classes: Mapping[Any, Any] = getattr(modeling_auto, _MAPPINGS[objective])

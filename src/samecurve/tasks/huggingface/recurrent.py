@@ -21,7 +21,7 @@ def is_recurrent(model: nn.Module) -> bool:
 
 
 def kernel_note() -> str:
-    """Which kernels state-space layers take here."""
+    """A note on the kernels that state-space layers use on this machine."""
     if find_spec("mamba_ssm") is not None:
         return "state-space layers by mamba_ssm, where they are on a GPU"
     return "state-space layers by the library's own path through torch, as mamba_ssm is absent"

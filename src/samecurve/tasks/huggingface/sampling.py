@@ -73,7 +73,7 @@ def _generate(
 
 
 class _Drawn:
-    """As a logits processor: leaves the token that is drawn as the only one."""
+    """A logits processor that leaves the drawn token as the only possible one."""
 
     def __init__(self, size: int, temperature: float, seed: int) -> None:
         self._size, self._temperature = size, temperature

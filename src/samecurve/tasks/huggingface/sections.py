@@ -105,5 +105,5 @@ class HFModel(Section):
 
     @property
     def config_fields(self) -> Mapping[str, Any]:
-        """Those of the library's config."""
+        """Fields that go to the library's config."""
         return dict(self.model_extra or {})

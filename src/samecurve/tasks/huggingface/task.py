@@ -81,7 +81,7 @@ class HuggingFaceTask:
 
     @staticmethod
     def data_stamp(data: HFData, model: HFModel) -> object:
-        """Of the data's files, the library's version, and the model directory's config."""
+        """A stamp of the data's files, the library's version and the model directory's config."""
         try:
             installed = version("transformers")
         except PackageNotFoundError:
@@ -120,7 +120,7 @@ class HuggingFaceTask:
         return self.fields.objective == "classify"
 
     def _wanted_classes(self) -> list[str]:
-        """Those of the config, else of a classifier's directory; empty: those of the data."""
+        """Classes of the config, else of a classifier's directory; empty: those of the data."""
         home = directory_of(self.fields)
         if self.fields.classes or home is None or not (home / CONFIG).is_file():
             return self.fields.classes
@@ -128,7 +128,7 @@ class HuggingFaceTask:
         return _classes_of(config) if _is_classifier(config) else []
 
     def _model_vocab_size(self) -> int:
-        """Of which random tokens are drawn."""
+        """The size of the vocabulary from which random tokens are drawn."""
         from samecurve.tasks.huggingface.library import read_config  # of the library, late
 
         size: int = read_config(self.fields, self._kept).vocab_size
@@ -201,7 +201,7 @@ class HuggingFaceTask:
         return kept
 
     def _copy_beside(self, to: Path) -> None:
-        """What a run has kept of the model's directory, under its names there."""
+        """Copy the files that a run has kept of the model's directory, under their own names."""
         if self._kept is None:
             return
         for name in BESIDE:
@@ -217,13 +217,13 @@ def _is_classifier(config: Mapping[str, Any]) -> bool:
 
 
 def _classes_of(config: Mapping[str, Any]) -> list[str]:
-    """By number."""
+    """Names of a classifier's classes, in the order of their numbers."""
     names = config.get("id2label") or {}
     return [str(names[number]) for number in sorted(names, key=int)]
 
 
 def directory_of(model: HFModel) -> Path | None:
-    """Of the model; None: it is made from its fields."""
+    """The model's directory; None: the model is made from its fields."""
     return Path(model.path).expanduser() if model.path else None
 
 

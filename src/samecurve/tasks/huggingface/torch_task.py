@@ -107,7 +107,7 @@ class TorchHuggingFace(HuggingFaceTask):
         self._take_objective()
 
     def _take_objective(self) -> None:
-        """Its methods are this task's own."""
+        """Make the objective's methods this task's own."""
         objective: Causal | Classify | Masked | Embed
         if self.classifies:
             objective, self._balance = Classify(self._class_weights()), ""
@@ -132,7 +132,7 @@ class TorchHuggingFace(HuggingFaceTask):
 
     @property
     def _class_names(self) -> list[str]:
-        """By number."""
+        """Names of the classes, in the order of their numbers."""
         names: Mapping[Any, str] = self.config.id2label or {}
         return list(names.values())
 
@@ -217,7 +217,7 @@ class TorchHuggingFace(HuggingFaceTask):
         return packer.packed(converted, BASE)
 
     def _packings(self, outline: Any) -> dict[str, Packing]:
-        """Of the layers that are packed, by name. outline: the plain model"""
+        """Packings of the packed layers, by name. outline: the plain model."""
         if self.fields.quantize == "none":
             return {}
         return layer_packings(linear_layers(outline), self.fields.quantize)
@@ -238,7 +238,7 @@ class TorchHuggingFace(HuggingFaceTask):
     def export_hf(
         self, tensors: Mapping[str, torch.Tensor], directory: Path, dtype: str
     ) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """As save_pretrained() names them; config and tokenizer beside them."""
+        """Export tensors under save_pretrained()'s names, with config and tokenizer beside them."""
         config = copy.deepcopy(self.config)
         config.dtype = dtype
         config.architectures = [self._class.__name__]
@@ -260,7 +260,7 @@ class TorchHuggingFace(HuggingFaceTask):
     def export_adapter(
         self, tensors: Mapping[str, torch.Tensor], directory: Path
     ) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """As peft's save_pretrained() names them; its config beside them.
+        """Export adapter tensors under the names of peft's save_pretrained(), with its config.
 
         UserError: there is no adapter, or no directory that it is for.
         """

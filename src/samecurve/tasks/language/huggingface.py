@@ -30,9 +30,9 @@ def rename_to_hf(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_from_hf(names: Iterable[str]) -> dict[str, str]:
-    """Their names -> ours, if all of them are theirs; nothing else changes.
+    """Map the library's parameter names to ours, if all names are the library's.
 
-    What is computed there has none.
+    Buffers that the library computes have no name here.
     """
     stored = [name for name in names if not name.endswith(_COMPUTED)]
     if not all(name == _HEAD or name.startswith(_BODY) for name in stored):
@@ -83,7 +83,7 @@ def make_generation_config() -> dict[str, Any]:
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
-    """What a config.json says of the model, as our `model` section has it.
+    """Read a config.json as fields of our `model` section.
 
     UserError: a model that this decoder is not.
     """
@@ -168,9 +168,9 @@ def _byte_tokenizer() -> Any:
 
 
 def _characters() -> list[str]:
-    """What stands for each byte in a byte-level vocabulary.
+    """The character for each byte in a byte-level vocabulary.
 
-    Itself if it prints, else the next character from 256 on.
+    A byte that prints stands for itself; others get the next character from 256 on.
     Source: Radford et al. 2019, GPT-2's vocabulary.
     """
     prints = {*range(33, 127), *range(161, 173), *range(174, 256)}

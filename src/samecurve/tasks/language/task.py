@@ -87,7 +87,7 @@ class LanguageTask:
         return count
 
     def tokenizer(self) -> Tokenizer:
-        """What the text is written in.
+        """The tokenizer of the text.
 
         UserError: these are raw tokens, and nothing says what they mean.
         """

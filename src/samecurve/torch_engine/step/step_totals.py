@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.step_metrics import MetricsLayout, QueuedMetrics, queue_metrics
@@ -84,7 +84,9 @@ class HostTotals:
     def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
         values = [_number(number) for mean in means for number in mean]
         if min(values[1::2]) < 0:
-            raise UserError(f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE)
+            raise UserError(
+                f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE_WEIGHT_REMEDY
+            )
         before = self._rows[device_index][row]
         self._rows[device_index][row] = _added([before, values]) if before else values
 

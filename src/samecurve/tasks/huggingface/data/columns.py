@@ -49,7 +49,7 @@ _TOOLS = "tools"  # a column that a chat template is given, where there is one
 
 @dataclass(frozen=True)
 class Document:
-    """One document, as it was read. `text` in parts: one, or a prompt and its completion.
+    """A document as it was read. text: its parts: one, or a prompt and its completion.
 
     opens, closes: False where a text file's document goes on from, or in, another chunk.
     """

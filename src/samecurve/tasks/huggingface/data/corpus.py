@@ -1,4 +1,4 @@
-"""One source as tokens: made once, found again by what its files hold, mapped by every rank."""
+"""A data source as tokens: made once, found again by its files' content, mapped by all ranks."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ _BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class CorpusNotes:
-    """What is known of a tokenized source."""
+    """Counts and properties of a tokenized source."""
 
     dtype: str
     num_tokens: int
@@ -104,11 +104,11 @@ class Corpus:
 
     @cached_property
     def labels(self) -> NDArray[np.int32]:
-        """Of each document of a labelled source, which of the notes' classes it is of."""
+        """The class of each document of a labelled source, as an index into the notes' classes."""
         return np.fromfile(self.home / "labels.bin", np.int32)
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        """Which documents are of it."""
+        """True for each document of this kind."""
         kinds = np.fromfile(self.home / "kinds.bin", np.uint8)
         chosen: NDArray[np.bool_] = kinds == KINDS.index(kind)
         return chosen
@@ -189,14 +189,14 @@ def sort_classes(names: AbstractSet[str]) -> list[str]:
 
 
 def _remove_unfinished(home: Path) -> None:
-    """What processes that were killed have left."""
+    """Remove directories that killed processes have left unfinished."""
     for left in home.parent.glob(f"{home.name}.*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
 
 
 class _Tokenization:
-    """Of one source, into a scratch directory."""
+    """The tokenization of one source into a scratch directory."""
 
     def __init__(
         self, chunks: Sequence[Chunk], tokenizer: TextTokenizer, scratch: Path, name: str
@@ -296,7 +296,7 @@ class _Tokenization:
         )
 
     def _join_files(self, kind: str) -> bytes:
-        """One array of all parts, as a file. Returns its hash."""
+        """Join one array of all parts in a file. Returns the hash of the array."""
         digest = hashlib.sha256()
         with open(self._scratch / f"{kind}.bin", "wb") as out:
             for number in range(len(self._sizes)):
@@ -309,7 +309,7 @@ class _Tokenization:
         return digest.digest()
 
     def _join_labels(self, notes: Sequence[PartNotes], classes: Sequence[str]) -> bytes:
-        """As one array of numbers of classes, where there are any. Returns both as bytes."""
+        """Join the labels of all parts as class numbers. Returns classes and labels as bytes."""
         if not classes:
             return b""
         parts = []
@@ -321,7 +321,7 @@ class _Tokenization:
         return json.dumps(list(classes)).encode() + labels.tobytes()
 
     def _documents(self) -> tuple[list[PartNotes], NDArray[np.int64], NDArray[np.uint8]]:
-        """Of all parts; one that is in several is one."""
+        """Notes, lengths and kinds of all documents. A document in two parts is one."""
         notes, lengths, kinds = [], [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
         for number in range(len(self._sizes)):
             note = PartNotes(**json.loads((self._work / f"{number}.json").read_text()))

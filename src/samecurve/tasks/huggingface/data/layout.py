@@ -65,7 +65,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class SourceStatistics:
-    """What one source is in an epoch."""
+    """Counts of one source in an epoch."""
 
     source: str
     weight: float
@@ -75,7 +75,7 @@ class SourceStatistics:
 
 @dataclass(frozen=True)
 class LayoutStatistics:
-    """What became of the documents."""
+    """Counts of documents that are used, cut or left out."""
 
     sources: tuple[SourceStatistics, ...]
     rows: int
@@ -98,7 +98,7 @@ class LayoutStatistics:
 
 @dataclass(frozen=True)
 class _SourcePieces:
-    """What one source gives, and what it leaves out (as LayoutStatistics names it)."""
+    """Pieces of one source, and counts of what it leaves out (named as in LayoutStatistics)."""
 
     train: Pieces
     held_out: Pieces
@@ -215,8 +215,10 @@ def _count_loss_tokens(corpus: Corpus, start: Numbers, length: Numbers) -> Numbe
 
 
 def _split(pieces: Pieces, share: float) -> tuple[Pieces, Pieces]:
-    """What is trained on, and what is held out: whole documents in an order of their own until the
-    share of tokens is reached, of the last one its end.
+    """Split pieces into those trained on and those held out.
+
+    Whole documents are held out, in an order of their own, until the share of tokens is reached; of
+    the last one only its end.
     """
     if not share or len(pieces) < 2:
         return pieces, pieces.at(np.zeros(0, np.int64))

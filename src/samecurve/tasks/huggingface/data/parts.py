@@ -34,7 +34,7 @@ Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # tokens, and which are 
 
 @dataclass(frozen=True)
 class Job:
-    """What the processes that tokenize share."""
+    """A job that the tokenizing processes share."""
 
     parts: tuple[tuple[Chunk, ...], ...]
     tokenizer: str  # its directory
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass
 class PartNotes:
-    """What is known of a part. continues: its first document goes on from the part before."""
+    """Counts of a part. continues: its first document began in the part before."""
 
     continues: bool = False
     largest_id: int = 0
@@ -98,7 +98,7 @@ def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArr
 
 
 def read_labels(directory: Path, number: int) -> NDArray[np.int32]:
-    """Of each document of a labelled part, which of its notes' labels it has."""
+    """The label of each document of a labelled part, as an index into the part's labels."""
     return np.fromfile(directory / f"{number}.labels", np.int32)
 
 
@@ -166,7 +166,7 @@ def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
 
 
 def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """What each document becomes."""
+    """Encode documents: the tokens of each, and which of them are learnt."""
     by_kind = {
         "text": _encode_texts,
         "completion": _encode_completions,
@@ -265,7 +265,7 @@ def _encode_messages(document: Document, tokenizer: TextTokenizer) -> Encoded:
 
 
 def main(directory: str, parent: str) -> None:
-    """One of the processes: what can't be read is told as JSON, in a file of its own."""
+    """Run one tokenizing process. A file that it can't read is reported in a JSON file."""
     die_with(int(parent))
     try:
         run_job(Path(directory))

@@ -83,7 +83,7 @@ def prepare_data(
     classes: Sequence[str] = (),
     for_encoder: bool = False,
 ) -> PreparedData:
-    """What is in the cache is taken from there.
+    """Prepare the data of a config; anything that is in the cache is taken from there.
 
     model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
         tokens are drawn. learns: what of the data's rows. classes: of labels (none: those of the
@@ -273,7 +273,7 @@ def _rows(
 
 
 def _chosen(rows: TokenRows | LabelledRows | PairRows, count: int | None) -> Source | None:
-    """Those that an evaluation reads, spread over what is held out; None: nothing is."""
+    """Rows that an evaluation reads, spread over the held-out rows; None: there are none."""
     if not len(rows) or count == 0:
         return None
     return Spread(rows, min(len(rows), count or len(rows)))

@@ -48,7 +48,7 @@ class TokenRows:
         return self._known_by
 
     def first_addresses(self, ids: Ids) -> Numbers:
-        """Of each row, where its first token lies among those of all sources."""
+        """The place of each row's first token among the tokens of all sources."""
         addresses: Numbers = self._rows.start[self._rows.row[np.asarray(ids)]]
         return addresses
 

@@ -1,4 +1,4 @@
-"""Which files a source of the config names, and of which form each is."""
+"""The files that a source of the config names, and the form of each."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
-"""What is a token: a model directory's own tokenizer, another one, bytes, or a BPE made here.
+"""Tokenizers: a model directory's own, another one, bytes, or a BPE that is made here.
 
-Whatever it is, it is kept in a directory of the cache: tokenizer.json as the `tokenizers` library
+Each is kept in a directory of the cache: tokenizer.json as the `tokenizers` library
 reads it (none for bytes), and tokenizer_notes.json with its special tokens and its chat template.
 The processes that tokenize read that directory alone; a run keeps the same two files.
 """
@@ -27,7 +27,7 @@ END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE made here
 
 @dataclass(frozen=True)
 class TokenizerNotes:
-    """What tokenizer.json does not say. names: bos_token and others, as a template may use them."""
+    """Properties that tokenizer.json lacks. names: bos_token and others that a template may use."""
 
     name: str
     names: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class TokenizerNotes:
 
 @dataclass(frozen=True)
 class PairLayout:
-    """What stands around two texts that are read together.
+    """Tokens around two texts that are read together.
 
     types: how many tokens between them still have the first one's type; None: it gives no types.
     """
@@ -98,7 +98,7 @@ class TextTokenizer:
         return index
 
     def _around(self) -> tuple[TokenIds, TokenIds]:
-        """What it puts before and after a text by itself."""
+        """Tokens that the tokenizer itself puts before and after a text."""
         plain = self._inner.encode("a", add_special_tokens=False).ids
         full = self._inner.encode("a", add_special_tokens=True).ids
         for begin in range(len(full) - len(plain) + 1):
@@ -113,8 +113,8 @@ class TextTokenizer:
 
     @cached_property
     def pairs(self) -> PairLayout:
-        """Its own layout of two texts; where it puts nothing between them, the end of the first, or
-        a line break.
+        """The tokenizer's own layout of two texts. If it puts nothing between them: its end-of-text
+        token, or a line break.
         """
         between = self.suffix if len(self.suffix) else self.encode(["\n"])[0]
         plain = PairLayout(self.prefix, between, self.suffix, None)

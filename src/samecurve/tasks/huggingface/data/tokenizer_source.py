@@ -76,7 +76,7 @@ def keep_tokenizer(
 
 
 def stamp_tokenizer(data: HFData, model: Path | None) -> object:
-    """What it is made from, as far as that can be told cheaply."""
+    """Names, sizes and times of the files that the tokenizer comes from."""
     paths = [Path(data.chat_template).expanduser()] if data.chat_template else []
     place = data.tokenizer or (str(model) if model else "")
     if place and place != "bytes" and not place.startswith("bpe:"):
@@ -173,7 +173,7 @@ def _digest_files(place: Path) -> str:
 
 
 def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
-    """Its tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
+    """Read tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
     if (place / NOTES).is_file():  # as a run keeps it
         content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
@@ -198,7 +198,7 @@ def _checked(path: Path) -> str:
 
 
 def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
-    """As the class that the directory names has it."""
+    """Read the tokenizer by the transformers class that the directory names."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -247,7 +247,7 @@ def _template(home: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _default_of(template: Any) -> str | None:
-    """Of several, the one named default."""
+    """The chat template named default, if there are several."""
     if isinstance(template, list):
         template = {item["name"]: item["template"] for item in template}
     if isinstance(template, dict):
