@@ -1,5 +1,5 @@
-"""One row for each strategy of each engine: what the plan, the simulation, the command line and the
-docs must know of the strategy.
+"""The table of strategies: for each strategy of each engine a row with all that the plan, the
+simulation, the command line and the docs must know of it.
 
 Only this file and each engine's dict of strategy classes know a strategy by its name; all other
 code asks the row. The config and --help read the rows too, so this file imports nothing of ours.

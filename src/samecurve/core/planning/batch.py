@@ -204,7 +204,7 @@ def _check_count(split: BatchSplit) -> None:
 
 
 def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]:
-    """What the config asked for that the split does not give, and devices without work."""
+    """Warnings of what the config asked for and the split does not give, and of idle devices."""
     warnings = []
     batch, micro = split.global_batch_size, split.micro_batch_size
     count, num_devices = split.num_microbatches, split.num_devices

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What the smallest device holds besides activations, and the bytes left for activations."""
+    """The memory of the smallest device: what it holds besides activations, and what is left."""
 
     terms: list[MemoryTerm]
     usable: float

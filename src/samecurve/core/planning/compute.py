@@ -152,7 +152,7 @@ def check_compile(train: Train, engine: str) -> None:
 
 
 def say_compile(train: Train, facts: Facts) -> Decision[None]:
-    """What is compiled, and what that costs."""
+    """The reason shown for train.compile: the parts that are compiled, and their cost."""
     if not train.compile:
         return Decision(None)
     parts = "the model as a whole: it has no repeated blocks"
@@ -186,7 +186,7 @@ def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int
 
 
 def say_float8(train: Train) -> Decision[None]:
-    """What products in eight bits change."""
+    """The reason and the warnings shown for train.float8."""
     if not train.float8:
         return Decision(None)
     reason = (
@@ -202,7 +202,7 @@ def say_float8(train: Train) -> Decision[None]:
 
 
 def say_dropout(facts: Facts) -> Decision[None]:
-    """Which layers draw random masks by the sample."""
+    """The reason shown for layers whose random masks follow the sample."""
     count = len(facts.keyed_dropout)
     if not count:
         return Decision(None)
@@ -211,7 +211,7 @@ def say_dropout(facts: Facts) -> Decision[None]:
 
 
 def say_average(train: Train) -> Decision[None]:
-    """How the moving average of the weights is made."""
+    """The reason shown for train.ema."""
     if not train.ema:
         return Decision(None)
     reason = (

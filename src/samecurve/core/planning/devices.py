@@ -1,4 +1,4 @@
-"""Which devices a run uses."""
+"""The choice of the devices that a run uses."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What train.exact refuses because its bits follow the devices, and the memory that it needs."""
+"""The refusals of train.exact, where bits would follow the devices, and the memory of its sums."""
 
 from samecurve.core.determinism.microbatches import TreeSum, subtrees
 from samecurve.core.planning.batch import BatchSplit

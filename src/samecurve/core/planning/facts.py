@@ -1,6 +1,6 @@
-"""What plan() must know of a task.
+"""Facts: all that plan() must know of a task and its model.
 
-Obtained without allocating the model, in a subprocess (run/describe.py).
+They are obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from samecurve.core.planning.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptimizerFacts:
-    """What a task's own optimizer is."""
+    """The optimizer that a task brings itself."""
 
     name: str  # its class
     by: str  # what returns it
     elementwise: bool  # the task says that each number is updated by itself
     takes_lr: bool  # it is given the config's learning rate
-    scales: tuple[float, ...]  # of that one, by its groups
+    scales: tuple[float, ...]  # learning rates of its groups, relative to the config's
     num_states: int | None  # arrays of a parameter's shape kept for each; None: not known
 
     @classmethod
@@ -29,19 +29,19 @@ class UserOptimizerFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a device's forward and backward; by hand: in any unit."""
+    """Seconds of a device's forward and backward pass; where the config gives speeds, any unit."""
 
-    seconds_per_microbatch: float  # whatever its size: what launching its operations takes
+    seconds_per_microbatch: float  # whatever its size: the cost of launching its operations
     seconds_per_sample: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """How fast devices are."""
+    """The speeds of the devices."""
 
-    devices: tuple[Speed, ...] = ()  # in the plan's order; none: they are alike
-    rest: float = 0.0  # seconds of a step beside forward and backward
-    origin: str = ""  # when and how they were measured; '': given by hand
+    devices: tuple[Speed, ...] = ()  # in the plan's order; empty: they are alike
+    rest: float = 0.0  # seconds of a step besides forward and backward
+    origin: str = ""  # when and how speeds were measured; '': the config gives them
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
@@ -50,7 +50,7 @@ class Speeds:
 
 
 class ModelArrays(Protocol):
-    """What Facts says of the model's arrays."""
+    """The part of Facts that describes the model's arrays."""
 
     @property
     def arrays(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -66,7 +66,7 @@ class ModelArrays(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedArrays:
-    """As ModelArrays, of a model that is built."""
+    """The same description for a model that has been built."""
 
     arrays: Mapping[str, tuple[int, ...]]
     buffers: tuple[str, ...]
@@ -77,7 +77,7 @@ class DescribedArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What there is to train, and on what."""
+    """Counts and names of the model, of its data and of what the task does."""
 
     samples: int  # for training
     eval_samples: int  # held-out ones that an evaluation reads

@@ -1,4 +1,4 @@
-"""What a run's first plan fixed for good, and how a plan's parts are read from JSON."""
+"""Fixed: values that a run's first plan decided for good; and parsing of plans from JSON."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
@@ -44,7 +44,7 @@ def parse_dataclass(kind: type[T], values: Mapping[str, Any]) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint."""
+    """Values that a run's first plan decided for good. Every checkpoint has a copy."""
 
     global_batch_size: int | None  # None: to be decided anew (--new-batch)
     micro_batch_size: int

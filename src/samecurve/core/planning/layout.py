@@ -289,7 +289,7 @@ def _choose_jax_sync(wanted: str, num_devices: int, *, gpus: bool) -> Decision[s
 
 
 def layout_warnings(section: Devices, layout: Layout, optimizer_bytes: int) -> list[str]:
-    """What users of this strategy on these devices should know.
+    """Warnings for users of this strategy on these devices.
 
     optimizer_bytes: optimizer state of one device
     """

@@ -36,7 +36,7 @@ def logit_rows(vocab: int, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """What the config says that decides how much memory a device needs."""
+    """The values of a config that decide how much memory a device needs."""
 
     precision: Precision
     recompute: Recompute
@@ -67,7 +67,7 @@ def memory_options(config: Config, precision: Precision | None = None) -> Memory
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTerm:
-    """One summand of the bytes that a device holds."""
+    """A summand of the bytes that a device holds."""
 
     name: str
     bytes: int

@@ -1,4 +1,4 @@
-"""What the plan says of the optimizer, the config's or the task's own, and what it refuses."""
+"""Reasons, warnings and refusals of the plan for the config's optimizer and for a task's own."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -39,7 +39,7 @@ def check_engine_has(section: Optimizer, engine: str) -> None:
 def say_optimizer(
     section: Optimizer, schedule: ScheduleFields, facts: Facts, layout: Layout, *, exact: bool
 ) -> Decision[None]:
-    """Which optimizer updates what, and which defaults hold beside a task's own optimizer.
+    """Reasons for the optimizer: its parameter groups, and the defaults beside a task's own.
 
     UserError: the optimizer does not serve the config, the model or the layout.
     """
@@ -133,7 +133,7 @@ def _check_elementwise(layout: Layout, optimizer: UserOptimizerFacts, *, exact: 
 
 
 def _say_built_in(section: Optimizer, facts: Facts, reasons: Mapping[str, str]) -> Decision[None]:
-    """What users of the config's optimizers beside adamw and sgd should know.
+    """Reasons and warnings for the config's optimizers other than adamw and sgd.
 
     reasons: those of the optimizer's groups
     """
@@ -158,7 +158,7 @@ def _say_built_in(section: Optimizer, facts: Facts, reasons: Mapping[str, str]) 
 
 
 def _muon_reason(section: Optimizer, facts: Facts) -> str:
-    """Which parameters muon and adamw update. UserError: a group gives muon no matrix."""
+    """The parameters that muon and adamw update. UserError: a group gives muon no matrix."""
     shapes = trained_shapes(facts)
     names = muon_names(section.rules, shapes, facts.hidden_matrices)
     others = [name for name in shapes if name not in names]
@@ -171,7 +171,7 @@ def _muon_reason(section: Optimizer, facts: Facts) -> str:
 
 
 def _eight_bit_reason(facts: Facts) -> str:
-    """Which moments adamw8bit keeps in eight bits. UserError: none."""
+    """The parameters whose moments adamw8bit keeps in eight bits. UserError: there are none."""
     shapes = trained_shapes(facts)
     names = [name for name, shape in shapes.items() if block_size(shape)]
     if not names:

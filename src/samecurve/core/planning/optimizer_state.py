@@ -1,4 +1,4 @@
-"""What an optimizer keeps of the parameters, counted before a run.
+"""The memory of optimizer state, counted before a run.
 
 Which parameters muon updates, and in which blocks adamw8bit keeps its moments, is decided here for
 the plan and for the engines.

@@ -165,7 +165,7 @@ def _choose_layout(
     devices: tuple[Device, ...],
     machine: Machine,
 ) -> Decision[Layout]:
-    """The strategy, taken by what fits where the config leaves it open, and how it lies."""
+    """The layout of the config's strategy or, with --strategy auto, of one that fits."""
     fits = fits_on(options, facts, devices)
     strategy = choose_strategy(config.devices, config.engine, devices, fits)
     norm_sync = config.train.norm_sync and bool(facts.coupled)
@@ -216,7 +216,7 @@ def _memory_terms(
     exact: bool,
     fixed: Fixed | None,
 ) -> tuple[MemoryTerm, ...]:
-    """What a device holds at its peak, term by term. UserError: no microbatch fits."""
+    """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
     held = list(capacity.terms)
     if exact:
         term = exact_memory(
@@ -247,7 +247,7 @@ def _fix(
     seed: int,
     threads: int,
 ) -> Fixed:
-    """What the run's first plan fixed, or, where this is the first plan, what it fixes now."""
+    """The values of the run's first plan; this plan's own where this is the first."""
     if fixed is not None:
         return replace(fixed, global_batch_size=split.global_batch_size)
     return Fixed(
@@ -264,7 +264,7 @@ def _fix(
 def _say_effects(
     config: Config, facts: Facts, layout: Layout, split: BatchSplit, log: DecisionLog
 ) -> None:
-    """What the task and the optimizer do in a step. UserError: the engine can't serve them."""
+    """Log the reasons of the optimizer and the task. UserError: the engine can't serve them."""
     log.take(say_average(config.train))
     log.take(say_modes(facts))
     log.take(say_notes(facts))
@@ -315,7 +315,7 @@ def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
 def _warnings(
     config: Config, facts: Facts, layout: Layout, split: BatchSplit, terms: tuple[MemoryTerm, ...]
 ) -> list[str]:
-    """What the config asked for and does not get, and what the layout costs."""
+    """Warnings of what the config asked for and does not get, and of what the layout costs."""
     warnings = batch_warnings(config.batch, facts, split)
     if config.train.eval_every and not facts.eval_samples:
         warnings.append(

@@ -1,4 +1,4 @@
-"""How long a run is, its learning rate over the steps, and what it does at which intervals."""
+"""The length of a run, its learning rate at each step, and the intervals of its actions."""
 
 import math
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""How the task's model, loss and steps meet the plan: what would make the result depend on the
-devices is refused, the rest is said.
+"""Effects of a task's model, loss and steps on the plan.
+
+An effect that would make the result depend on the devices is refused; the others are shown.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ _ALLOWED = (
 
 
 def check_coupled(train: Train, coupled: Sequence[str], split: BatchSplit) -> Decision[None]:
-    """What is said of a model that mixes samples: its result depends on how a step is split, unless
-    all samples that it mixes are computed together.
+    """The reason shown for a model that mixes samples.
+
+    Its result depends on how a step is split, unless all samples that it mixes are computed
+    together.
 
     coupled: layers that mix samples. UserError: they would be split, and the config forbids that.
     """
@@ -116,7 +119,7 @@ def say_batch_loss(facts: Facts, split: BatchSplit) -> Decision[None]:
 
 
 def say_task_steps(facts: Facts, layout: Layout) -> Decision[None]:
-    """What the task does in a step besides one forward and backward pass and one update."""
+    """Reasons for a task's own updates in turn, and for its after_step()."""
     reasons = {}
     if facts.phases:
         reasons["phases"] = (
