@@ -26,7 +26,7 @@ from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
 from samecurve.run.weights.base import Base
 from samecurve.run.weights.load_weights import OpenedCheckpoint, held

@@ -29,8 +29,9 @@ from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
-from samecurve.run.prepare import PreparedRun, prepare
+from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
+from samecurve.run.start_files import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL, not_hiding
 from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
 from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note

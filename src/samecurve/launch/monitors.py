@@ -23,7 +23,7 @@ from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import trackers_wanted
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.units import counted
 
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
