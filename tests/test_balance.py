@@ -72,7 +72,7 @@ def test_an_uneven_assignment_changes_no_loss(
     found = pool.run(
         1 if strategy == "dp" else len(speeds), train_tiny, TinyRun(tmp_path, values, cache)
     )
-    shares = found[0].plan.microbatches_per_device
+    shares = found[0].plan.batch.microbatches_per_device
     assert list(np.argsort(shares)) == list(np.argsort(speeds))
     assert sum(shares) > len(shares)
     assert worst(found[0], alone) <= 1e-12

@@ -17,7 +17,7 @@ from samecurve.observe.journal import append_event
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.context import RankContext
 
-# times plan.preflight: ranks may start minutes apart where libraries come over a network
+# times plan.layout.preflight: ranks may start minutes apart where libraries come over a network
 MEETING = 10
 
 

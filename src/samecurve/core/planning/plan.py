@@ -236,13 +236,22 @@ class Plan:
         """The actions that are due after so many steps; after the last step, all of them."""
         if done >= self.steps:
             return self.actions_at_end()
+        return {what for what, gap in self._steps_between.items() if done % gap == 0}
+
+    def next_due(self, done: int) -> int:
+        """The first step after `done` for which actions_due() gives something."""
+        following = (done - done % gap + gap for gap in self._steps_between.values())
+        return min(self.steps, *following) if self._steps_between else self.steps
+
+    @property
+    def _steps_between(self) -> dict[str, int]:
         every = {
             "evaluate": self.every.evaluate,
             "sample": self.every.sample,
             "save": self.every.save,
             "hash": self.every.hash,
         }
-        return {what for what, gap in every.items() if gap and done % gap == 0}
+        return {what: gap for what, gap in every.items() if gap}
 
     def to_json(self) -> dict[str, Any]:
         """The form in plan.json and the journal, whose public keys are older than our names."""

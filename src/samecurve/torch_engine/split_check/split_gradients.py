@@ -16,7 +16,7 @@ from samecurve.core.split_check.split_verdicts import GradientNorms
 from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
 from samecurve.torch_engine.split_check.user_code import is_users, place_of
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.strategies.protocol import Strategy
+from samecurve.torch_engine.strategies.base import Strategy
 
 Gradients = dict[str, torch.Tensor]  # of parameters, by name; sharded: this process's part
 _MOVED, _GATE = 0.1, 0.05  # of a parameter's own numbers; of one that is all zeros
@@ -46,8 +46,9 @@ def gradients_of(
     parameters = list(named.values())
     strategy.begin_step(parameters, 1)
     try:
-        with strategy.accumulation_round(0, microbatch, is_last=True):
-            torch.autograd.backward(loss_sum(strategy.train))
+        strategy.begin_microbatch(0, microbatch, is_last=True)
+        torch.autograd.backward(loss_sum(strategy.train))
+        strategy.end_microbatch(0, microbatch)
         strategy.reduce(parameters)
     finally:
         strategy.reset()

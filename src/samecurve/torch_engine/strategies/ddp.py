@@ -1,11 +1,7 @@
-"""Strategies that have the whole model on every device.
-
-A strategy is one class, one row in core/planning/strategies.py and one entry in STRATEGIES.
-"""
+"""ddp: one process for each device, each with the whole model; gradients are summed."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,15 +17,12 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
-from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction, Strategy
-from samecurve.torch_engine.strategies.threads import ThreadTeam
-from samecurve.torch_engine.strategies.whole_matrices import map_copies, meeting_place
+from samecurve.torch_engine.strategies.base import Materialize, Strategy
 
 T = TypeVar("T")
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 # A model's buffers are functions of its fields or of the whole step here, so none is sent along;
 # torch 2.13 renamed the argument.
@@ -39,135 +32,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 }
 
 
-class Single:
-    """One device."""
-
-    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
-        self._plan, self._comm, self._devices = plan, comm, devices
-        self.models: list[nn.Module] = []
-
-    def peers(self) -> Sequence[Peers]:
-        return [self._comm]
-
-    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
-        materialize(models[0])
-        self.models = [models[0].to(self._devices[0])]
-
-    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        return self.call(device_index, function, *arguments)
-
-    def call(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        return function(self.models[device_index], *arguments)
-
-    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        return [job() for job in jobs]
-
-    def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
-        for parameter in parameters:
-            parameter.grad = None
-
-    def accumulation_round(
-        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
-    ) -> AbstractContextManager[object]:
-        del is_last
-        return nullcontext()
-
-    def params_with_grad(self) -> set[str]:
-        return {
-            name
-            for model in self.models
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
-
-    def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
-
-    def norm(self, trained: Iterable[OptimizerParam]) -> torch.Tensor:
-        gradients: Any = [param.view.grad for param in trained]
-        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
-        return norm
-
-    def sum_over_parts(
-        self, _params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        return list(values)
-
-    def map_whole(
-        self,
-        _params: Sequence[OptimizerParam],
-        matrices: Sequence[torch.Tensor],
-        function: MatrixFunction,
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        if self._comm.group is None:
-            return ((number, function(matrix)) for number, matrix in enumerate(matrices))
-        device = matrices[0].device if matrices else self._devices[0]
-        return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))
-
-    def change(self, function: Callable[..., None], *arguments: object) -> None:
-        function(self.models[0], *arguments)
-
-    def reset(self) -> None: ...
-
-    def sync_replicas(self) -> None: ...
-
-    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return tuple(tensor.shape), (0,) * tensor.ndim
-
-    def replica_index(self, _tensor: torch.Tensor) -> tuple[int, int]:
-        return self._comm.rank, self._comm.world_size
-
-    def close(self) -> None: ...
-
-
-class DP(Single):
-    """One process, a thread and a replica of its own for each device.
-
-    The first device holds the optimizer, and adds up the gradients in the devices' order.
-    """
-
-    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
-        super().__init__(plan, comm, devices)
-        self._team = ThreadTeam(len(devices))
-
-    def peers(self) -> Sequence[Peers]:
-        return self._team.peers
-
-    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
-        super().distribute(models, materialize)
-        for model, device in zip(models[1:], self._devices[1:], strict=True):
-            Materializer(model, device, leave_empty)(model)
-            self.models.append(model.to(device))
-        self.sync_replicas()
-
-    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        return self._team.run(jobs) if len(jobs) > 1 else super().run_jobs(jobs)
-
-    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        for model in self.models[1:]:
-            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            for parameter, other in zip(parameters, trained, strict=True):
-                if other.grad is None:
-                    continue
-                gradient = other.grad.to(parameter.device)
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                else:
-                    parameter.grad.add_(gradient)
-                other.grad = None
-
-    @torch.no_grad()
-    def sync_replicas(self) -> None:
-        first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
-        for other in others:
-            for copy, tensor in zip(other, first, strict=True):
-                copy.copy_(tensor)
-
-    def close(self) -> None:
-        self._team.close()
-
-
-class DDP(Single):
+class DDP(Strategy):
     """Every device holds the whole model; gradients are summed once a step, overlapped with the
     last backward pass.
 
@@ -199,12 +64,13 @@ class DDP(Single):
             **_NO_BUFFER_SYNC,
         )
         state, hook = _comm_hook(self._plan.layout.compress, group)
+        timeline = self._comm.timeline
 
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             self._num_reduced += len(bucket.parameters())
-            if bucket.is_last():
+            if timeline is not None and bucket.is_last():
                 # Every gradient is there: what is left of backward waits for the other ranks.
-                self._comm.timeline.mark_rest("sync")
+                timeline.mark_rest("sync")
             return hook(state, bucket)
 
         self._num_reduced = 0
@@ -237,12 +103,11 @@ class DDP(Single):
         else:
             super().begin_step(parameters, num_microbatches)
 
-    def accumulation_round(
-        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
-    ) -> AbstractContextManager[object]:
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        del device_index, microbatch
         self._in_step |= self._in_round
         self._in_round.clear()
-        return nullcontext() if is_last else self._ddp.no_sync()
+        self._ddp.require_backward_grad_sync = is_last  # as DDP.no_sync() has it
 
     def params_with_grad(self) -> set[str]:
         return {name for name, p in self._named.items() if id(p) in self._in_step}
@@ -263,9 +128,6 @@ class DDP(Single):
         else:
             self._in_step = self._all_ids
         self._num_reduced = 0
-
-
-CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:
@@ -294,19 +156,3 @@ def _summed_powersgd(
         future: Any = powersgd.powerSGD_hook(state, bucket)
     result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
     return result
-
-
-def _sharded(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
-    """Imported late: torch's FSDP takes two seconds."""
-    from samecurve.torch_engine.strategies.sharded import FSDP
-
-    return FSDP(plan, comm, devices)
-
-
-STRATEGIES: dict[str, Callable[[Plan, Comm, Sequence[torch.device]], Strategy]] = {
-    "single": Single,
-    "dp": DP,
-    "ddp": DDP,
-    "fsdp": _sharded,
-    "hsdp": _sharded,
-}

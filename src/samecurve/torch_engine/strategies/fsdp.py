@@ -7,8 +7,7 @@ they are. So the arithmetic is that of the other strategies. Parameters of one n
 sharded: every rank has them whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,20 +27,24 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
+from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
-from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction
-from samecurve.torch_engine.strategies.whole_matrices import Shard, map_shards, meeting_place
+from samecurve.torch_engine.strategies.whole_matrices import (
+    MatrixFunction,
+    Shard,
+    map_shards,
+    meeting_place,
+)
 
 T = TypeVar("T")
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
-class FSDP:
+class FSDP(Strategy):
     """As many shards as ranks: fsdp.
 
     Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
@@ -50,8 +53,8 @@ class FSDP:
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         assert comm.group is not None
-        self._plan, self._comm, self._device = plan, comm, devices[0]
-        self.models: list[nn.Module] = []
+        super().__init__(plan, comm, devices)
+        self._device = devices[0]
         self._mesh = self._make_mesh(comm.group)
         self._shards = Comm(self._mesh.get_group("shard"))
 
@@ -69,9 +72,6 @@ class FSDP:
         return DeviceMesh.from_group(
             own_groups, kind, mesh=copies, mesh_dim_names=("copy", "shard")
         )
-
-    def peers(self) -> Sequence[Peers]:
-        return [self._comm]
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         model = models[0]
@@ -135,21 +135,15 @@ class FSDP:
     def _sharded_modules(model: nn.Module) -> list[Any]:
         return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
-    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        return [job() for job in jobs]
-
-    def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         self._order.used.clear()
-        for parameter in parameters:
-            parameter.grad = None
+        super().begin_step(parameters, num_microbatches)
 
-    def accumulation_round(
-        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
-    ) -> AbstractContextManager[object]:
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        del device_index, microbatch
         if self._plan.shards < self._plan.num_devices:
             root: Any = self._root  # fully_shard gave it what it is asked here
             root.set_requires_all_reduce(is_last)
-        return nullcontext()
 
     def params_with_grad(self) -> set[str]:
         return self._order.used
@@ -170,13 +164,16 @@ class FSDP:
         for view, values in zip(views, torch.split(summed, list(map(len, views))), strict=True):
             view.copy_(values)
 
-    def norm(self, trained: Iterable[OptimizerParam]) -> torch.Tensor:
+    def norm(
+        self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
+    ) -> torch.Tensor:
         """A shard is counted by the rank that holds it, what is whole by every rank alike."""
-        gradients: dict[bool, list[Any]] = {True: [], False: []}  # of what is sharded
-        for param in trained:
-            gradients[isinstance(param.parameter, DTensor)].append(param.view.grad)
-        squared = self._shards.all_reduce(self._squared(gradients[True]))()
-        return (squared + self._squared(gradients[False])).sqrt()
+        cut: list[torch.Tensor] = []
+        whole: list[torch.Tensor] = []
+        for param, gradient in zip(trained, gradients, strict=True):
+            (cut if isinstance(param.parameter, DTensor) else whole).append(gradient)
+        squared = self._shards.all_reduce(self._squared(cut))()
+        return (squared + self._squared(whole)).sqrt()
 
     def _squared(self, gradients: list[Any]) -> torch.Tensor:
         if not gradients:
@@ -250,11 +247,9 @@ class FSDP:
     def reset(self) -> None:
         self._order.reset()
 
-    def sync_replicas(self) -> None: ...
-
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not isinstance(tensor, DTensor):
-            return tuple(tensor.shape), (0,) * tensor.ndim
+            return super().local_shard(tensor)
         _, offsets = compute_local_shape_and_global_offset(
             tensor.shape, tensor.device_mesh, tensor.placements
         )
@@ -262,10 +257,8 @@ class FSDP:
 
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not isinstance(tensor, DTensor):
-            return self._comm.rank, self._comm.world_size
+            return super().replica_index(tensor)
         return self._comm.rank // self._plan.shards, self._plan.num_devices // self._plan.shards
-
-    def close(self) -> None: ...
 
 
 def _has_complex(module: nn.Module) -> bool:
