@@ -194,8 +194,8 @@ def scaling_curves(
             forecast = _forecast(candidate, spec, shards, setting)
             ends[spec.name] = forecast.refused
             if forecast.plan and forecast.plan.global_batch_size < size:
-                batch = forecast.plan.global_batch_size
-                ends[spec.name] = f"a batch of {batch} has no work for {size} devices"
+                global_batch_size = forecast.plan.global_batch_size
+                ends[spec.name] = f"a batch of {global_batch_size} has no work for {size} devices"
             elif forecast.cost:
                 points[spec.name].append((size, forecast.cost.efficiency))
     return [Curve(name, tuple(reached), ends[name]) for name, reached in points.items()]

@@ -97,19 +97,19 @@ def microbatch_seconds(speeds: Speeds, micro_batch_size: int) -> tuple[float, ..
 
 
 def predict_step_seconds(
-    speeds: Speeds, batch: int, micro_batch_size: int, times: Sequence[float] = ()
+    speeds: Speeds, global_batch_size: int, micro_batch_size: int, times: Sequence[float] = ()
 ) -> float:
     """Seconds of a step; where the config gives speeds, in their unit.
 
     times: seconds of a microbatch on each device, which decide the assignment; empty: even
     """
-    count, num_devices = -(-batch // micro_batch_size), len(speeds.devices)
+    count, num_devices = -(-global_batch_size // micro_batch_size), len(speeds.devices)
     seconds = []
     for place, device in enumerate(speeds.devices):
         numbers = microbatches_of(count, place, num_devices, times)
         samples = 0
         if numbers:
-            last = min(numbers.stop * micro_batch_size, batch)
+            last = min(numbers.stop * micro_batch_size, global_batch_size)
             samples = last - numbers.start * micro_batch_size
         seconds.append(
             len(numbers) * device.seconds_per_microbatch + samples * device.seconds_per_sample
@@ -117,14 +117,14 @@ def predict_step_seconds(
     return max(seconds) + speeds.rest
 
 
-def largest_close_to_best(speeds: Speeds, batch: int, most: int) -> int:
+def largest_close_to_best(speeds: Speeds, global_batch_size: int, most: int) -> int:
     """The largest microbatch, up to `most`, with which a step is close to the best one."""
-    counts = range(-(-batch // most), batch + 1)
-    sizes = sorted({-(-batch // count) for count in counts}, reverse=True)
+    counts = range(-(-global_batch_size // most), global_batch_size + 1)
+    sizes = sorted({-(-global_batch_size // count) for count in counts}, reverse=True)
     seconds = {}
     for size in sizes:
         times = microbatch_seconds(speeds, size)
-        seconds[size] = predict_step_seconds(speeds, batch, size, times)
+        seconds[size] = predict_step_seconds(speeds, global_batch_size, size, times)
     limit = min(seconds.values()) * (1 + _CLOSE)
     return next(size for size in sizes if seconds[size] <= limit)
 
@@ -135,13 +135,13 @@ def choose_uneven_split(speeds: Speeds, even: BatchSplit, *, may_cut: bool) -> D
     even: the split for devices that are alike
     may_cut: whether microbatches may be smaller
     """
-    batch, most = even.global_batch_size, even.micro_batch_size
+    global_batch_size, most = even.global_batch_size, even.micro_batch_size
     if not speeds.origin:
         speeds = _with_launch_cost(speeds, most)
-    size = largest_close_to_best(speeds, batch, most) if may_cut else most
+    size = largest_close_to_best(speeds, global_batch_size, most) if may_cut else most
     times = microbatch_seconds(speeds, size)
-    before = predict_step_seconds(speeds, batch, most)
-    after = predict_step_seconds(speeds, batch, size, times)
+    before = predict_step_seconds(speeds, global_batch_size, most)
+    after = predict_step_seconds(speeds, global_batch_size, size, times)
     least_gain = _WORTH if speeds.origin else 0
     if after >= before * (1 - least_gain):
         why = "no other split is quicker"

@@ -206,22 +206,22 @@ def _check_count(split: BatchSplit) -> None:
 def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]:
     """Warnings of what the config asked for and the split does not give, and of idle devices."""
     warnings = []
-    batch, micro = split.global_batch_size, split.micro_batch_size
+    global_batch_size, micro = split.global_batch_size, split.micro_batch_size
     count, num_devices = split.num_microbatches, split.num_devices
     rounds = -(-count // num_devices)
     if section.samples and section.accumulate and rounds != section.accumulate:
         warnings.append(
-            f"batch.accumulate {section.accumulate} can't be: {batch} samples over {num_devices}"
-            f" devices make {rounds} rounds of microbatches of {micro}"
+            f"batch.accumulate {section.accumulate} can't be: {global_batch_size} samples over"
+            f" {num_devices} devices make {rounds} rounds of microbatches of {micro}"
         )
-    if batch > facts.samples:
+    if global_batch_size > facts.samples:
         warnings.append(
-            f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an"
-            f" epoch of {facts.samples}"
+            f"a batch of {global_batch_size} exceeds the {facts.samples} training samples: every step is"
+            f" an epoch of {facts.samples}"
         )
     if count < num_devices and not split.microbatch_seconds:
         warnings.append(
-            f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of {batch}"
-            f" is {count} microbatches of {micro}"
+            f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of"
+            f" {global_batch_size} is {count} microbatches of {micro}"
         )
     return warnings
