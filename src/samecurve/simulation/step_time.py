@@ -110,8 +110,9 @@ def step_cost(
             "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
-                f"speed-up over one such device that takes the same {global_batch_size} samples a step,"
-                f" with memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
+                f"speed-up over one such device that takes the same {global_batch_size} samples a"
+                f" step, with memory for all of it ({show_time(alone)}), / {plan.num_devices}"
+                " devices"
             ),
             "mfu": of_peak,
         },

@@ -216,8 +216,8 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
         )
     if global_batch_size > facts.samples:
         warnings.append(
-            f"a batch of {global_batch_size} exceeds the {facts.samples} training samples: every step is"
-            f" an epoch of {facts.samples}"
+            f"a batch of {global_batch_size} exceeds the {facts.samples} training samples: every"
+            f" step is an epoch of {facts.samples}"
         )
     if count < num_devices and not split.microbatch_seconds:
         warnings.append(
