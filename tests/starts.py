@@ -10,7 +10,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
-from samecurve.tasks import facts
+from samecurve.tasks import entry_of
 from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
@@ -28,7 +28,7 @@ def start(
     prepared = prepare(
         LoadedConfig(config, "tiny", {}),
         Options(save_dir=home, resume=resume, init_from=init_from),
-        facts(config, str(cache)),
+        entry_of(config.task).facts(config, str(cache)),
         machine=MACHINE,
     )
     prepared.lock.release()

@@ -24,8 +24,8 @@ from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare
-from samecurve.tasks import facts
-from samecurve.tasks.language import corpus
+from samecurve.tasks import entry_of
+from samecurve.tasks.text import source_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "examples/README.md"]
@@ -145,7 +145,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are described here, where torch is imported already, and not in a process each."""
 
     def described(config: Config, cache: Path, _server: object) -> dict[str, Any]:
-        return asdict(facts(config, cache))
+        return asdict(entry_of(config.task).facts(config, cache))
 
     monkeypatch.setattr(describe, "_in_subprocess", described)
 
@@ -184,7 +184,7 @@ def test_lines_are_planned_as_the_page_shows(
     """
     del in_this_process
     text = sorted((ROOT / "src/samecurve/core").rglob("*.py"))
-    monkeypatch.setattr(corpus, "standard_library", lambda: text)
+    monkeypatch.setattr(source_files, "standard_library", lambda: text)
     wrong = faults_of(page, home, monkeypatch, capsys, may_learn=False)
     assert not wrong, "\n".join(wrong)
 

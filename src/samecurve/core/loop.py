@@ -31,7 +31,7 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
-from samecurve.core.split_check.split_verdicts import samples_tried
+from samecurve.core.split_check.additivity import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
 from samecurve.core.weights.digest import combined
 from samecurve.units import join_words

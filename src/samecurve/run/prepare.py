@@ -39,8 +39,7 @@ from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
 from samecurve.run.weights.base import choose_base
 from samecurve.run.weights.init_weights import Source, choose_initial_weights, keep
 from samecurve.run.weights.warm_start import WarmStart
-from samecurve.tasks import first_weights
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import entry_of
 
 
 def make_plan(
@@ -116,7 +115,9 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
     if options.init_from is None:
-        options = replace(options, init_from=first_weights(loaded.config))
+        options = replace(
+            options, init_from=entry_of(loaded.config.task).first_weights(loaded.config)
+        )
     return options
 
 

@@ -27,7 +27,7 @@ from samecurve.run.weights.init_weights import publish
 from samecurve.system import write_json
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import place_of
-from samecurve.tasks.user_class.kept_class import is_kept
+from samecurve.tasks.user_class.pickled_class import is_pickled
 from samecurve.units import counted
 
 
@@ -156,7 +156,7 @@ def _write_files(accepted: AcceptedStart) -> None:
 def _keep_task(run: Run, config: Config) -> Config:
     """The config whose task's class, if another place keeps it, is copied into the run."""
     place = place_of(config.task)
-    if place is None or not is_kept(place.path):
+    if place is None or not is_pickled(place.path):
         return config
     if place.path.resolve() != run.task.resolve():
         scratch = run.task.with_name(f"{run.task.name}.part")

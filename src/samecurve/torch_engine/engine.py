@@ -31,7 +31,7 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.batch_norm import coupling_layers

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve.tasks.language.task import draw_token
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import Document, Kind, Learns, kind_of
+from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Learns, kind_of
+from samecurve.tasks.huggingface.data.sources import Chunk
 
 _SHOWN = 60  # characters of a line in an error
 _MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from samecurve.errors import UserError
 from samecurve.system import die_with, write_json
 from samecurve.tasks.huggingface.data.chat import ASSISTANT
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import KINDS, Document
+from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
 from samecurve.tasks.huggingface.data.records import documents_of
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.sources import Chunk
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 
 JOB = "job.json"
 _PART = 2 << 20  # bytes of a part, at least

@@ -9,7 +9,7 @@ from typing import Any
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, install_command
-from samecurve.tasks.huggingface.data.tokenizer import (
+from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,
     NOTES,
@@ -18,8 +18,10 @@ from samecurve.tasks.huggingface.data.tokenizer import (
     TextTokenizer,
     TokenizerNotes,
 )
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.language.tokenizer import LibraryTokenizer, train_bpe
+from samecurve.tasks.huggingface.model_directory import check_directory
+from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.text.source_files import cache_key, stamp_file
+from samecurve.tasks.text.tokenizer import PROBED, LibraryTokenizer, train_bpe
 
 _CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
 _FILES = (
@@ -27,8 +29,6 @@ _FILES = (
     "merges*", "*.model", "config.json",
 )  # fmt: skip
 _AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer.json says all
-_PROBED = 1 << 18  # characters on which a foreign tokenizer is tried
-_LEAST_KNOWN = 0.99  # share of them that it must know
 _FORMAT = 2  # of the cache
 
 
@@ -59,16 +59,13 @@ def keep_tokenizer(
         identity: list[Any] = [place, template, content if place != "bytes" else ""]
     else:
         if model and not data.tokenizer:
-            from samecurve.tasks.huggingface.library import check_directory  # which imports us
-
             check_directory(model)
         identity = [_digest_files(Path(place).expanduser()), template]
     special = {"eos_token": END}
     if for_encoder and place.startswith("bpe:"):
         special |= {"pad_token": PAD, "mask_token": MASK}
         identity.append(special)
-    text = json.dumps([_FORMAT, *identity])
-    home = cache / "tokenizers" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    home = cache / "tokenizers" / cache_key([_FORMAT, *identity])
     if not home.is_dir():
         with directory_made_once(home) as scratch:
             _make(place, template, texts, scratch, special=special)
@@ -81,11 +78,7 @@ def stamp_tokenizer(data: HFData, model: Path | None) -> object:
     place = data.tokenizer or (str(model) if model else "")
     if place and place != "bytes" and not place.startswith("bpe:"):
         paths += _files_of(Path(place).expanduser())
-    return [
-        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
-        for path in paths
-        if path.is_file()
-    ]
+    return [stamp_file(path) for path in paths if path.is_file()]
 
 
 def _make(
@@ -109,24 +102,18 @@ def _make(
             notes = TokenizerNotes(notes.name, notes.names, template)
         if content is not None:
             (scratch / TOKENIZER).write_text(content)
-            _check_known(scratch / TOKENIZER, place, texts())
+            LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(_sample(texts()))
     (scratch / NOTES).write_text(json.dumps(asdict(notes), indent=1))
 
 
-def _check_known(path: Path, place: str, texts: Iterable[str]) -> None:
-    """UserError: it would leave some of the text out."""
+def _sample(texts: Iterable[str]) -> str:
+    """The first characters of all texts."""
     sample = ""
     for text in texts:
-        sample += text[:_PROBED]
-        if len(sample) >= _PROBED:
+        sample += text[:PROBED]
+        if len(sample) >= PROBED:
             break
-    known = LibraryTokenizer(path).coverage(sample[:_PROBED])
-    if known < _LEAST_KNOWN:
-        raise UserError(
-            f"{place} knows {known:.1%} of the text's characters and would leave the rest out",
-            "a tokenizer made for such text (bpe:N makes one)",
-            "data.tokenizer",
-        )
+    return sample[:PROBED]
 
 
 def _read_template(data: HFData) -> str | None:
