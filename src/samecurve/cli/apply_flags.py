@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.planning.strategies import STRATEGIES
+from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,14 +112,17 @@ def _only_one(flags: Flags, *parameters: str) -> None:
 
 
 def apply_batch(
-    document: "Document", batch_size: int | None, grad_accum: int | None, global_batch: int | None
+    document: "Document",
+    batch_size: int | None,
+    grad_accum: int | None,
+    global_batch_size: int | None,
 ) -> str | None:
     """--batch-size and --grad-accum replace the batch section, or --global-batch fixes the product.
 
     Returns what to say of it.
     """
     values = {
-        "samples": (global_batch, "--global-batch"),
+        "samples": (global_batch_size, "--global-batch"),
         "per_device": (batch_size, "--batch-size"),
         "accumulate": (grad_accum, "--grad-accum"),
     }
@@ -127,7 +130,7 @@ def apply_batch(
         return None
     section = document.value.get("batch")
     old = section if isinstance(section, dict) else {}
-    if global_batch is None and batch_size is None and old.get("per_device") is None:
+    if global_batch_size is None and batch_size is None and old.get("per_device") is None:
         raise UserError(
             f"--grad-accum {grad_accum} needs a batch per device; the config gives"
             f" {old.get('samples', 'no')} samples over all devices",
@@ -136,7 +139,7 @@ def apply_batch(
             "--grad-accum",
         )
     remaining = {}
-    if global_batch is None:
+    if global_batch_size is None:
         remaining = {key: old[key] for key in ("per_device", "accumulate") if key in old}
     places = {key: document.origin_of(("batch", key)) for key in remaining}
     document.set("batch", {}, "flags")
@@ -145,7 +148,7 @@ def apply_batch(
     for key, (new_value, flag) in values.items():
         if new_value is not None:
             document.set(f"batch.{key}", new_value, flag)
-    if global_batch is not None or old.get("samples") is None:
+    if global_batch_size is not None or old.get("samples") is None:
         return None
     return (
         f"--batch-size is per device: it replaces the config's {old['samples']} samples over all"

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from samecurve.cli.options import Option, rank_count
-from samecurve.core.planning.strategies import strategy_help
+from samecurve.core.strategies import strategy_help
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 _option = partial(click.option, cls=Option)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.options import Verb, exit_on_sigterm, trust_option
-from samecurve.core.planning.strategies import strategy_help
+from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:

@@ -167,7 +167,7 @@ class StepLogger:
             and math.isfinite(loss)
             and metrics.scale > _SMALLEST_SCALE
         )
-        if finds_scale or self._plan.non_finite == "skip":
+        if finds_scale or self._plan.compute.non_finite == "skip":
             return
         self._record(Event("step", done, values))
         if not metrics.weight:
@@ -200,8 +200,8 @@ def _straggler_detector(plan: Plan) -> StragglerDetector | None:
     """
     if plan.world_size == 1:
         return None
-    if plan.microbatch_seconds:
-        return StragglerDetector(plan.microbatches_per_device)
-    if plan.can_be_uneven:
+    if plan.batch.microbatch_seconds:
+        return StragglerDetector(plan.batch.microbatches_per_device)
+    if plan.layout.can_be_uneven:
         return StragglerDetector(remedy="; --balance measured would assign it fewer microbatches")
     return StragglerDetector()

@@ -79,11 +79,11 @@ def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
         bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.micro_batch_size)
         room = 0.9 * min(device.memory for device in plan.devices) - fixed_bytes
         fits = max(1, min(plan.micro_batch_size // 2, int(room / bytes_per_sample)))
-        batch = plan.global_batch_size
-        rounds = -(-batch // (plan.num_devices * fits))
+        global_batch_size = plan.global_batch_size
+        rounds = -(-global_batch_size // (plan.num_devices * fits))
         ways.append(
-            f"--global-batch {batch} --batch-size {fits} keeps the batch of {batch}, in"
-            f" {rounds} rounds of {fits}"
+            f"--global-batch {global_batch_size} --batch-size {fits} keeps the batch of"
+            f" {global_batch_size}, in {rounds} rounds of {fits}"
         )
     if plan.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")

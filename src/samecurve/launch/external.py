@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.layout import choose_devices
+from samecurve.core.planning.devices import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -29,8 +29,9 @@ from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
-from samecurve.run.prepare import PreparedRun, prepare
+from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
+from samecurve.run.start_files import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL, not_hiding
 from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
 from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note
@@ -98,7 +99,7 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
     elif use == "cpu":
         use = f"cpu:{count}"
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    chosen = len(choose_devices(config, probe()).value)
+    chosen = len(choose_devices(config.devices, config.engine, probe()).value)
     if chosen != count and not may_differ:
         raise UserError(
             f"torchrun started {count} ranks; devices {devices.use} names {chosen}",

@@ -25,7 +25,7 @@ from samecurve.probe.gpus import find_gpus
 from samecurve.run.directory.control import ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL, explain_os_error, not_hiding
 from samecurve.worker.preflight import record_failure
 

@@ -1,6 +1,6 @@
-"""Facts of a config, kept by what they follow from.
+"""Facts of a config's task, obtained in a subprocess, so that the launcher imports no engine.
 
-They are obtained in a subprocess, so that the launcher imports no engine.
+Facts are cached under a key of all that they follow from.
 """
 
 import hashlib
@@ -35,17 +35,17 @@ from samecurve.system import (
 )
 from samecurve.tasks import Tasks, entry_of
 
-_FRAMES, _TEXT_LINES = 8, 8  # lines of what a describing process said when it failed
+_FRAMES, _TEXT_LINES = 8, 8  # lines shown of a describing process that failed
 
 
 def missing_libraries(engine: str) -> list[str]:
-    """Libraries of an engine that are not installed."""
+    """The libraries of an engine that are not installed."""
     needed = ("jax", "flax", "optax") if engine == "jax" else ()
     return [name for name in needed if find_spec(name) is None]
 
 
 def check_installed(config: Config) -> None:
-    """UserError: libraries that the config asks for are not there."""
+    """UserError: libraries that the config needs are not installed."""
     if absent := missing_libraries(config.engine):
         raise UserError(
             f"engine {config.engine} needs {', '.join(absent)}: not installed",
@@ -61,9 +61,9 @@ def check_installed(config: Config) -> None:
 
 
 def describe(config: Config, server: ForkServer | None = None) -> Facts:
-    """What plan() must know of the config's task.
+    """The facts of the config's task, from the cache or from a process that reads the task.
 
-    server: forks the process that looks; None: it is started.
+    server: forks that process; None: it is started
 
     UserError: model or data are not as the config has them (missing file, empty corpus).
     """
@@ -95,7 +95,7 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
 
 
 def _identity(config: Config) -> Any:
-    """What facts follow from; None: that can't be told without looking."""
+    """All that facts follow from, as JSON; None: only reading the task can tell."""
     stamp = entry_of(config.task).data_stamp(config)
     if stamp is None:
         return None
@@ -153,7 +153,7 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
 
 
 def _undescribed(code: int, stderr: str) -> RunError:
-    """What the process left in place of an answer, as an error."""
+    """The error for a describing process that ended without an answer."""
     trace = last_traceback(stderr)
     text = stderr.strip()
     frames: list[str] = []

@@ -95,14 +95,16 @@ def run_rank(
         with clock.part("import"):
             import_engine(plan)
         meeting = Deadline(
-            MEETING * plan.preflight, "meeting the other ranks", context, speaks=speaks
+            MEETING * plan.layout.preflight, "meeting the other ranks", context, speaks=speaks
         )
         with clock.part("rendezvous"), meeting:
             session = join(plan, rank, rendezvous, attempt.coordinator)
         task = open_task(config, str(cache_home()))
         engine = session.make_engine(task, config.optimizer)
-        if plan.preflight and plan.num_devices > 1:
-            collective = Deadline(plan.preflight, "a first collective", context, speaks=speaks)
+        if plan.layout.preflight and plan.num_devices > 1:
+            collective = Deadline(
+                plan.layout.preflight, "a first collective", context, speaks=speaks
+            )
             with clock.part("preflight"), collective:
                 check_sum(engine.preflight(), plan)
         outcome = train_rank(context, engine, task, requests, clock=clock)

@@ -17,7 +17,7 @@ from samecurve.observe.journal import append_event
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.context import RankContext
 
-# times plan.preflight: ranks may start minutes apart where libraries come over a network
+# times plan.layout.preflight: ranks may start minutes apart where libraries come over a network
 MEETING = 10
 
 
@@ -71,7 +71,7 @@ def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
         f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
         f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
-        f" {_remedy(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
+        f" {_remedy(plan)}; --set devices.preflight={10 * plan.layout.preflight} waits longer,"
         " --no-preflight leaves this check out",
         "devices",
         again=True,

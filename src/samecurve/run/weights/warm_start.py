@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from samecurve.run.fork_server import ForkServer, fork_server, import_ahead
 
 if TYPE_CHECKING:  # takes as long to import as to begin
-    from samecurve.core.planning.plan import Plan
+    from samecurve.core.planning.layout import Layout
 
 _FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _ENGINE = "samecurve.torch_engine.engine"
@@ -49,15 +49,15 @@ class WarmStart:
             self.server.close()
         self.server = None
 
-    def expect(self, plan: "Plan", libraries: Sequence[str]) -> None:
-        """Get ready for a plan's devices and strategy.
+    def expect(self, layout: "Layout", libraries: Sequence[str]) -> None:
+        """Get ready for a layout's devices and strategy.
 
         libraries: modules that the task's class imports
         """
         if self.server is None:
             return
         described = (*libraries, _DESCRIBES)
-        if plan.is_one_process:
+        if layout.is_one_process:
             self.server.preload(described)
             # without the libraries: transformers can't be imported by two threads at once
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
@@ -65,5 +65,5 @@ class WarmStart:
             return
         # what torch's wrapper of a model on several ranks imports, once it is made; and numpy's
         # masked arrays, with the first np.unique
-        wrapper = "torch.distributed.fsdp" if plan.shards > 1 else "torch._dynamo"
+        wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))

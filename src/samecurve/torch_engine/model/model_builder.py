@@ -48,9 +48,9 @@ class ModelBuilder:
         model = cast_weights(model, plan.precision)
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
-        if plan.norm_sync:
+        if plan.compute.norm_sync:
             synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
-        if plan.keyed_dropout:
+        if plan.compute.keyed_dropout:
             key_dropout(model, context, self._seed)
         if compiled_in_place(model) and not plan.compile:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
@@ -62,7 +62,7 @@ class ModelBuilder:
 
 def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
     """Eight bits, recompute and compiled blocks, as the plan has them."""
-    if plan.float8:
+    if plan.compute.float8:
         from samecurve.torch_engine.model.float8 import convert
 
         convert(model, device)

@@ -90,7 +90,10 @@ class BatchLossStep(TrainingStep):
         since what strategies send in a forward pass must come in one order.
         """
         plan = self.plan
-        return accumulation_steps(num_microbatches, plan.num_devices, plan.microbatch_seconds) == 1
+        return (
+            accumulation_steps(num_microbatches, plan.num_devices, plan.batch.microbatch_seconds)
+            == 1
+        )
 
     def _keep_graph(self, share: StepShare, totals: StepTotals) -> None:
         (microbatch,) = share.microbatches

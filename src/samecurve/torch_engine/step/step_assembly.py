@@ -69,7 +69,7 @@ def _time_forward(step: TrainingStep) -> None:
     from those that wait for it.
     """
     plan = step.plan
-    if plan.world_size == 1 or plan.shards > 1 or plan.norm_sync:
+    if plan.world_size == 1 or plan.shards > 1 or plan.compute.norm_sync:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 
