@@ -1,6 +1,6 @@
-"""Documents of input files, in the order in which they stand there.
+"""The documents of input files, in their order.
 
-Text and JSONL files are cut into chunks, which may be read by different processes.
+Files are cut into chunks, which different processes may read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ _CHUNK = 2 << 20  # bytes of a file that one process reads
 
 
 def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
-    """learns: what of a row; it needs the columns for that.
+    """The chunks of a file. learns: what the model learns of a row, which needs its columns.
 
-    UserError: it can't be read, or its columns are none of ours.
+    UserError: the file can't be read, or its columns are not known.
     """
     if file.form == "parquet":
         return row_groups(file.path, learns=learns)
@@ -67,7 +67,7 @@ def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
 
 
 def documents_of(chunk: Chunk) -> Iterator[Document]:
-    """UserError: a line is no JSON object, a field is missing or of another type."""
+    """The documents of a chunk. UserError: a line is no JSON object, or a field is unfit."""
     if chunk.form == "text":
         yield text_of(chunk)
         return
