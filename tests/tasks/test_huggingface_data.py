@@ -524,7 +524,7 @@ def test_a_tokenizer_that_a_run_has_kept_reads_other_data(
     first = prepare_data(data, tmp_path / "one")
     assert first.tokenizer
     kept = shutil.copytree(first.tokenizer.home, tmp_path / "kept")
-    values = {key.partition(".")[2]: value for key, value in other_data(source, kept, {}).items()}
+    values = {key.partition(".")[2]: value for key, value in other_data(source, kept).items()}
     again = prepare_data(data.model_copy(update=values), tmp_path / "two")
     whole = prepare_data(data.model_copy(update={"validation": 0.0}), tmp_path / "one")
     assert again.held_out is None

@@ -40,14 +40,11 @@ def cost_facts(
     with torch.device("meta"):
         model = make_model()
     flops = _flops(model, config, length, texts)
-    counts = {
-        precision: _saved(make_model, length, autocast=autocast, packed=packed)
-        for precision, autocast in (("f32", nullcontext()), ("bf16", _two_bytes()))
-    }
+    narrow_products = torch.autocast("cpu", dtype=torch.bfloat16)
+    wide = _saved(make_model, length, autocast=nullcontext(), packed=packed)
+    narrow = _saved(make_model, length, autocast=narrow_products, packed=packed)
     head = model.get_output_embeddings()
-    vocab, width = (
-        (0, 0) if head is None else head.weight.shape
-    )  # a classifier has no logits of tokens
+    vocab, width = (0, 0) if head is None else head.weight.shape  # (0, 0): no logits of tokens
     is_chunked = isinstance(head, LossHead) and not all_logits
     largest = max((packing.rows * packing.columns for packing in _packings(model)), default=0)
     facts: dict[str, Any] = {**flops, "unpacked": largest, "formulas": dict(flops["formulas"])}
@@ -58,7 +55,6 @@ def cost_facts(
         facts["scratch"] = {kind: sum(of_kind.values()) for kind, of_kind in parts.items()}
         for kind, of_kind in parts.items():
             facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(of_kind)})"
-    wide, narrow = counts["f32"], counts["bf16"]
     if wide is None or narrow is None:
         return facts
     for saved in (wide, narrow):
@@ -68,10 +64,6 @@ def cost_facts(
         " without values"
     )
     return {**facts, **saved_facts(wide, narrow, texts)}
-
-
-def _two_bytes() -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def _scratch(head: torch.Tensor, kind: str) -> dict[str, int]:

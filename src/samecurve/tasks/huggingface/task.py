@@ -4,7 +4,7 @@ No engine is imported here; the model is in torch_task.py.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -100,14 +100,19 @@ class HuggingFaceTask:
 
     @cached_property
     def prepared(self) -> PreparedData:
-        vocab_size = self._model_vocab_size() if self.data.is_random else None
+        vocab_size = None
+        if self.data.is_random:  # tokens are drawn from the model's vocabulary
+            vocab_size = read_config(self.fields, self._kept).vocab_size
+        classes: Sequence[str] = ()
+        if self.classifies:
+            classes = self.fields.classes or classes_of_classifier(self.fields.directory) or ()
         return prepare_data(
             self.data,
             self._cache,
             model=self.fields.directory,
             vocab_size=vocab_size,
             learns=_LEARNS.get(self.fields.objective, "tokens"),
-            classes=self._wanted_classes() if self.classifies else (),
+            classes=classes,
             for_encoder=self.fields.objective in {"masked", "embed"},
         )
 
@@ -119,15 +124,6 @@ class HuggingFaceTask:
     @property
     def classifies(self) -> bool:
         return self.fields.objective == "classify"
-
-    def _wanted_classes(self) -> list[str]:
-        """Classes of the config, else of a classifier's directory; empty: those of the data."""
-        return self.fields.classes or classes_of_classifier(self.fields.directory) or []
-
-    def _model_vocab_size(self) -> int:
-        """The size of the vocabulary from which random tokens are drawn."""
-        size: int = read_config(self.fields, self._kept).vocab_size
-        return size
 
     @property
     def packed(self) -> bool:

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 
 
 _LIBRARY_BYTES = 80 << 20  # memory of transformers and peft in a process
+# objectives that answer no prompt: cause, remedy
 _SILENT = {
     "masked": (
         "a masked language model fills in hidden tokens, and continues no text",
@@ -90,7 +91,7 @@ _SILENT = {
         "an encoder makes vectors of texts, and continues none",
         "samecurve export, and the library's AutoModel",
     ),
-}  # objectives that answer no prompt: cause, remedy
+}
 
 
 class TorchHuggingFace(HuggingFaceTask):

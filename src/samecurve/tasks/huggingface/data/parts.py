@@ -29,9 +29,8 @@ _PART = 2 << 20  # bytes of a part, at least
 _MOST_PARTS = 2000  # about: each is a few files while it is made
 _TOGETHER = 1 << 20  # characters that are tokenized at once
 
-Encoded = tuple[
-    NDArray[np.uint32], NDArray[np.bool_]
-]  # tokens, and which of them count in the loss
+# tokens, and which of them count in the loss
+Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)

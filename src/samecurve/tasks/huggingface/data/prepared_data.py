@@ -195,9 +195,8 @@ def _labelled(
     )
     labelled = label(prepared.train)
     counts = labelled.count_classes()
-    long = int(
-        (prepared.train.row_lengths > data.seq_len).sum()
-    )  # pairs only: others are already cut
+    # pairs only: other rows are already cut
+    long = int((prepared.train.row_lengths > data.seq_len).sum())
     cut = [f"{counted(long, 'pair')} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,

@@ -130,11 +130,6 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
         vocab_size=0,
         largest_id=largest,
         sha256=digest.hexdigest(),
-        partly=False,
-        empty=0,
-        with_assistant=0,
-        assistant_tokens=0,
-        text_bytes=0,
         largest_file=largest_file,
         largest_place=largest_place,
     )

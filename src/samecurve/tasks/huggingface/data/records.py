@@ -32,37 +32,27 @@ def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
     """
     if file.form == "parquet":
         return row_groups(file.path, learns=learns)
-    size = file.path.stat().st_size
+    size, step = file.path.stat().st_size, _CHUNK
+    kind: Kind = "text"
     if file.form == "arrow":
-        of_columns = kind_of(arrow_columns(file.path), file.path, learns=learns)
-        return [
-            Chunk(
-                path=str(file.path),
-                form=file.form,
-                kind=of_columns,
-                begin=0,
-                end=size,
-                size=size,
-                last=True,
-            )
-        ]
-    if not size:
+        kind, step = kind_of(arrow_columns(file.path), file.path, learns=learns), size
+    elif not size:
         return []
-    if learns != "tokens" and file.form == "text":
+    elif file.form == "lines":
+        kind = kind_of_lines(file.path, learns=learns)
+    elif learns != "tokens":
         raise no_column([], file.path, learns)
-    lines = file.form == "lines"
-    kind: Kind = kind_of_lines(file.path, learns=learns) if lines else "text"
     return [
         Chunk(
             path=str(file.path),
             form=file.form,
             kind=kind,
             begin=begin,
-            end=min(begin + _CHUNK, size),
-            size=min(_CHUNK, size - begin),
-            last=begin + _CHUNK >= size,
+            end=min(begin + step, size),
+            size=min(step, size - begin),
+            last=begin + step >= size,
         )
-        for begin in range(0, size, _CHUNK)
+        for begin in range(0, size, step)
     ]
 
 

@@ -60,11 +60,11 @@ class SourceNotes:
     vocab_size: int
     largest_id: int
     sha256: str  # of tokens, loss mask and documents
-    partly: bool  # some tokens do not count in the loss: prompts, or what users say
-    empty: int  # documents without a character, left out
-    with_assistant: int  # conversations in which the assistant says something
-    assistant_tokens: int  # of conversations, that count in the loss
-    text_bytes: int
+    partly: bool = False  # some tokens do not count in the loss: prompts, or what users say
+    empty: int = 0  # documents without a character, left out
+    with_assistant: int = 0  # conversations in which the assistant says something
+    assistant_tokens: int = 0  # of conversations, that count in the loss
+    text_bytes: int = 0
     classes: Sequence[str] = ()  # of labelled texts, in their order
     largest_file: int = 0  # raw tokens: the file in which the largest id stands first,
     largest_place: int = 0  # and its place there

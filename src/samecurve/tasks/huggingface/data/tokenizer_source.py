@@ -31,11 +31,8 @@ _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*",
     "merges*", "*.model", "config.json",
 )  # fmt: skip
-_AS_IT_IS = (
-    None,
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-)  # classes for which tokenizer.json is enough
+# classes for which tokenizer.json is enough
+_AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 _FORMAT = 2  # of the cache
 
 
