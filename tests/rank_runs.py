@@ -9,10 +9,11 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
 from worlds import Pool
 
 

@@ -27,6 +27,7 @@ from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sa
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
@@ -35,7 +36,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
 
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 

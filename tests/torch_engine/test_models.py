@@ -15,6 +15,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.batch_norm import coupling_layers, synchronise_batch_norms
@@ -24,7 +25,7 @@ from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 

@@ -27,7 +27,7 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
-from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.core.weights.digest import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
@@ -195,7 +195,8 @@ class JaxEngine:
     @property
     def _takes_whole_rows(self) -> bool:
         """Whether a task that is not ours is given microbatches as a whole."""
-        is_theirs = hasattr(self.task, "leave_out") and not getattr(self.task, "is_ours", True)
+        has_leave_out = getattr(self.task, "leave_out", None) is not None
+        is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.micro_batch_size > 1 and not (self.plan.exact or self.plan.whole_batch)
         return is_theirs and fits
 

@@ -33,8 +33,7 @@ from samecurve.system import (
     install_command,
     write_json,
 )
-from samecurve.tasks import Tasks, facts
-from samecurve.tasks.registry import data_stamp
+from samecurve.tasks import Tasks, entry_of
 
 _FRAMES, _TEXT_LINES = 8, 8  # lines of what a describing process said when it failed
 
@@ -97,7 +96,7 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
 
 def _identity(config: Config) -> Any:
     """What facts follow from; None: that can't be told without looking."""
-    stamp = data_stamp(config)
+    stamp = entry_of(config.task).data_stamp(config)
     if stamp is None:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
@@ -181,7 +180,8 @@ def main(cache: str, parent: str) -> None:
     os.dup2(2, 1)  # what a user's file prints is no answer
     try:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
-        answer: dict[str, Any] = {"facts": asdict(facts(config, cache))}
+        facts = entry_of(config.task).facts(config, cache)
+        answer: dict[str, Any] = {"facts": asdict(facts)}
     except SamecurveError as error:
         answer = {
             "error": {"cause": error.cause, "remedy": error.remedy, "where": error.where},

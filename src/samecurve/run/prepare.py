@@ -49,10 +49,9 @@ from samecurve.run.weights.base import Base, choose_base
 from samecurve.run.weights.init_weights import Source, choose_initial_weights, keep, publish
 from samecurve.run.weights.warm_start import WarmStart
 from samecurve.system import write_json
-from samecurve.tasks import Tasks, first_weights
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class.class_place import place_of
-from samecurve.tasks.user_class.kept_class import is_kept
+from samecurve.tasks.user_class.pickled_class import is_pickled
 from samecurve.units import counted
 
 
@@ -158,7 +157,9 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
     if options.init_from is None:
-        options = replace(options, init_from=first_weights(loaded.config))
+        options = replace(
+            options, init_from=entry_of(loaded.config.task).first_weights(loaded.config)
+        )
     return options
 
 
@@ -335,7 +336,7 @@ def _write_files(accepted: _Accepted) -> None:
 def _keep_task(run: Run, config: Config) -> Config:
     """A class that is kept elsewhere is kept in the run's directory from now on."""
     place = place_of(config.task)
-    if place is None or not is_kept(place.path):
+    if place is None or not is_pickled(place.path):
         return config
     if place.path.resolve() != run.task.resolve():
         scratch = run.task.with_name(f"{run.task.name}.part")

@@ -9,16 +9,15 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
 from samecurve.core.evaluation.early_stop import check_goals
-from samecurve.core.events import REQUESTS, Event
+from samecurve.core.events import Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -39,7 +38,7 @@ from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.observe.pictures import keep_pictures
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.control import ControlFile, Requests
 from samecurve.run.directory.rank_logs import log_to
 from samecurve.run.directory.results import write_results
 from samecurve.run.directory.run_directory import Run
@@ -60,30 +59,13 @@ from samecurve.worker.data_workers import DataWorkers
 from samecurve.worker.hang_responder import attending
 from samecurve.worker.join import import_engine, join
 from samecurve.worker.preflight import MEETING, Deadline, check_sum
-from samecurve.worker.startup_timing import StartupClock, with_startup
+from samecurve.worker.startup_timing import StartupClock, after_others, machine_load
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as Rendezvous
 
 # after torchrun's SIGTERM, to leave in order; it kills after 30
 LEAVE_SECONDS = 20.0
-
-
-@dataclass
-class Requests:
-    """What this rank was asked, by the control file and by signals."""
-
-    control: ControlFile | None  # None: another rank reads it
-    signalled: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
-
-    def stop(self) -> None:
-        self.signalled[REQUESTS.index("stop")] += 1
-
-    def pending(self) -> Sequence[int]:
-        counts, self.signalled = self.signalled, [0] * len(REQUESTS)
-        if self.control is None:
-            return counts
-        return [a + b for a, b in zip(counts, self.control.pending(), strict=True)]
 
 
 def run_rank(
@@ -169,7 +151,7 @@ def train_rank(
         check_goals(plan, task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
-    journal, record, keep = _begin_records(context, task, clock, first_step)
+    journal, record, keep = _begin_records(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
@@ -185,6 +167,7 @@ def train_rank(
         summarize=task.summarize,
         keep_pictures=keep,
         lr_factor=lr_factor(task, plan),
+        started={**(clock.seconds if clock else {}), **machine_load()},
         as_if_split=as_if_split,
     )
     closers = [feed.close, engine.close]
@@ -221,7 +204,7 @@ def _load_beginning(
 
 
 def _begin_records(
-    context: RankContext, task: Task, clock: StartupClock | None, first_step: int
+    context: RankContext, task: Task, first_step: int
 ) -> tuple[Journal | None, Record, KeepPictures]:
     """What one rank writes for all: the task's assets, at once; then the journal and pictures."""
     if not context.is_first:
@@ -229,12 +212,10 @@ def _begin_records(
     run = context.run
     keep_assets(run, task)
     journal = Journal(run.journal)
-    record = with_startup(
-        journal.record,
-        clock or StartupClock(),
-        earlier=context.attempt.earlier,
-        resumed_at=first_step,
-    )
+    record: Record = journal.record
+    earlier = context.attempt.earlier
+    if earlier:
+        record = after_others(record, earlier, resumed_at=first_step)
     return journal, record, partial(keep_pictures, run.home)
 
 

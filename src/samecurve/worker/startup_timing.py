@@ -1,6 +1,4 @@
-"""What a start took, and the starts before it that the same command made: written into the
-journal's lines as they pass.
-"""
+"""What a start took, and the starts before it that the same command made, for the journal."""
 
 import os
 import time
@@ -28,30 +26,27 @@ class StartupClock:
             self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
 
 
-def with_startup(
-    record: Callable[[Event], None],
-    clock: StartupClock,
-    *,
-    earlier: Earlier | None,
-    resumed_at: int,
-) -> Callable[[Event], None]:
-    """record, with what the start took and the machine's load average in `started`, a `recovered`
-    line after a restart's first step, and the whole command's goodput at its end.
+def machine_load() -> dict[str, Any]:
+    """The machine's load average, and its cores."""
+    return {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
 
-    earlier: None: this is the command's first start.
+
+def after_others(
+    record: Callable[[Event], None], earlier: Earlier, *, resumed_at: int
+) -> Callable[[Event], None]:
+    """record(), for a start that follows others of the same command: with a `recovered` line after
+    the first step, and the whole command's goodput at its end.
+
     resumed_at: the step that this start goes on from.
     """
     recovery: list[float] = []  # its seconds, once it is over
 
     def recorded(event: Event) -> None:
-        if event.kind == "started":
-            load = {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
-            event = replace(event, values={**event.values, **clock.seconds, **load})
-        if earlier and event.kind in {"finished", "stopped"}:
+        if event.kind in {"finished", "stopped"}:
             totals = _totals(event, earlier, recovery)
             event = replace(event, values={**event.values, **totals})
         record(event)
-        if earlier and event.kind == "step" and not recovery:
+        if event.kind == "step" and not recovery:
             recovery.append(round(event.time - earlier.failed, 3))
             record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed_at}))
 
@@ -59,8 +54,8 @@ def with_startup(
 
 
 def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
-    """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how
-    long each recovery took.
+    """The totals of all starts: wall seconds, steps, the share of those seconds in steps that
+    count, and how long each recovery took.
     """
     wall = event.time - earlier.began
     useful = earlier.useful + event.values["goodput"] * event.values["seconds"]

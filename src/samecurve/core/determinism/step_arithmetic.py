@@ -13,16 +13,14 @@ of number: Python floats, tensors of one number on a GPU, arrays inside a compil
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # Any below is one number of the engine's kind: float, torch.Tensor or jax.Array.
 
 GROW_AFTER = 2000  # finite steps before f16's loss scale is doubled, as in torch.amp.GradScaler
 
 
-@dataclass(frozen=True)
-class Clip:
+class Clip(NamedTuple):
     """How a gradient is clipped: multiplied by max_norm / (norm + epsilon), at most by 1.
 
     max_norm: of the whole gradient; 0: no clipping.
@@ -33,8 +31,7 @@ class Clip:
     epsilon: float
 
 
-@dataclass(frozen=True)
-class NumberFunctions:
+class NumberFunctions(NamedTuple):
     """Functions that the arithmetic needs beside + * / and comparison, for one kind of number.
 
     divide: x / y, infinite where y is 0.
@@ -47,18 +44,19 @@ class NumberFunctions:
     is_finite: Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class GradientScaling:
+class GradientScaling(NamedTuple):
     """How a step's summed gradient is scaled before the update.
 
     factor: divides by the weight and by the loss scale, and clips.
     grad_norm: norm of the mean loss's gradient, before clipping.
     finite: whether the update is made.
+    loss_scale: the scale that the factor takes out again; 1 unless the precision is f16.
     """
 
     factor: Any
     grad_norm: Any
     finite: Any
+    loss_scale: Any
 
 
 def nominal_weight(global_batch_size: int, weight_per_sample: int) -> float:
@@ -97,7 +95,7 @@ def scale_gradient(
         bound = numbers.maximum(grad_norm + clip.epsilon, clip.max_norm)
         factor = correction * (clip.max_norm / bound)
     finite = numbers.is_finite(grad_norm * loss_sum) & (weight > 0)
-    return GradientScaling(factor, grad_norm, finite)
+    return GradientScaling(factor, grad_norm, finite, loss_scale)
 
 
 def next_loss_scale(

@@ -39,7 +39,7 @@ class Verdict:
 def compare_layouts(
     runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float
 ) -> Iterator[Verdict]:
-    """One verdict after the other.
+    """Compare layouts with one device, and give one verdict after the other.
 
     tolerance: relative; 0: every bit counts
 

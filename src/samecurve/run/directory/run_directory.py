@@ -18,8 +18,8 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, UserError
 from samecurve.run.directory.rank_logs import live_ranks
 from samecurve.system import read_file_bytes, write_json
-from samecurve.tasks.user_class.class_place import find_kept_class
-from samecurve.tasks.user_class.kept_class import KEPT
+from samecurve.tasks.user_class.class_place import find_pickled_class
+from samecurve.tasks.user_class.pickled_class import TASK_PICKLE
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
@@ -62,7 +62,7 @@ class Run:
     @property
     def task(self) -> Path:
         """The task's class, where the run was begun from a session that has it in no file."""
-        return self.home / KEPT
+        return self.home / TASK_PICKLE
 
     @property
     def initial(self) -> Path:
@@ -169,7 +169,7 @@ class Run:
     def read_document(self) -> Document:
         """config.yaml as it stands, but for where a kept class lies by now."""
         document = read_file(self.config, regular=True)
-        find_kept_class(document, self.home)
+        find_pickled_class(document, self.home)
         return document
 
     def read_plan(self) -> Plan:

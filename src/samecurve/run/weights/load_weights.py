@@ -22,7 +22,7 @@ from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.system import cache_home
-from samecurve.tasks import Tasks, open_trained
+from samecurve.tasks import Tasks, entry_of
 
 if TYPE_CHECKING:  # its engine is imported late
     from samecurve.core.protocols import StoredArrays
@@ -96,7 +96,8 @@ class OpenedCheckpoint:
     @cached_property
     def task(self) -> "EngineAdapter":
         """The run's task, to use its model."""
-        return open_trained(self.config, cache_home(), self.run.assets)
+        entry = entry_of(self.config.task)
+        return entry.open_trained(self.config, cache_home(), self.run.assets)
 
     def model(self) -> Any:
         """With its weights, in eval mode. UserError: the base beneath them is another by now."""

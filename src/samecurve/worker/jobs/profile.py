@@ -8,12 +8,13 @@ from typing import Any
 
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine
+from samecurve.run.directory.control import Requests
 from samecurve.system import cache_home
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.train import Unsaved
 from samecurve.worker.join import join_warm, watch_of
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
 
 
 class Watched:

@@ -5,11 +5,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from samecurve.run.directory.control import Requests
 from samecurve.system import cache_home
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
 
 
 class Unsaved:
@@ -17,7 +18,9 @@ class Unsaved:
 
     def save(self, step: int, pieces: Sequence[Any], loop: Any) -> None: ...
     def load(self, step: int) -> None: ...
-    def check(self) -> None: ...
+    def check(self) -> bool:
+        return False
+
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
