@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from generated_docs import generated_docs
-from samecurve.cli.apply_flags import apply_batch
+from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.config.loading import LoadedConfig, TaskSections, load
