@@ -13,6 +13,7 @@ from test_huggingface_data import CHATML, TALK
 from samecurve.errors import UserError
 from samecurve.run.sample import Prompt, _check_can_sample
 from samecurve.tasks import entry_of, open_task
+from samecurve.tasks.adapter.task_methods import TaskMethods
 from tiny import config_of
 
 
@@ -81,7 +82,7 @@ def test_a_turn_needs_a_template_and_a_task_that_has_turns(tmp_path: Path, cache
             return prompt
 
     class Adapter:
-        task = Other()
+        methods = TaskMethods.of(Other())
 
     adapter: Any = Adapter()
     with pytest.raises(UserError, match="language knows no turns") as refused:

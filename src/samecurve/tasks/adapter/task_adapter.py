@@ -20,12 +20,12 @@ from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.weights.initial_values import Initial
-from samecurve.errors import SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.adapter.task_methods import TaskMethods
-from samecurve.tasks.adapter.user_call import LossHistory, UserCall
+from samecurve.tasks.adapter.user_call import UserCall
 from samecurve.tasks.free_sections import section_argument
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.user_class.user_errors import calling
@@ -44,7 +44,6 @@ class TaskAdapter:
     task: the object itself
     methods: its members, looked up once
     phases: the patterns of parameters that each phase of a step trains; empty: one update a step
-    loss_history: whether the loss has come out well, which decides the kind of later errors
     """
 
     needed: ClassVar[Mapping[str, str]] = {"train_data": MEMBERS["train_data"]}
@@ -76,7 +75,7 @@ class TaskAdapter:
             self.methods = TaskMethods.of(self.task)
             self.phases = read_phases(self.methods, self.name)
             check_attributes(self.methods, self.name)
-            self.loss_history = LossHistory()
+            self._loss_worked = False
             steps = ("loss", "features", "batch_loss", "metrics")
             self._loss, self._features, self._batch_loss, self._metrics = map(self._call_of, steps)
             if assets is None or "assets" not in inspect.signature(task_class).parameters:
@@ -85,12 +84,13 @@ class TaskAdapter:
                 self._test = self._rows("test_data")
 
     def _call_of(self, method: str) -> UserCall:
+        """The call of a method. Once a loss has worked, an error is the run's (RunError)."""
         return UserCall(
             getattr(self.methods, method),
             f"{self.name}.{method}()",
             file=self._file,
+            kind=lambda: RunError if self._loss_worked else UserError,
             phases=self.phases,
-            history=self.loss_history,
         )
 
     @property

@@ -235,9 +235,9 @@ class TorchAdapter(EngineAdapter):
         except BaseException as error:
             loss.raise_explained(error, process)
         if getpid() != process:
-            loss.end_copy(process)
+            loss.end_copy()
         if type(returned) is Mean and _is_plain(*returned):
-            self.loss_history.worked = self.loss_history.worked or returned.sum.requires_grad
+            self._loss_worked = self._loss_worked or returned.sum.requires_grad
             return {"loss": returned}
         return self._named(returned, "loss")
 
@@ -246,7 +246,7 @@ class TorchAdapter(EngineAdapter):
 
     def check_loss(self, loss: object, what: str) -> None:
         check_loss(loss, what)
-        self.loss_history.worked = self.loss_history.worked or torch.is_grad_enabled()
+        self._loss_worked = self._loss_worked or torch.is_grad_enabled()
 
     def check_features(self, features: object) -> None:
         check_features(features, f"{self.name}.features()")

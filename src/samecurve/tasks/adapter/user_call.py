@@ -5,27 +5,15 @@ signature. What the method raises becomes an error that names the user's line.
 """
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from samecurve.core.protocols import START, Progress
-from samecurve.errors import RunError, UserError
+from samecurve.errors import SamecurveError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_methods import Method
 from samecurve.tasks.user_class.user_errors import end_copy, raise_explained
-
-
-@dataclass
-class LossHistory:
-    """Whether the loss has come out well once.
-
-    Until then an error of the task's code is one of what the user wrote (UserError); from then on,
-    one of the run (RunError).
-    """
-
-    worked: bool = False
 
 
 class UserCall:
@@ -33,6 +21,7 @@ class UserCall:
 
     what: the method, for errors: "MyTask.loss()"
     file: the user's file, whose lines errors name; None: the code is ours
+    kind: the kind of error that the method's errors become, asked when it raises one
     phases: names of the phases of a step; none: there is one update a step
     """
 
@@ -42,11 +31,11 @@ class UserCall:
         what: str,
         *,
         file: Path | None,
-        phases: Iterable[str] = (),
-        history: LossHistory | None = None,
+        kind: Callable[[], type[SamecurveError]],
+        phases: Iterable[str],
     ) -> None:
         self.method: Any = method
-        self._what, self._file, self._history = what, file, history or LossHistory()
+        self._what, self._file, self._kind = what, file, kind
         self._first_phase = next(iter(phases), "")
         known = {"step", "epoch", "phase"} if self._first_phase else {"step", "epoch"}
         self.asks = known & parameters_of(method) if method else frozenset[str]()
@@ -58,7 +47,8 @@ class UserCall:
             returned = self.method(*arguments, **self.named(progress, phase))
         except BaseException as error:
             self.raise_explained(error, process)
-        self.end_copy(process)
+        if os.getpid() != process:
+            self.end_copy()
         return returned
 
     def named(self, progress: Progress, phase: str) -> dict[str, Any]:
@@ -75,10 +65,9 @@ class UserCall:
 
         process: the id of the process that called the method
         """
-        kind = RunError if self._history.worked else UserError
-        raise_explained(error, self._what, self._file, kind, process)
+        raise_explained(error, self._what, self._file, self._kind(), process)
 
-    def end_copy(self, process: int) -> None:
-        """End this process if the method has forked it: the copy would train the run again."""
-        if self._file is not None and os.getpid() != process:
+    def end_copy(self) -> None:
+        """End this process, which a user's method has forked: it would train the run again."""
+        if self._file is not None:
             end_copy(self._what)

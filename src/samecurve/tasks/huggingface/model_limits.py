@@ -1,4 +1,4 @@
-"""What a model can take: how many positions, which tokens, rows with several documents."""
+"""Checks that a model can take the data: positions, vocabulary, rows of several documents."""
 
 from importlib.util import find_spec
 from typing import Any

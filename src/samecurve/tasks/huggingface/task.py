@@ -16,6 +16,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
+from samecurve.tasks.cache_entries import stamp_file
 from samecurve.tasks.classification import summarize_classes
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.prepared_data import (
@@ -90,8 +91,7 @@ class HuggingFaceTask:
         home = model.directory
         stamp: list[object] = [installed, stamp_data(data, home)]
         if home is not None and (home / CONFIG).is_file():
-            status = (home / CONFIG).stat()
-            stamp += [str(home.resolve()), status.st_size, status.st_mtime_ns]
+            stamp += [str(home.resolve()), *stamp_file(home / CONFIG)[1:]]
         return stamp
 
     @staticmethod

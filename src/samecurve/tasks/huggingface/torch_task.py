@@ -1,7 +1,6 @@
 """The huggingface task with PyTorch: the library's own model under every strategy."""
 
 import copy
-import hashlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from torch import nn
 
 from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once
+from samecurve.tasks.cache_entries import keep_texts
 from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.huggingface.adapter import (
     BASE,
@@ -229,15 +228,11 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def assets(self) -> Mapping[str, Path]:
         """Tokenizer and config, so that a run can be used without the model's directory."""
-        text = self.config.to_json_string(use_diff=False)
-        prompts = json.dumps({"chat": self.takes_turns})
-        key = hashlib.sha256(f"{text}{prompts}".encode()).hexdigest()[:24]
-        home = self._cache / "huggingface" / "configs" / key
-        if not home.is_dir():
-            with directory_made_once(home) as scratch:
-                (scratch / CONFIG).write_text(text)
-                (scratch / PROMPTS).write_text(prompts)
-        kept = {name: home / name for name in (CONFIG, PROMPTS)}
+        texts = {
+            CONFIG: self.config.to_json_string(use_diff=False),
+            PROMPTS: json.dumps({"chat": self.takes_turns}),
+        }
+        kept = keep_texts(self._cache / "huggingface" / "configs", texts)
         return {**kept, **self._tokenizer_assets()}
 
     def export_hf(

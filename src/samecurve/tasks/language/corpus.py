@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.text.source_files import cache_key, files_of_source, no_files, stamp_file
+from samecurve.tasks.text.source_files import files_of_source, no_files
 from samecurve.tasks.text.token_files import check_cached_tokens, check_whole_tokens, id_blocks
 from samecurve.tasks.text.tokenizer import (
     PROBED,

@@ -1,8 +1,6 @@
-"""The files that a source of text names, and the stamps and keys by which the cache knows them."""
+"""The files that a source of text names: a file, a glob, a directory, the standard library."""
 
 import glob
-import hashlib
-import json
 import os
 import sysconfig
 from pathlib import Path
@@ -68,22 +66,3 @@ def files_below(root: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
-
-
-def stamp_file(file: Path) -> list[str | int]:
-    """Path, size and time of the last change. UserError: the file is missing."""
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise UserError(
-            f"{file}: {error.strerror}", "make it again, or copy it again", "data.source"
-        ) from None
-    return [str(file), status.st_size, status.st_mtime_ns]
-
-
-def cache_key(identity: object) -> str:
-    """The name of an entry of the cache.
-
-    identity: everything that the entry is made from, as JSON can hold it.
-    """
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]

@@ -16,7 +16,7 @@ _LEAST_KNOWN = 0.99  # share of the characters that a tokenizer must know
 
 
 class Tokenizer(Protocol):
-    """What turns text into token ids. size: all ids are below it."""
+    """A translation of text into token ids and back. size: all ids are below it."""
 
     size: int
 

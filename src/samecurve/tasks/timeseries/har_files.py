@@ -58,7 +58,7 @@ def files_of(home: Path) -> list[Path]:
 
 
 def _remedy(home: Path) -> str:
-    """What to do about a missing file: the data set may lie one directory further in."""
+    """The remedy for a missing file: the data set may lie one directory further in."""
     inner = [place for place in sorted(home.glob("*/")) if (place / LABELS).is_file()]
     return f"-d {shlex.quote(str(inner[0]))}" if inner else _WHOLE
 
@@ -161,7 +161,7 @@ def _read_whole_numbers(file: Path) -> Numbers:
 
 
 def _read_signal(file: Path, length: int | None) -> NDArray[np.float32]:
-    """One channel of all windows: [windows, time].
+    """Read one channel of all windows: [windows, time].
 
     length: time steps of the channels read before; None: this is the first channel.
     """

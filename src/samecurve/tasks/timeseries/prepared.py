@@ -13,6 +13,7 @@ import numpy as np
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
+from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.timeseries import synthetic
 from samecurve.tasks.timeseries.csv_files import read_csv
 from samecurve.tasks.timeseries.har_files import files_of, read_har
@@ -39,10 +40,10 @@ def stamp_windows(data: TimeSeriesData) -> object:
 
     UserError: a file is missing.
     """
-    like_run = [] if data.like_run is None else [_stamp(Path(data.like_run))]
+    like_run = [] if data.like_run is None else [stamp_file(Path(data.like_run))]
     if data.source is None:
         return ["synthetic", synthetic.VERSION, *like_run]
-    return [*map(_stamp, _source_files(_path(data.source))), *like_run]
+    return [*map(stamp_file, _source_files(_path(data.source))), *like_run]
 
 
 def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
@@ -54,9 +55,8 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
     """
     home = cache / "timeseries"
     path = _path(data.source) if data.source else _synthetic_set(home)
-    stamps = [_stamp(file) for file in _source_files(path)]
-    key = hashlib.sha256(json.dumps([_FORMAT, *stamps]).encode()).hexdigest()[:24]
-    arrays = home / "arrays" / key
+    stamps = [stamp_file(file) for file in _source_files(path)]
+    arrays = home / "arrays" / cache_key([_FORMAT, *stamps])
     if not (arrays / _NOTES).exists():
         with directory_made_once(arrays) as scratch:
             _write(_read(path), scratch)
@@ -137,8 +137,3 @@ def _mapped(home: Path, split: str) -> Windows:
         if file.is_file():
             arrays[part] = np.load(file, mmap_mode="r" if part == "values" else None)
     return Windows(**arrays)
-
-
-def _stamp(file: Path) -> list[Any]:
-    status = file.stat()
-    return [str(file), status.st_size, status.st_mtime_ns]

@@ -16,7 +16,7 @@ import numpy as np
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once
+from samecurve.tasks.cache_entries import keep_texts
 from samecurve.tasks.classification import accuracy, macro_f1, summarize_classes, weigh_classes
 from samecurve.tasks.timeseries.prepared import Prepared, prepare_windows, stamp_windows
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
@@ -222,13 +222,8 @@ class TimeSeriesTask:
 
     def assets(self) -> Mapping[str, Path]:
         """Files that a run keeps: the properties of the model's windows."""
-        text = self.format.to_json()
-        key = hashlib.sha256(text.encode()).hexdigest()[:24]
-        home = self._cache / "timeseries" / "formats" / key
-        if not home.is_dir():
-            with directory_made_once(home) as scratch:
-                (scratch / FORMAT).write_text(text)
-        return {FORMAT: home / FORMAT}
+        folder = self._cache / "timeseries" / "formats"
+        return keep_texts(folder, {FORMAT: self.format.to_json()})
 
     def notes(self) -> list[str]:
         """Lines for the user about the data that is trained on."""

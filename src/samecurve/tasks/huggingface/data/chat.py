@@ -65,13 +65,13 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise UserError(
                 f"the chat template is no whole Jinja: {error.message} (its line {error.lineno})",
-                "mend it, or data.chat_template=FILE.jinja in its place",
+                "correct that line, or data.chat_template=FILE.jinja in place of the template",
                 "data.chat_template",
             ) from None
         except Exception as error:  # templates raise any kind
             raise UserError(
                 f"the chat template can't render this conversation: {error}",
-                "mend the conversation, or data.chat_template=FILE.jinja",
+                "correct the conversation, or data.chat_template=FILE.jinja",
                 place,
             ) from None
 

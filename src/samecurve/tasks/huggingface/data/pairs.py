@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.data.tokens import IGNORED
-from samecurve.tasks.huggingface.data.token_rows import TokenRows
+from samecurve.tasks.huggingface.data.token_rows import TokenRows, padded
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource, has_column
 
 Numbers = NDArray[np.int64]
@@ -81,7 +81,5 @@ def collate_pairs(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[st
 def _filled(texts: Sequence[Numbers], pad: int) -> dict[str, NDArray[Any]]:
     """Texts padded to the longest: [texts, width]."""
     sizes = np.array([len(text) for text in texts])
-    real = np.arange(sizes.max()) < sizes[:, None]
-    tokens = np.full(real.shape, pad, np.int64)
-    tokens[real] = np.concatenate(list(texts))
-    return {"input_ids": tokens, "documents": real.astype(np.int32)}
+    flat = {"input_ids": np.concatenate(list(texts)), "documents": np.ones(sizes.sum(), np.int32)}
+    return padded(flat, sizes, int(sizes.max()), pad)

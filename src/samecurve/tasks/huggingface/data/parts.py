@@ -92,15 +92,10 @@ def run_job(directory: Path) -> None:
             _Part(directory, number, job.dtype).write(chunks, tokenizer)
 
 
-def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The number of tokens of each document of a part, and the document's kind."""
-    lengths = np.fromfile(directory / f"{number}.lengths", np.int64)
-    return lengths, np.fromfile(directory / f"{number}.kinds", np.uint8)
-
-
-def read_labels(directory: Path, number: int) -> NDArray[np.int32]:
-    """The label of each document of a labelled part, as an index into the part's labels."""
-    return np.fromfile(directory / f"{number}.labels", np.int32)
+def read_documents(directory: Path, number: int) -> dict[str, NDArray[Any]]:
+    """Arrays over a part's documents: lengths in tokens, kinds, labels (indices in the notes')."""
+    with np.load(directory / f"{number}.npz") as arrays:
+        return dict(arrays)
 
 
 class _Part:
@@ -123,9 +118,12 @@ class _Part:
                     tokens.write(ids.astype(self._dtype).tobytes())
                     masks.write(mask.astype(np.uint8).tobytes())
                     self._add(document, ids, int(mask.sum()))
-        np.array(self._lengths, np.int64).tofile(f"{self._base}.lengths")
-        np.array(self._kinds, np.uint8).tofile(f"{self._base}.kinds")
-        np.array(self._labels, np.int32).tofile(f"{self._base}.labels")
+        np.savez(
+            f"{self._base}.npz",
+            lengths=np.array(self._lengths, np.int64),
+            kinds=np.array(self._kinds, np.uint8),
+            labels=np.array(self._labels, np.int32),
+        )
         self._notes.labels = list(self._classes)
         write_json(Path(f"{self._base}.json"), asdict(self._notes))
 

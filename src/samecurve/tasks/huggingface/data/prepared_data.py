@@ -17,6 +17,7 @@ from samecurve.core.protocols import Source
 from samecurve.data.spread import Spread
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,
@@ -42,7 +43,6 @@ from samecurve.tasks.huggingface.data.tokenizer_source import (
     stamp_tokenizer,
 )
 from samecurve.tasks.huggingface.sections import HFData
-from samecurve.tasks.text.source_files import cache_key
 from samecurve.units import counted, show_count
 
 _FORMAT = 2  # of the rows in the cache

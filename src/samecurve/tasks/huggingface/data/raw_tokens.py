@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
 from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource
-from samecurve.tasks.text.source_files import cache_key
 from samecurve.tasks.text.token_files import check_whole_tokens, id_blocks
 
 _FORMAT = 1

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from samecurve.errors import UserError
+from samecurve.tasks.cache_entries import stamp_file
 from samecurve.tasks.huggingface.data.document_columns import Kind
 from samecurve.tasks.text.source_files import (
     STANDARD_LIBRARY,
     files_below,
     files_of_source,
     no_files,
-    stamp_file,
 )
 
 Form = Literal["text", "lines", "parquet", "arrow", "tokens"]

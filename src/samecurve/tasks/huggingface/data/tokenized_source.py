@@ -27,20 +27,19 @@ from samecurve.system import (
     show_progress,
     write_json,
 )
+from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.parts import (
     Job,
     PartNotes,
     parts_of,
-    read_labels,
-    read_lengths,
+    read_documents,
     run_job,
 )
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
-from samecurve.tasks.text.source_files import cache_key
 from samecurve.tasks.text.token_files import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
@@ -319,7 +318,7 @@ class _Tokenization:
         parts = []
         for number, note in enumerate(notes):
             of_part = np.array([classes.index(label) for label in note.labels], np.int32)
-            parts.append(of_part[read_labels(self._work, number)])
+            parts.append(of_part[read_documents(self._work, number)["labels"]])
         labels = np.concatenate(parts)
         labels.tofile(self._scratch / "labels.bin")
         return json.dumps(list(classes)).encode() + labels.tobytes()
@@ -329,14 +328,15 @@ class _Tokenization:
         notes, lengths, kinds = [], [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
         for number in range(len(self._sizes)):
             note = PartNotes(**json.loads((self._work / f"{number}.json").read_text()))
-            of_part, kinds_of_part = read_lengths(self._work, number)
+            documents = read_documents(self._work, number)
+            first = 0
             if note.continues:
-                lengths[-1][-1] += of_part[0]
-                of_part, kinds_of_part = of_part[1:], kinds_of_part[1:]
+                lengths[-1][-1] += documents["lengths"][0]
+                first = 1
             notes.append(note)
-            if len(of_part):
-                lengths.append(of_part)
-                kinds.append(kinds_of_part)
+            if len(documents["lengths"]) > first:
+                lengths.append(documents["lengths"][first:])
+                kinds.append(documents["kinds"][first:])
         return notes, np.concatenate(lengths), np.concatenate(kinds)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, install_command
+from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,
@@ -23,7 +24,6 @@ from samecurve.tasks.huggingface.data.text_tokenizer import (
 )
 from samecurve.tasks.huggingface.model_directory import check_directory
 from samecurve.tasks.huggingface.sections import HFData
-from samecurve.tasks.text.source_files import cache_key, stamp_file
 from samecurve.tasks.text.tokenizer import PROBED, LibraryTokenizer, train_bpe
 
 _CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
