@@ -7,20 +7,28 @@ import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
-from samecurve.core.config.loading import TaskSections
+from samecurve.core.config.loading import DEFAULT_TASK, TaskSections
 from samecurve.core.config.unsupported import USER_TASK
 from samecurve.errors import UserError
 from samecurve.tasks.entry import TaskEntry, UserFile
 from samecurve.tasks.user_class.class_place import place_of
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
-_BUILT_IN = {  # the package that has each task's ENTRY
-    "language": "samecurve.tasks.language",
-    "huggingface": "samecurve.tasks.huggingface",
-    "timeseries": "samecurve.tasks.timeseries",
-}
 _LATER = ("vision", "diffusion")
+
+
+@functools.cache
+def built_in() -> Mapping[str, str]:
+    """Our tasks by name, each with its package: a folder beside this file that has an ENTRY.
+
+    The default task comes first.
+    """
+    pages = Path(__file__).parent.glob("*/__init__.py")
+    names = [page.parent.name for page in pages if "\nENTRY = TaskEntry(" in page.read_text()]
+    names.sort(key=lambda name: (name != DEFAULT_TASK, name))
+    return {name: f"samecurve.tasks.{name}" for name in names}
 
 
 class Tasks:
@@ -43,7 +51,7 @@ class Tasks:
     def names(self) -> tuple[str, ...]:
         if self._only is not None:
             return (self._only,)
-        return (*_BUILT_IN, *(name for name in installed() if name not in _BUILT_IN))
+        return (*built_in(), *(name for name in installed() if name not in built_in()))
 
     def later(self) -> tuple[str, ...]:
         return _LATER
@@ -52,7 +60,7 @@ class Tasks:
         """A name, or path/to/file.py:Class, whether or not that file exists."""
         if not isinstance(task, str):
             return False
-        return task in _BUILT_IN or place_of(task) is not None or task in installed()
+        return task in built_in() or place_of(task) is not None or task in installed()
 
     def sections(self, task: str) -> TaskSections:
         return entry_of(task).sections()
@@ -66,8 +74,8 @@ def entry_of(task: str) -> TaskEntry:
     place = place_of(task)
     if place is not None:
         return UserFile(classes={}, place=place)
-    if task in _BUILT_IN:
-        entry = importlib.import_module(_BUILT_IN[task]).ENTRY
+    if task in built_in():
+        entry = importlib.import_module(built_in()[task]).ENTRY
     else:
         entry = _load_installed(task, installed()[task])
     assert isinstance(entry, TaskEntry)

@@ -18,6 +18,7 @@ from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+DEFAULT_TASK = "language"
 _SEE_TABLE = "`samecurve schema --table` says what each key takes"
 
 
@@ -57,7 +58,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
 
     InvalidConfigError: the list of all faults, each with its place.
     """
-    task = document.value.get("task", "language")
+    task = document.value.get("task", DEFAULT_TASK)
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
     if not registry.knows(task):
@@ -152,7 +153,7 @@ def _without_forms(location: Key, value: Any) -> Key:
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
     name, where = join_key(key), document.origin_of(key)
-    task = document.value.get("task", "language")
+    task = document.value.get("task", DEFAULT_TASK)
     needed = task_needed(name)
     if needed and ":" not in str(task):  # a class of the user's has fields of its own
         what, remedy = needed
