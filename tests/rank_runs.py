@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import Config
-from samecurve.core.events import Event, Phase
+from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
@@ -12,7 +12,8 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
+from samecurve.worker.rank_requests import RankRequests
 from worlds import Pool
 
 
@@ -24,7 +25,7 @@ def train_on_ranks(
     *,
     resume: int | None = None,
     stop_at: int | None = None,
-    ask_in: Phase | None = None,
+    ask_in: Activity | None = None,
 ) -> list[Event]:
     """The run's journal.
 
@@ -41,12 +42,12 @@ def train_on_ranks(
     return read_events(run.journal)
 
 
-def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None = None) -> None:
+def train_one_rank(index: int, group: Any, attempt: str, ask_in: Activity | None = None) -> None:
     from samecurve.worker.join import join_warm
 
     context = RankContext.read_warm(attempt, index)
     task = open_task(context.config, "")
-    requests, losses = Requests(None), task.losses
+    requests, losses = RankRequests(None), task.losses
 
     def asked(*arguments: Any, **named: Any) -> Any:
         beat = read_heartbeat(context.run.logs / f"heartbeat-{index}")

@@ -35,7 +35,8 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
+from samecurve.worker.rank_requests import RankRequests
 
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 
@@ -250,7 +251,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
     resume = str(tiny.resume) if tiny.resume else None
     attempt = Attempt("test", str(tiny.home), resume, tiny.stop_at)
     rank = Rank(index, index, processes)
-    train_rank(RankContext(attempt, run, plan, config, rank), engine, task, Requests(None))
+    train_rank(RankContext(attempt, run, plan, config, rank), engine, task, RankRequests(None))
     dist.barrier(group)
     events = read_events(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

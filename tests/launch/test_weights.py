@@ -17,7 +17,7 @@ import samecurve
 from commands import refused, write_config
 from samecurve.errors import UserError
 from samecurve.run.export import convert_tensor, export
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import facts, open_task
 from samecurve.tasks.language.huggingface import hf_name
 from samecurve.tasks.language.sections import LanguageModel

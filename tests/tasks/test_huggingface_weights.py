@@ -18,7 +18,7 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.errors import UserError
 from samecurve.run.export import export
 from samecurve.run.sample import Prompt, sample
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import facts, open_task
 from samecurve.tasks.huggingface.float64 import Float64
 from tiny import config_of

@@ -22,7 +22,7 @@ from samecurve.launch.evaluate import evaluate
 from samecurve.observe.journal import read_events
 from samecurve.run.export import export
 from samecurve.run.sample import Prompt, sample
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import Tasks, facts, registry
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.registry import data_stamp

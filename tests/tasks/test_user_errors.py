@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.errors import UserError
-from samecurve.system import Interrupted
+from samecurve.errors import Interrupted, UserError
 from samecurve.tasks.user_class.user_errors import calling
 
 

@@ -24,7 +24,8 @@ from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
+from samecurve.worker.rank_requests import RankRequests
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 
@@ -83,7 +84,7 @@ def train_one(index: int, group: Any, home: str) -> None:
     task = open_task(context.config, "")
     engine: Any = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
-    train_rank(context, engine, task, Requests(None))
+    train_rank(context, engine, task, RankRequests(None))
 
 
 class InProcess:

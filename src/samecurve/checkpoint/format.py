@@ -29,8 +29,8 @@ from samecurve.checkpoint.manifest import (
     read_manifest,
 )
 from samecurve.core.protocols import ArrayShard, Checkpoint
+from samecurve.core.system.files import regular_only
 from samecurve.errors import RunError
-from samecurve.system import regular_only
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from samecurve.core.config.param_groups import ParamGroup
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.protocols import Counters
-from samecurve.system import read_file_bytes
+from samecurve.core.system.files import read_file_bytes
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -18,9 +18,9 @@ import click
 
 from samecurve import __version__
 from samecurve.cli.options import dashes
-from samecurve.errors import SamecurveError, UserError
-from samecurve.system import Interrupted, is_ctrl_c, let_threads_wait
+from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c
 from samecurve.terminal import echo, shorten
+from samecurve.worker.idle_threads import let_threads_wait
 
 # verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
 VERBS = {
@@ -161,7 +161,7 @@ def _os_error_text(error: OSError) -> str:
     """Of one that nobody below expected."""
     from pathlib import Path
 
-    from samecurve.system import explain_os_error
+    from samecurve.core.system.disk_errors import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
         return f"error: {error}"

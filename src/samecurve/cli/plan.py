@@ -79,7 +79,7 @@ def plan(
     from samecurve.core.config.section import flatten
     from samecurve.observe.plan_text import table
     from samecurve.run.prepare import make_plan
-    from samecurve.run.weights.init_weights import read_initial_weights
+    from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import first_weights
 
     init_from = init_from or first_weights(loaded.config)

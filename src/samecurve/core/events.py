@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of journal.jsonl, and the phases of its heartbeat.
+"""What a run says of itself: the lines of journal.jsonl, and the activities of its heartbeat.
 
 `step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
 holds 500 updates.
@@ -31,10 +31,10 @@ Kind = Literal[
 ]
 Request = Literal["stop", "save", "evaluate", "sample"]
 # in the order in which a rank goes through them between two steps
-Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
+Activity = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
-PHASES: tuple[Phase, ...] = get_args(Phase)
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each line
 
 
@@ -42,8 +42,8 @@ class Beat(NamedTuple):
     """Where a rank was when it last gave a sign."""
 
     step: int  # finished ones
-    phase: Phase
-    beats: int  # counts up, so that a sign within a phase is one too
+    activity: Activity
+    beats: int  # counts up, so that a second beat within an activity is seen too
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
 from samecurve.observe.event_lines import console_lines
@@ -28,10 +29,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.prepare import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.weights.base import Base
-from samecurve.run.weights.load_weights import OpenedCheckpoint, held
-from samecurve.run.weights.warm_start import WarmStart
-from samecurve.system import write_json
+from samecurve.run.warm_start import WarmStart
+from samecurve.run.weights.frozen_base import Base
+from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, other_data
 from samecurve.tasks.registry import entry_of
 

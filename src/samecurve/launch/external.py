@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +17,6 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import HangLimit
-from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -24,6 +24,7 @@ from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
+from samecurve.observe.failed_event import record_failure
 from samecurve.probe import probe
 from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
@@ -31,10 +32,12 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
-from samecurve.system import LAUNCHER, STOP_SIGNAL, not_hiding
-from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
-from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note
-from samecurve.worker.preflight import end_hanging_process, record_failure
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.watch_process import watched_from_outside
+from samecurve.worker.closing import not_hiding
+from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
+from samecurve.worker.main import run_rank, run_rank_with_note
+from samecurve.worker.rank_requests import STOP_SIGNAL, RankRequests
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -113,6 +116,8 @@ _READ = "samecurve/read"  # how many have read it
 # seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
+# after torchrun's SIGTERM, to leave in order; it kills after 30
+_LEAVE_SECONDS = 20.0
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
@@ -152,6 +157,7 @@ def _lead(
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
+    stop = partial(_stop_or_leave, run, attempt)
     oom_kills_before = oom_kills()
     with (
         show_journal(
@@ -159,16 +165,11 @@ def _lead(
         ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
-        watcher(
-            run.home,
-            world_size=plan.world_size,
-            limit=limit,
-            on_hang=lambda error: end_hanging_process(run, error),
-        ),
+        watched_from_outside(run.journal, run.logs, world_size=plan.world_size, limit=limit),
     ):
         try:
             if not attempt.coordinator:
-                run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=True)
+                run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
                 return 0
             code = _run_child(attempt, rank)
             if code == 0 or code > 128:
@@ -184,11 +185,29 @@ def _lead(
         run.logs,
         oom_kills=oom_kills_since(oom_kills_before),
     )
-    record_failure(run, failure)
+    record_failure(run.journal, run.logs, failure)
     if is_refusal(prepared, failure):
         with not_hiding(failure):
             remove_refused(run)
     raise failure
+
+
+def _stop_or_leave(run: Run, attempt: Attempt, requests: RankRequests) -> None:
+    """Ask for a stop. If no step ends any more, say why and leave.
+
+    torchrun sends the same signal for a stop that somebody wants and for a rank that is lost.
+    """
+    requests.stop()
+
+    def leave() -> None:
+        notes = read_notes(run.logs, attempt.name)
+        if notes:
+            print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(_LEAVE_SECONDS, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
@@ -216,7 +235,8 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         )
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
-    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, catch_stop=True)
+    stop = partial(_stop_or_leave, Run(Path(attempt.run)), attempt)
+    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, on_signal=stop)
     os._exit(code)  # not waiting for a collective that a lost rank left hanging
 
 
@@ -272,6 +292,6 @@ def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:
     The store may live in this process: it stays until they have read it.
     """
     store.set(_DECISION, json.dumps({"leave": code}))
-    until = time.monotonic() + LEAVE_SECONDS
+    until = time.monotonic() + _LEAVE_SECONDS
     while store.add(_READ, 0) < rank.world_size - 1 and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,13 +1,11 @@
-"""The ranks of one start on this machine: in this process for one device, else as processes that
-die with it. Each way returns why it failed, or None.
+"""The ways to start a run's ranks on this machine. Each returns why the ranks failed, or None.
 
-`direct` starts them by the supervisor, as `samecurve run` does. `elastic` and `spawn` leave
-starting and ending to torch, which does both in a thread beside this one.
+One device trains in this process (`in_place`). Several ranks are processes that die with this one:
+`direct` starts them by the supervisor, as `samecurve run` does; `elastic` has torch's elastic agent
+start and end them, in a thread beside this one.
 """
 
-import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,15 +14,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
-from samecurve.errors import RunError, SamecurveError
-from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch
-from samecurve.launch.hang_watcher import watcher
+from samecurve.errors import RunError, SamecurveError, is_ctrl_c
 from samecurve.launch.script.placement import hold_port
 from samecurve.launch.signals import children_ended
 from samecurve.launch.supervisor import (
@@ -40,10 +35,11 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.prepare import PreparedRun
-from samecurve.system import is_ctrl_c
+from samecurve.watch.hang_watch import OFTEN, HangWatch
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.main import main, run_rank
-from samecurve.worker.preflight import end_hanging_process
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -53,15 +49,13 @@ _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one ha
 def in_place(
     prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
 ) -> SamecurveError | None:
+    """Train in this process."""
     run = prepared.run
     try:
         with (
             children_ended(),
-            watcher(
-                run.home,
-                world_size=1,
-                limit=_limit(prepared, devices),
-                on_hang=lambda error: end_hanging_process(run, error),
+            watched_from_outside(
+                run.journal, run.logs, world_size=1, limit=_limit(prepared, devices)
             ),
         ):
             run_rank(prepared.attempt, Rank(0, 0, 1))
@@ -69,7 +63,7 @@ def in_place(
     except BaseException as error:
         if is_ctrl_c(error):
             raise
-        # the disk may be what has failed; the screen has the cause all the same
+        # a full disk may be what has failed; the screen shows the cause all the same
         path = run.logs / "rank-0.log"
         with suppress(OSError), open(path, "a", errors="backslashreplace") as log:
             traceback.print_exc(file=log)
@@ -78,14 +72,14 @@ def in_place(
 
 @dataclass(frozen=True)
 class ForkedRank:
-    """A rank of ours from a process that has imported its engine, or, where none can, by itself."""
+    """A rank forked from a process that has imported the engine, or started where that can't be."""
 
     command: RankCommand
     attempt: Attempt
     server: ForkServer
 
     def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        """pipes: False: ranks of ours write their log themselves."""
+        """pipes: False, since our ranks write their logs themselves."""
         assert stdin == subprocess.DEVNULL
         assert not pipes
         call = Call(
@@ -102,8 +96,9 @@ class ForkedRank:
 def direct(
     prepared: PreparedRun, devices: Devices, server: ForkServer | None = None
 ) -> SamecurveError | None:
-    """By the supervisor: the launcher needs no torch for it, whose import holds a start up by
-    seconds. The first rank serves the rendezvous.
+    """Start the ranks by the supervisor, which needs no torch: importing it takes seconds.
+
+    The first rank serves the rendezvous.
     """
     start = _Start(prepared, devices)
     world_size = prepared.plan.world_size
@@ -141,9 +136,11 @@ def direct(
 def elastic(
     prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
 ) -> SamecurveError | None:
-    """By torch's elastic agent."""
+    """Start the ranks by torch's elastic agent."""
 
     def run() -> GroupEnd:
+        import logging
+
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -170,70 +167,25 @@ def elastic(
     return _run_beside(prepared, devices, run)
 
 
-def spawn(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
-) -> SamecurveError | None:
-    """By torch.multiprocessing, the ranks meeting at a store that this process serves."""
-
-    def run() -> GroupEnd:
-        # public as torch.distributed.TCPStore, where type checkers don't see it
-        from torch._C._distributed_c10d import TCPStore
-        from torch.multiprocessing.spawn import (
-            ProcessExitedException,
-            ProcessRaisedException,
-            start_processes,
-        )
-
-        logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
-        resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
-        # of this thread, and so of its children: Ctrl-C is the launcher's
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
-        world_size = prepared.plan.world_size
-        context = start_processes(  # type: ignore[no-untyped-call]
-            _spawned,
-            (prepared.attempt.to_json(), world_size, store.port),
-            nprocs=world_size,
-            join=False,
-            start_method="spawn",
-        )
-        assert context is not None
-        try:
-            while not context.join():
-                pass
-        except (ProcessExitedException, ProcessRaisedException):
-            codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-            return GroupEnd({rank: code for rank, code in codes.items() if code})
-        return GroupEnd({})
-
-    return _run_beside(prepared, devices, run)
-
-
-def _spawned(rank: int, attempt: str, world_size: int, port: int) -> None:
-    os.environ.update(local_environment(rank, world_size, port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    main(attempt)
-
-
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
-    """A rank of ours as a process of its own; the environment says which one it is."""
+    """The command of a rank as a process of its own. environment: says which rank it is."""
     arguments = [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()]
     return RankCommand(arguments, environment)
 
 
 def read_report(run: Run, rank: int) -> RankReport | None:
-    """What a rank of ours has reported of its failure; None: nothing yet."""
+    """The failure that one of our ranks has reported; None: nothing yet."""
     note = read_note(run.logs, rank)
     return RankReport(note.exit_code, note.time) if note else None
 
 
 def _limit(prepared: PreparedRun, devices: Devices) -> HangLimit:
-    """An evaluation is not watched."""
+    """The limit of silence. The hang watch leaves evaluations alone."""
     return HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
 
 
 class _Start:
-    """What is watched while ranks run as processes, and told when they have ended."""
+    """Watches ranks that run as processes, and explains how they ended."""
 
     def __init__(self, prepared: PreparedRun, devices: Devices) -> None:
         self._prepared = prepared
@@ -247,12 +199,12 @@ class _Start:
         self._hang: RunError | None = None
 
     def find_hang(self) -> bool:
-        """Called all the time. Whether the ranks hang, which is looked for until it is found."""
+        """Whether the ranks hang. Once a hang is found, no further look takes place."""
         self._hang = self._hang or self.watch.look()
         return self._hang is not None
 
     def explain_error(self, error: BaseException) -> SamecurveError:
-        """Of the launcher itself."""
+        """The failure of the launcher itself."""
         run = self._prepared.run
         return self._hang or explain([note_of(0, error, run.home)], {}, run.logs)
 
@@ -273,7 +225,7 @@ class _Start:
 def _run_beside(
     prepared: PreparedRun, devices: Devices, run: Callable[[], GroupEnd]
 ) -> SamecurveError | None:
-    """run() in a thread, so that signals stay with this one, which watches the ranks."""
+    """Call run() in a thread, so that this thread keeps the signals and watches the ranks."""
     start = _Start(prepared, devices)
     ends: list[GroupEnd] = []
     errors: list[BaseException] = []
@@ -298,4 +250,4 @@ def _run_beside(
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
-LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}
+LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": direct}

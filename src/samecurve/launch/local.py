@@ -14,6 +14,7 @@ from pathlib import Path
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.disk_errors import explain_os_error
 from samecurve.errors import SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.launch.launchers import LAUNCHERS, in_place
@@ -21,13 +22,15 @@ from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
+from samecurve.observe.failed_event import record_failure
 from samecurve.probe.gpus import find_gpus
 from samecurve.run.directory.control import ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun
-from samecurve.system import LAUNCHER, STOP_SIGNAL, explain_os_error, not_hiding
-from samecurve.worker.preflight import record_failure
+from samecurve.worker.closing import not_hiding
+from samecurve.worker.cluster_env import LAUNCHER
+from samecurve.worker.rank_requests import STOP_SIGNAL
 
 
 def launch(
@@ -62,7 +65,7 @@ def launch(
             with watched(run, plan, prepared.track.sensors_every):
                 failure = launcher.train(signals)
             if failure:
-                record_failure(run, failure)
+                record_failure(run.journal, run.logs, failure)
     finally:
         prepared.lock.release()
     if failure:

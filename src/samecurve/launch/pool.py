@@ -219,8 +219,8 @@ def _start_rank(
 
 def serve(value: str) -> None:
     """Run what is asked for, until the one who asks ends this process."""
+    from samecurve.core.system.parent_death import die_with
     from samecurve.run.directory.rank_logs import log_to
-    from samecurve.system import die_with
 
     member = _Member(**json.loads(value))
     die_with(member.parent)

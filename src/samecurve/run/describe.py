@@ -20,19 +20,16 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.files import write_json
+from samecurve.core.system.installation import install_command
+from samecurve.core.system.parent_death import die_with
 from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.run.directory.progress import shown_progress
+from samecurve.probe.environment import child_environment
+from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
-from samecurve.system import (
-    PROGRESS,
-    cache_home,
-    child_environment,
-    die_with,
-    install_command,
-    write_json,
-)
 from samecurve.tasks import Tasks, facts
 from samecurve.tasks.registry import data_stamp
 

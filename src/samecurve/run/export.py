@@ -14,7 +14,8 @@ from typing import Any
 from samecurve.core.config.document import dump
 from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
-from samecurve.run.weights.load_weights import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.terminal import printable
@@ -57,7 +58,7 @@ def export(
     checkpoint = open_checkpoint(path, trust=trust)
     task, notes = checkpoint.task, list(checkpoint.notes)
     form = _checked_form(form, checkpoint)
-    model = checkpoint.model()
+    model = trained_model(checkpoint)
     tensors = task.named_tensors(model)
     if form == "huggingface":
         tensors = _distinct(tensors)

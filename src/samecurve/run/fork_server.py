@@ -28,7 +28,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
-from samecurve.system import child_environment, die_with, replace_environment
+from samecurve.core.system.parent_death import die_with
+from samecurve.probe.environment import child_environment, replace_environment
 
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _LARGEST = 1 << 20  # bytes of a message

@@ -18,6 +18,7 @@ from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
@@ -45,10 +46,9 @@ from samecurve.run.resume import (
     refuse_changes,
     set_later_aside,
 )
-from samecurve.run.weights.base import Base, choose_base
-from samecurve.run.weights.init_weights import Source, choose_initial_weights, keep, publish
-from samecurve.run.weights.warm_start import WarmStart
-from samecurve.system import write_json
+from samecurve.run.warm_start import WarmStart
+from samecurve.run.weights.frozen_base import Base, choose_base
+from samecurve.run.weights.initial_weights import Source, choose_initial_weights, keep, publish
 from samecurve.tasks import Tasks, first_weights
 from samecurve.tasks.registry import entry_of
 from samecurve.tasks.user_class.class_place import place_of

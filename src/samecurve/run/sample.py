@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
 from samecurve.observe.pictures import keep_pictures
-from samecurve.run.weights.load_weights import open_checkpoint
+from samecurve.run.weights.opened_checkpoint import open_checkpoint
+from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> S
     checkpoint = open_checkpoint(path, trust=trust)
     task = checkpoint.task
     _check_can_sample(task, checkpoint.config.task, prompt)
-    model = task.place(checkpoint.model(), _device(device, task.engine))
+    model = task.place(trained_model(checkpoint), _device(device, task.engine))
     samples = _samples(task, model, prompt)
     texts = [sample for sample in samples if isinstance(sample, str)]
     pictures = [sample for sample in samples if not isinstance(sample, str)]

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.system import cache_home
+from samecurve.core.system.cache import cache_home
 from samecurve.tasks.registry import Tasks as Tasks
 from samecurve.tasks.registry import entry_of, file_of, section_argument
 

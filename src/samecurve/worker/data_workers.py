@@ -18,10 +18,11 @@ from typing import Any
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.parent_death import die_with
 from samecurve.data.workers import Line, Workers, line, serve
-from samecurve.system import cache_home, die_with
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.hang_responder import ASK
+from samecurve.watch.rank_answers import ASK_SIGNAL
 
 
 class DataWorkers:
@@ -98,7 +99,7 @@ def main(argument: str) -> None:
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
         stacks = open(values["stacks"], "a")  # noqa: SIM115 - held as long as the processes live
-        faulthandler.register(ASK, file=stacks, all_threads=True)
+        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=True)
     status = values["status"]
     pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from samecurve.system import install_command
+from samecurve.core.system.installation import install_command
 
 Symptom = Literal["", "lost", "waited"]
 _INSTALL = re.compile(r"pip install 'samecurve\[([\w,]+)\]'")  # as the page has it

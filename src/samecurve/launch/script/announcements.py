@@ -5,9 +5,9 @@ the others are done.
 import time
 from collections.abc import Callable, Sequence
 
-from samecurve.diagnose.hang import name_ranks
-from samecurve.launch.hang_watch import HangLimit
 from samecurve.launch.script.misuse import LONG
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.verdict import name_ranks
 
 _LEFT = 10.0  # seconds after which a rank that has left is missed
 

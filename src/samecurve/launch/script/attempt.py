@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from samecurve.errors import RunError, SamecurveError
-from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.launch.script.announcements import Departures, WatchAnnouncement
 from samecurve.launch.script.misuse import Notices
 from samecurve.launch.script.output import Outputs, Shown, say
@@ -30,8 +29,10 @@ from samecurve.launch.supervisor import (
 )
 from samecurve.probe import nvidia
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.directory.rank_logs import clear_hang_files
 from samecurve.units import counted, show_seconds
+from samecurve.watch.hang_watch import HangWatch
+from samecurve.watch.live_ranks import clear_hang_files
+from samecurve.watch.silence import HangLimit
 
 if TYPE_CHECKING:
     from samecurve.diagnose.notes import FailureNote

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-RECORDER = os.path.join("worker", "flight_recorder.py")
+RECORDER = os.path.join("watch", "flight_recorder.py")
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import os
 import time
 
 from samecurve.core.events import REQUESTS, Request
+from samecurve.core.system.files import regular_only, write_all
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import regular_only, write_all
 
 _LOOK = 0.05  # seconds between two looks at the file
 

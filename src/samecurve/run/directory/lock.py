@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.files import regular_only
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import regular_only
 
 _MOST = 1 << 16  # characters of the lock
 

@@ -8,9 +8,9 @@ from samecurve.core.config.sections import Config
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import write_json
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import write_json
 
 _BESIDE_METRICS = {"seconds", "best_loss", "best_value", "best_step"}
 

@@ -1,25 +1,20 @@
 """A run is a directory: its files, and the processes that work on it."""
 
 import json
-import os
-import socket
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import Registry, load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.errors import RunError, UserError
-from samecurve.run.directory.rank_logs import live_ranks
-from samecurve.system import read_file_bytes, write_json
 from samecurve.tasks.user_class.class_place import find_kept_class
 from samecurve.tasks.user_class.kept_class import KEPT
+from samecurve.watch.live_ranks import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
@@ -102,17 +97,6 @@ class Run:
                     f"put the {kind} itself there, or take it away",
                     where,
                 )
-
-    def announce(self, rank: int) -> None:
-        """Which process is this rank, for those who watch it."""
-        values = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": psutil.Process().create_time(),
-        }
-        # a full disk; then it is watched by nobody, and training says what is wrong
-        with suppress(OSError):
-            write_json(self.logs / f"process-{rank}.json", values)
 
     def processes(self) -> dict[int, int]:
         """The live processes of the ranks that were started on this host, by rank."""

@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from typing import Any
 
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import install_command
 from samecurve.tasks.huggingface.sections import Attention
 
 _LIBRARY_NAMES = {"flash": "flash_attention_2", "flex": "flex_attention"}

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from samecurve.core.evaluation.confusion import CLASS_WEIGHT
+from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once
 from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.huggingface.adapter import (
     BASE,

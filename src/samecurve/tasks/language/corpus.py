@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer, train_bpe
 from samecurve.tasks.text_files import files_below, files_matching, standard_library

@@ -5,11 +5,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from samecurve.system import cache_home
+from samecurve.core.system.cache import cache_home
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import train_rank
+from samecurve.worker.rank_requests import RankRequests
 
 
 class Unsaved:
@@ -41,7 +42,7 @@ def rehearse(index: int, group: Any, attempt: str, *, keep: bool = True) -> None
         context,
         engine,
         task,
-        Requests(None),
+        RankRequests(None),
         store=None if keep else Unsaved(),
         as_if_split=keep,
     )

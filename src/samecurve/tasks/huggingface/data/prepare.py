@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.protocols import Source
+from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.data.spread import Spread
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once, write_json
 from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
 from samecurve.tasks.huggingface.data.labelled import (
