@@ -1,8 +1,7 @@
-"""The ways to start a run's ranks on this machine. Each returns why the ranks failed, or None.
+"""The ways to start a run's ranks as processes of this machine, which die with this process.
 
-One device trains in this process (`in_place`). Several ranks are processes that die with this one:
-`direct` starts them by the supervisor, as `samecurve run` does; `elastic` has torch's elastic agent
-start and end them, in a thread beside this one.
+`direct` starts them by the supervisor, as `samecurve run` does. `elastic` has torch's elastic agent
+start and end them, in a thread beside this one. Each returns why the ranks failed, or None.
 """
 
 import os
@@ -10,18 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from samecurve.core.config.sections import Devices
-from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
-from samecurve.errors import RunError, SamecurveError, is_ctrl_c
+from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.script.placement import hold_port
-from samecurve.launch.signals import children_ended
 from samecurve.launch.supervisor import (
     GroupEnd,
     OrphanGuard,
@@ -37,37 +31,12 @@ from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.prepare import PreparedRun
 from samecurve.watch.hang_watch import OFTEN, HangWatch
 from samecurve.watch.silence import HangLimit
-from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import local_environment
-from samecurve.worker.main import main, run_rank
+from samecurve.worker.main import main
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
-
-
-def in_place(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
-) -> SamecurveError | None:
-    """Train in this process."""
-    run = prepared.run
-    try:
-        with (
-            children_ended(),
-            watched_from_outside(
-                run.journal, run.logs, world_size=1, limit=_limit(prepared, devices)
-            ),
-        ):
-            run_rank(prepared.attempt, Rank(0, 0, 1))
-        return None
-    except BaseException as error:
-        if is_ctrl_c(error):
-            raise
-        # a full disk may be what has failed; the screen shows the cause all the same
-        path = run.logs / "rank-0.log"
-        with suppress(OSError), open(path, "a", errors="backslashreplace") as log:
-            traceback.print_exc(file=log)
-        return explain([note_of(0, error, run.home)], {}, run.logs)
 
 
 @dataclass(frozen=True)
@@ -94,20 +63,20 @@ class ForkedRank:
 
 
 def direct(
-    prepared: PreparedRun, devices: Devices, server: ForkServer | None = None
+    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
 ) -> SamecurveError | None:
     """Start the ranks by the supervisor, which needs no torch: importing it takes seconds.
 
     The first rank serves the rendezvous.
     """
-    start = _Start(prepared, devices)
+    start = _Start(prepared, limit)
     world_size = prepared.plan.world_size
     try:
-        with OrphanGuard() as guard, hold_port(devices.port) as port:
+        with OrphanGuard() as guard, hold_port(port) as held_port:
             commands = [
                 rank_command(
                     prepared.attempt,
-                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, port)},
+                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, held_port)},
                 )
                 for rank in range(world_size)
             ]
@@ -134,9 +103,10 @@ def direct(
 
 
 def elastic(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
+    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
 ) -> SamecurveError | None:
-    """Start the ranks by torch's elastic agent."""
+    """Start the ranks by torch's elastic agent. server: not used, since the agent starts them."""
+    del server
 
     def run() -> GroupEnd:
         import logging
@@ -152,7 +122,7 @@ def elastic(
             nproc_per_node=prepared.plan.world_size,
             run_id=prepared.attempt.name,
             rdzv_backend="c10d",
-            rdzv_endpoint=f"localhost:{devices.port}",
+            rdzv_endpoint=f"localhost:{port}",
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(),
@@ -164,7 +134,7 @@ def elastic(
             return GroupEnd({rank: failure.exitcode for rank, failure in error.failures.items()})
         return GroupEnd({})
 
-    return _run_beside(prepared, devices, run)
+    return _run_beside(prepared, limit, run)
 
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
@@ -179,22 +149,17 @@ def read_report(run: Run, rank: int) -> RankReport | None:
     return RankReport(note.exit_code, note.time) if note else None
 
 
-def _limit(prepared: PreparedRun, devices: Devices) -> HangLimit:
-    """The limit of silence. The hang watch leaves evaluations alone."""
-    return HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
-
-
 class _Start:
     """Watches ranks that run as processes, and explains how they ended."""
 
-    def __init__(self, prepared: PreparedRun, devices: Devices) -> None:
+    def __init__(self, prepared: PreparedRun, limit: HangLimit) -> None:
         self._prepared = prepared
         self._oom_kills = oom_kills()
         self.watch = HangWatch(
             prepared.run.logs,
             prepared.run.processes,
             world_size=prepared.plan.world_size,
-            limit=_limit(prepared, devices),
+            limit=limit,
         )
         self._hang: RunError | None = None
 
@@ -209,6 +174,7 @@ class _Start:
         return self._hang or explain([note_of(0, error, run.home)], {}, run.logs)
 
     def explain_end(self, end: GroupEnd) -> SamecurveError | None:
+        """Why the ranks failed, if they did."""
         if self._hang or not end.failed:
             return self._hang
         logs = self._prepared.run.logs
@@ -223,10 +189,10 @@ class _Start:
 
 
 def _run_beside(
-    prepared: PreparedRun, devices: Devices, run: Callable[[], GroupEnd]
+    prepared: PreparedRun, limit: HangLimit, run: Callable[[], GroupEnd]
 ) -> SamecurveError | None:
     """Call run() in a thread, so that this thread keeps the signals and watches the ranks."""
-    start = _Start(prepared, devices)
+    start = _Start(prepared, limit)
     ends: list[GroupEnd] = []
     errors: list[BaseException] = []
 
@@ -250,4 +216,5 @@ def _run_beside(
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
+# by devices.launcher; spawn had a launcher of its own once
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": direct}

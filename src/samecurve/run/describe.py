@@ -24,8 +24,6 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
-from samecurve.diagnose.known_failures import diagnose
-from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe.environment import child_environment
 from samecurve.probe.progress import PROGRESS, shown_progress
@@ -152,6 +150,9 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
 
 def _undescribed(code: int, stderr: str) -> RunError:
     """What the process left in place of an answer, as an error."""
+    from samecurve.diagnose.known_failures import diagnose
+    from samecurve.diagnose.tracebacks import clip, last_traceback
+
     trace = last_traceback(stderr)
     text = stderr.strip()
     frames: list[str] = []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.checkpoint.store import sweep
 from samecurve.core.config.document import Document
@@ -47,13 +48,15 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.run.warm_start import WarmStart
-from samecurve.run.weights.frozen_base import Base, choose_base
-from samecurve.run.weights.initial_weights import Source, choose_initial_weights, keep, publish
 from samecurve.tasks import Tasks, first_weights
 from samecurve.tasks.registry import entry_of
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.tasks.user_class.kept_class import is_kept
 from samecurve.units import counted
+
+if TYPE_CHECKING:  # most runs begin from no weights
+    from samecurve.run.weights.frozen_base import Base
+    from samecurve.run.weights.initial_weights import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ class _Accepted:
     facts: Facts
     machine: Machine
     weights: str | None  # the path that its first weights come from
-    base: Base | None  # those weights, where the run keeps no copy
+    base: "Base | None"  # those weights, where the run keeps no copy
 
 
 def make_plan(
@@ -130,9 +133,14 @@ def prepare(
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
-    base = choose_base(origin, options.init_from, config, facts) if facts.frozen_base else None
-    weights = None
-    if not facts.frozen_base:
+    base = weights = None
+    if facts.frozen_base:
+        from samecurve.run.weights.frozen_base import choose_base
+
+        base = choose_base(origin, options.init_from, config, facts)
+    elif options.init_from or (origin.run and origin.run.weights_path()):
+        from samecurve.run.weights.initial_weights import choose_initial_weights
+
         weights = choose_initial_weights(origin, options.init_from, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
@@ -162,10 +170,12 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     return options
 
 
-def _kept(weights: Source | None, run: Run, origin: Origin) -> str | None:
+def _kept(weights: "Source | None", run: Run, origin: Origin) -> str | None:
     """Where the run has its first weights; new ones are put there."""
     if weights is None:
         return run.weights_path()
+    from samecurve.run.weights.initial_weights import keep
+
     keep(weights, run)
     origin.notes.extend(weights.notes)
     return str(weights.path)
@@ -321,6 +331,8 @@ def _write_files(accepted: _Accepted) -> None:
     if accepted.base:
         write_json(run.base, accepted.base.to_json())
     elif accepted.weights and not run.exists():
+        from samecurve.run.weights.initial_weights import publish
+
         publish(run)
     run.write(
         _keep_task(run, accepted.loaded.config),

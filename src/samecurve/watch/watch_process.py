@@ -21,9 +21,6 @@ from pathlib import Path
 import psutil
 
 from samecurve.errors import RunError
-from samecurve.observe.failed_event import record_failure
-from samecurve.watch.hang_watch import OFTEN, HangWatch, state_of
-from samecurve.watch.live_ranks import live_ranks
 from samecurve.watch.silence import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
@@ -88,6 +85,10 @@ def _end_on_hang(process: "subprocess.Popen[bytes]", watched: _Watched) -> None:
 
 
 def main(argument: str) -> None:
+    """Watch the process that started this one: `python -m samecurve.watch.watch_process JSON`."""
+    from samecurve.watch.hang_watch import OFTEN, HangWatch, state_of
+    from samecurve.watch.live_ranks import live_ranks
+
     values = json.loads(argument)
     watched = _Watched(**{**values, "limit": HangLimit(**values["limit"])})
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # its input says when to end
@@ -133,6 +134,8 @@ def _kill(watched: _Watched, error: RunError) -> None:
 
 
 def _say(watched: _Watched, error: RunError) -> None:
+    from samecurve.observe.failed_event import record_failure
+
     record_failure(Path(watched.journal), Path(watched.logs), error)
     with suppress(OSError):
         os.write(2, f"error: {error}\n".encode())

@@ -17,7 +17,6 @@ from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.core.system.cache import cache_home
-from samecurve.worker.cublas import set_repeating_workspace
 
 if TYPE_CHECKING:
     import torch
@@ -97,6 +96,8 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
         _give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
         if plan.exact and torch.version.cuda:
+            from samecurve.worker.cublas import set_repeating_workspace
+
             started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             set_repeating_workspace(os.environ, cuda_started=started)
         torch.cuda.set_device(devices[0])

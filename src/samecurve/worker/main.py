@@ -30,7 +30,6 @@ from samecurve.core.protocols import (
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
 from samecurve.data.feed import Feed
-from samecurve.diagnose.notes import note_of, write_note
 from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
@@ -305,6 +304,9 @@ def run_rank_with_note(
 
     Returns the exit code.
     """
+    # now: where a library opens too many files, nothing more can be imported
+    from samecurve.diagnose.notes import note_of, write_note
+
     run = Run(Path(attempt.run))
     try:
         log_to(run.logs / f"rank-{rank.index}.log", attempt.name)

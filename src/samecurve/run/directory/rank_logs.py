@@ -4,7 +4,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from samecurve.diagnose.tracebacks import ATTEMPT_LINE
 from samecurve.watch.live_ranks import clear_hang_files
 
 
@@ -15,6 +14,8 @@ def log_to(path: Path, attempt: str = "") -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if attempt:
+        from samecurve.diagnose.tracebacks import ATTEMPT_LINE
+
         with suppress(OSError):  # a full disk
             os.write(descriptor, f"{ATTEMPT_LINE} {attempt}\n".encode())
     os.dup2(descriptor, 1)
