@@ -10,7 +10,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import facts
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import samecurve
 from samecurve.core.events import ACTIVITIES
 from samecurve.launch import launchers, supervisor
-from samecurve.launch.script import attempt as script_attempt
-from samecurve.launch.script import bootstrap
+from samecurve.launch.script import bootstrap, script_attempt
 from samecurve.observe.heartbeat import read_beat
 from samecurve.run.directory.attempt import Attempt
 from samecurve.watch import flight_recorder, hang_watch

@@ -413,7 +413,7 @@ def test_a_launch_inside_a_launch_is_refused(
 
 def test_nothing_heavy_is_imported_to_start() -> None:
     program = (
-        "import sys, samecurve.cli.main, samecurve.launch.script.run\nprint({'torch', 'jax',"
+        "import sys, samecurve.cli.main, samecurve.launch.script.script_run\nprint({'torch', 'jax',"
         " 'numpy', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     )
     heavy = subprocess.run(

@@ -20,7 +20,7 @@ from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.sections import HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import config_of
 from worlds import Pool
 

@@ -36,7 +36,7 @@ from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.terminal import echo
 from samecurve.units import join_words
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _SCHEDULE = ProfileSchedule(warm=2, timed=6, traced=0)
 _PARTS = 4  # small microbatches for a large one

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 
 class ReadConfig(Protocol):
-    """Reads the config. loud: what there is to say of it is printed."""
+    """Reads the config. loud: notes about it are printed."""
 
     def __call__(self, *, loud: bool) -> LoadedConfig: ...
 
 
 def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> PreparedRun:
-    """What the processes that were started are to do.
+    """Prepare a run for the processes that were started.
 
-    UserError: they are not what the config asks for.
+    UserError: the config asks for other processes.
     """
     is_jax = loaded.config.engine == "jax"
     if rank.hosts > 1 and not is_jax:
@@ -75,7 +75,7 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
             "devices.strategy",
         )
     if is_jax and rank.world_size > 1:
-        # one that whoever opens ports between hosts can know
+        # a port that can be known beforehand by a person who opens ports between hosts
         port = int(os.environ["MASTER_PORT"]) + 1
         check_port(port)
         coordinator = f"{os.environ['MASTER_ADDR']}:{port}"
@@ -85,11 +85,11 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
 
 
 def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedConfig:
-    """The config on as many devices of this host as ranks were started on it.
+    """The config with as many devices of this host as ranks were started on it.
 
-    may_differ: a rank may hold several.
+    may_differ: a rank may hold several devices.
 
-    UserError: it asks for other ones.
+    UserError: the config asks for other devices.
     """
     devices = loaded.config.devices
     gpus = len(probe().devices)
@@ -111,9 +111,9 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
     return replace(loaded, config=config)
 
 
-_DECISION = "samecurve/word"  # of the first rank, for the others: what to do
-_READ = "samecurve/read"  # how many have read it
-# seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
+_DECISION = "samecurve/word"  # the first rank's message to the others: what to do
+_READ = "samecurve/read"  # how many ranks have read the message
+# seconds to prepare the run: a large corpus takes long; torchrun ends the others if the first dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
 # after torchrun's SIGTERM, to leave in order; it kills after 30
@@ -122,9 +122,9 @@ _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
 def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
-    """This process as a rank that torchrun, Slurm or the user started.
+    """Be a rank that torchrun, Slurm or the user started.
 
-    The first rank prepares the run, tells the others, and speaks for all.
+    The first rank prepares the run, tells the others, and reports for all.
 
     Returns the exit code.
     """
@@ -153,7 +153,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 def _lead(
     prepared: PreparedRun, rank: Rank, rendezvous: "Store", *, limit: HangLimit, headless: bool
 ) -> int:
-    """The first rank trains, and shows what the run does. SamecurveError: why it failed."""
+    """Train as the first rank, and show what the run does. SamecurveError: why the run failed."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
@@ -211,7 +211,7 @@ def _stop_or_leave(run: Run, attempt: Attempt, requests: RankRequests) -> None:
 
 
 def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
-    """Another rank does what the first one says. Returns the exit code."""
+    """Do what the first rank has decided, as another rank. Returns the exit code."""
     until = time.monotonic() + _PREPARED
     while not store.check([_DECISION]):
         time.sleep(0.1)
@@ -237,15 +237,16 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
     stop = partial(_stop_or_leave, Run(Path(attempt.run)), attempt)
     code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, on_signal=stop)
-    os._exit(code)  # not waiting for a collective that a lost rank left hanging
+    os._exit(code)  # does not wait for a collective that a lost rank left hanging
 
 
 def _run_child(attempt: Attempt, rank: Rank) -> int:
-    """The rank that the environment describes, in a process of its own: its library may abort it
-    when it loses a peer, and somebody must be left to say so.
+    """Run the rank that the environment describes in a child process.
 
-    Returns its exit code, negative for a signal that ended it; 128 + the signal that asked it to
-    stop, which it then did in order.
+    jax may abort the child when a peer is lost; this process then reports the failure.
+
+    Returns the child's exit code: negative for a signal that ended it; 128 + the signal that asked
+    for a stop, where the child stopped in order.
     """
     command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
@@ -271,9 +272,9 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
 
 def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
-    """Of a rank that is not the first.
+    """The exit code of a rank that is not the first. A failure is mentioned on its terminal.
 
-    The first one's terminal says what failed; this one's, that something did.
+    The first rank's terminal says what has failed.
     """
     if code and code < 128:
         log = Run(Path(attempt.run)).logs / f"rank-{rank.index}.log"
@@ -287,9 +288,9 @@ def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
 
 
 def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:
-    """Have the others leave with this exit code.
+    """Have the other ranks leave with this exit code.
 
-    The store may live in this process: it stays until they have read it.
+    This process may serve the store, so it waits until they have read the message.
     """
     store.set(_DECISION, json.dumps({"leave": code}))
     until = time.monotonic() + _LEAVE_SECONDS

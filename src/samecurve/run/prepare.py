@@ -55,7 +55,7 @@ from samecurve.tasks.user_class.kept_class import is_kept
 from samecurve.units import counted
 
 if TYPE_CHECKING:  # most runs begin from no weights
-    from samecurve.run.weights.frozen_base import Base
+    from samecurve.run.weights.base_files import Base
     from samecurve.run.weights.initial_weights import Source
 
 
@@ -135,7 +135,7 @@ def prepare(
     accepted_plan = plan(config, machine, facts, fixed)
     base = weights = None
     if facts.frozen_base:
-        from samecurve.run.weights.frozen_base import choose_base
+        from samecurve.run.weights.base_files import choose_base
 
         base = choose_base(origin, options.init_from, config, facts)
     elif options.init_from or (origin.run and origin.run.weights_path()):

@@ -1,4 +1,4 @@
-"""Which process is which rank: the files process-N.json in a run's logs.
+"""The processes of the ranks, named in the files process-N.json of a run's logs.
 
 A rank writes its file as it starts. The hang watch and the sensors read the files of this host.
 """

@@ -1,4 +1,4 @@
-"""What a rank answers when the hang watch asks it by a signal: the stacks of its threads, and the
+"""The answers of a rank that the hang watch asks by a signal: the stacks of its threads, and the
 collectives that it entered.
 
 The stacks are written by the signal's own handler, which needs neither the interpreter nor its

@@ -1,4 +1,4 @@
-"""What a Python program was doing, read from the stacks that faulthandler wrote."""
+"""The place where a Python program is, read from the stacks that faulthandler wrote."""
 
 import re
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def locate(dump: str, worker_dumps: str = "") -> Location | None:
 
 
 def _describe_reader(stacks: Sequence[Stack], worker_dumps: str) -> str:
-    """What the main thread waits for in the feed: a line of code that reads, or a data worker."""
+    """The line of code or the data worker that the feed waits for, in words."""
     reader = stacks[-1]
     for stack in stacks[:-1]:
         if any(frame.is_in("samecurve/data/feed.py") for frame in stack):

@@ -24,7 +24,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """What was seen of one rank of a hanging run."""
+    """A snapshot of one rank of a hanging run."""
 
     beat: Beat | None
     process_state: str = ""  # as the kernel names it (T: stopped)

@@ -1,5 +1,5 @@
-"""Starts the data workers of a rank: one process opens the task, then forks them, so that what its
-data holds in memory is held once.
+"""The data workers of a rank. One process opens the task and then forks the workers, so that they
+share the memory that the task's data holds.
 """
 
 import faulthandler
@@ -26,10 +26,10 @@ from samecurve.watch.rank_answers import ASK_SIGNAL
 
 
 class DataWorkers:
-    """The data workers of one rank. They may be asked at once, and answer when they are ready."""
+    """The data workers of one rank. They take requests at once, and answer when they are ready."""
 
     def __init__(self, config: Config, count: int, stacks: Path) -> None:
-        """stacks: the file for workers' stacks, when they are asked where they are."""
+        """stacks: the file for the workers' stacks, which the hang watch asks for."""
         pairs = [line() for _ in range(count)]
         theirs = [each for _, each in pairs]
         status, status_writer = os.pipe()
@@ -62,17 +62,17 @@ class DataWorkers:
         self.workers = Workers([asker for asker, _ in pairs], self._ended)
 
     def _ended(self, seconds: float) -> tuple[int, int] | None:
-        """Which worker ended, and its exit code, waited for so long."""
+        """Wait for a worker to end. Returns the worker and its exit code; None: none has ended."""
         if not self._status.poll(seconds):
             return None
         try:
             worker, code = self._status.recv()
-        except EOFError:  # nobody is left who could say
+        except EOFError:  # the process that would say so is gone
             return None
         return worker, code
 
     def kill(self) -> None:
-        """Not waiting for what they read. Whoever waits for it learns that they are gone."""
+        """Kill the workers, whatever they read. A reader that waits learns that they are gone."""
         self._process.kill()
         self._process.wait()
 
@@ -83,7 +83,7 @@ def _close(ends: Line) -> None:
 
 
 def main(argument: str) -> None:
-    """Open the task, fork, and report how a worker ended if one did."""
+    """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
     die_with(values["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
@@ -95,7 +95,7 @@ def main(argument: str) -> None:
         Line(Connection(jobs, writable=False), Connection(rows, readable=False))
         for jobs, rows in values["lines"]
     ]
-    # of threads that no worker uses
+    # warnings about threads that no worker uses
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
         stacks = open(values["stacks"], "a")  # noqa: SIM115 - held as long as the processes live

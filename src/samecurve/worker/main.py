@@ -1,4 +1,4 @@
-"""One rank, from its environment to its exit: the only place where the rooms are put together.
+"""A rank, from its environment to its exit: the only place where the rooms are put together.
 
 The first rank keeps the journal, publishes checkpoints and reads requests. Nowhere else does a
 rank's number matter (RankContext.is_first).
@@ -74,7 +74,7 @@ def run_rank(
     if on_signal:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: on_signal(requests))
-    # else a launcher tells of a failure
+    # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
     with answering(run.logs, rank.index):
         announce(run.logs, rank.index)
@@ -91,7 +91,7 @@ def run_rank(
                 check_collective(context, engine, speaks=speaks)
         outcome = train_rank(context, engine, task, requests, clock=clock)
         if outcome == "finished" and context.is_first and not attempt.evaluate:
-            from samecurve.run.directory.results import write_results
+            from samecurve.run.directory.results_file import write_results
 
             write_results(run, plan, context.config)
         session.leave()
@@ -204,7 +204,7 @@ def _ignore_event(_: Event) -> None:
 
 
 def _keep_pictures(context: RankContext) -> KeepPictures:
-    """What puts the task's pictures into the run's directory. Only the first rank does so."""
+    """A function that puts the task's pictures into the run's directory, for the first rank."""
 
     def keep(step: int, pictures: Any) -> list[str]:
         if not context.is_first:

@@ -11,7 +11,7 @@ STOP_SIGNAL = signal.SIGUSR1
 
 
 class RankRequests:
-    """What this rank was asked for since the last step."""
+    """The requests to this rank since the last step."""
 
     def __init__(self, control: ControlFile | None) -> None:
         """control: None: another rank reads the control file."""

@@ -1,6 +1,4 @@
-"""What a start took, and the starts before it that the same command made: written into the
-journal's lines as they pass.
-"""
+"""The seconds of a start, and of the command's earlier starts, added to the journal's lines."""
 
 import os
 import time
@@ -14,7 +12,7 @@ from samecurve.run.directory.attempt import Earlier
 
 
 class StartupClock:
-    """Seconds of a start's parts."""
+    """Times the parts of a start."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -35,13 +33,15 @@ def with_startup(
     earlier: Earlier | None,
     resumed_at: int,
 ) -> Callable[[Event], None]:
-    """record, with what the start took and the machine's load average in `started`, a `recovered`
-    line after a restart's first step, and the whole command's goodput at its end.
+    """Wrap `record`, so that events get the times of the start.
+
+    `started` gets the seconds of the start's parts and the machine's load average. After the first
+    step of a restart a `recovered` line follows. The last line has the whole command's goodput.
 
     earlier: None: this is the command's first start.
     resumed_at: the step that this start goes on from.
     """
-    recovery: list[float] = []  # its seconds, once it is over
+    recovery: list[float] = []  # the seconds of the recovery, once it is over
 
     def recorded(event: Event) -> None:
         if event.kind == "started":
@@ -59,8 +59,9 @@ def with_startup(
 
 
 def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
-    """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how
-    long each recovery took.
+    """Totals of all starts: wall seconds, steps, goodput, and the seconds of each recovery.
+
+    Goodput is the share of the wall seconds in steps that still count.
     """
     wall = event.time - earlier.began
     useful = earlier.useful + event.values["goodput"] * event.values["seconds"]

@@ -31,7 +31,7 @@ from samecurve.run.describe import describe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.run.directory.run_directory import Run
 from samecurve.terminal import echo
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 _SUMMARY, _TABLE = "suite.json", "suite.md"

@@ -1,4 +1,4 @@
-"""Requests to a live run: whole lines in control.jsonl that name the attempt, read by one rank."""
+"""Requests to a live run: lines of control.jsonl that name the attempt. One rank reads them."""
 
 import json
 import os
@@ -12,24 +12,21 @@ _LOOK = 0.05  # seconds between two looks at the file
 
 
 def ask(run: Run, attempt: str, request: Request) -> None:
-    """A request to a live attempt: one whole line."""
+    """Write a request to a live attempt, as one whole line."""
     line = json.dumps({"time": time.time(), "attempt": attempt, "request": request})
     with open(run.control, "ab", buffering=0, opener=regular_only) as file:
         write_all(file, f"{line}\n".encode())
 
 
 class ControlFile:
-    """The requests of this attempt, read by one rank.
-
-    It is asked each step, and looks twenty times a second at most.
-    """
+    """Reads the requests to this attempt. The file is looked at 20 times a second at most."""
 
     def __init__(self, run: Run, attempt: str) -> None:
         self._path, self._attempt, self._position = run.control, attempt, 0
         self._next_look = 0.0
 
     def pending(self) -> list[int]:
-        """How many new ones there are of each of events.REQUESTS."""
+        """How many new requests there are of each of events.REQUESTS."""
         counts = [0] * len(REQUESTS)
         now = time.monotonic()
         if now < self._next_look:
@@ -53,7 +50,7 @@ class ControlFile:
 
 
 def _read_request(line: bytes, attempt: str) -> Request | None:
-    """None: another attempt's line, or one that is no request."""
+    """The request in a line; None: it is to another attempt, or no request."""
     try:
         values = json.loads(line)
     except ValueError:

@@ -11,8 +11,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.protocols import Checkpoint, StoredArrays
 from samecurve.core.system.cache import cache_home
 from samecurve.run.directory.run_directory import Run
+from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.foreign_weights import SourceArray
-from samecurve.run.weights.frozen_base import Base
 from samecurve.run.weights.initial_weights import fitting_arrays
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter

@@ -31,7 +31,7 @@ _NUMPY_DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
 
 @dataclass(frozen=True)
 class SourceArray:
-    """One array of a source of weights."""
+    """An array of a source of weights."""
 
     dtype: str  # in its file
     shape: tuple[int, ...]  # as in a checkpoint

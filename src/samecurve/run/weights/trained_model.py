@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.run.weights.base_arrays import OnBase, base_weights
-from samecurve.run.weights.frozen_base import Base
+from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 
 if TYPE_CHECKING:
