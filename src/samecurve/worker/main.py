@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,21 +152,29 @@ def train_rank(
         closers.insert(0, data_workers.kill)
     if journal:
         closers.append(journal.close)
-    with closing_all(*closers):
-        try:
-            if attempt.evaluate:
-                assert saved
-                return evaluate(loop_context, saved, weights)
-            _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
-            return outcome
-        except BaseException as error:
-            reason = None
-            with not_hiding(error):
-                store.abandon()
-                reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
-            if reason:
-                raise reason from error
-            raise
+    with closing_all(*closers), _explained(context, engine, store, heartbeat):
+        if attempt.evaluate:
+            assert saved
+            return evaluate(loop_context, saved, weights)
+        _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
+        return outcome
+
+
+@contextmanager
+def _explained(
+    context: RankContext, engine: Engine, store: Store, heartbeat: Heartbeat
+) -> Iterator[None]:
+    """End the store if the block fails, and raise a better explanation, where there is one."""
+    try:
+        yield
+    except BaseException as error:
+        reason = None
+        with not_hiding(error):
+            store.abandon()
+            reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
+        if reason:
+            raise reason from error
+        raise
 
 
 def _load_beginning(
