@@ -24,8 +24,7 @@ from samecurve.core.planning.hardware import device_spec
 from samecurve.simulation.cluster import Cluster, read_cluster
 from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
-from samecurve.tasks import Tasks
-from samecurve.tasks import facts as language
+from samecurve.tasks import Tasks, entry_of
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md at 31a17bf"
 _TITAN_A100 = "pytorch/torchtitan docs/performance.md at 0413364"
@@ -138,7 +137,8 @@ def llama(cache: Path) -> Facts:
         "vocab_size": 128256,
         "max_seq_len": 8192,
     }
-    counted = language(_config({"model": shape, "data": {"source": str(tokens)}}), str(cache))
+    config = _config({"model": shape, "data": {"source": str(tokens)}})
+    counted = entry_of("language").facts(config, str(cache))
     assert counted.params == 8_030_261_248
     return replace(counted, samples=1 << 30)
 

@@ -9,11 +9,11 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.main import train_rank
-from samecurve.worker.rank_requests import RankRequests
 from worlds import Pool
 
 
@@ -47,7 +47,7 @@ def train_one_rank(index: int, group: Any, attempt: str, ask_in: Activity | None
 
     context = RankContext.read_warm(attempt, index)
     task = open_task(context.config, "")
-    requests, losses = RankRequests(None), task.losses
+    requests, losses = Requests(None), task.losses
 
     def asked(*arguments: Any, **named: Any) -> Any:
         beat = read_heartbeat(context.run.logs / f"heartbeat-{index}")

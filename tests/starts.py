@@ -9,7 +9,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
-from samecurve.tasks import facts
+from samecurve.tasks import entry_of
 from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
@@ -27,7 +27,7 @@ def start(
     prepared = prepare(
         LoadedConfig(config, "tiny", {}),
         Options(save_dir=home, resume=resume, init_from=init_from),
-        facts(config, str(cache)),
+        entry_of(config.task).facts(config, str(cache)),
         machine=MACHINE,
     )
     prepared.lock.release()

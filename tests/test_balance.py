@@ -28,7 +28,7 @@ from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
-from samecurve.tasks import facts
+from samecurve.tasks import entry_of
 from test_promise import worst
 from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
@@ -155,7 +155,7 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         prepared = prepare(
             LoadedConfig(config, "tiny", {}),
             Options(save_dir=tmp_path / name),
-            facts(config, str(cache)),
+            entry_of(config.task).facts(config, str(cache)),
             machine=MACHINE,
             measure=measure,
         )
@@ -182,7 +182,9 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
     while not promised or (abs(rose[-1] / promised[-1] - 1) > 0.2 and len(rose) < TRIES):
         shutil.rmtree(cache / "speeds", ignore_errors=True)
         monkeypatch.setattr(balancing, "pool", warm, raising=False)  # deleted below
-        speeds = measure_speeds(config, MACHINE, facts(config, str(cache)), slow.rows).speeds
+        speeds = measure_speeds(
+            config, MACHINE, entry_of(config.task).facts(config, str(cache)), slow.rows
+        ).speeds
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
         (plain, before), (uneven, after) = (

@@ -16,7 +16,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.journal import read_events
+from samecurve.observe.journal import line_of, read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png
 from samecurve.report.page_sections import evaluations
@@ -122,7 +122,7 @@ def test_sums_are_put_apart_and_together_again() -> None:
         check_shape("b", (3, 3), specs["b"])
     assert journal_value(np.array([[1.0, np.nan]])) == [[1.0, None]]
     assert journal_value([np.float32(2), (1, float("inf"))]) == [2.0, [1, None]]
-    assert Event("evaluated", 1, {"pairs": journal_value(np.eye(2, dtype=int))}).line().count("[")
+    assert line_of(Event("evaluated", 1, {"pairs": journal_value(np.eye(2, dtype=int))})).count("[")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sa
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
@@ -36,7 +37,6 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import train_rank
-from samecurve.worker.rank_requests import RankRequests
 
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 
@@ -251,7 +251,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
     resume = str(tiny.resume) if tiny.resume else None
     attempt = Attempt("test", str(tiny.home), resume, tiny.stop_at)
     rank = Rank(index, index, processes)
-    train_rank(RankContext(attempt, run, plan, config, rank), engine, task, RankRequests(None))
+    train_rank(RankContext(attempt, run, plan, config, rank), engine, task, Requests(None))
     dist.barrier(group)
     events = read_events(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

@@ -50,7 +50,7 @@ _ROOMS = {
     "Mean": "samecurve.core.determinism.mean",
     "Section": "samecurve.core.config.section",
     "Shards": "samecurve.data.shards.source",
-    "TaskEntry": "samecurve.tasks.registry",
+    "TaskEntry": "samecurve.tasks.entry",
     "load": "samecurve.run.weights.trained_model",
     "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",

@@ -16,7 +16,7 @@ from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
 from samecurve.tasks.user_class.class_place import Place
-from samecurve.tasks.user_class.user_file import load_class
+from samecurve.tasks.user_class.load_class import load_class
 from worlds import Pool
 
 LOSSES = [

@@ -38,7 +38,7 @@ def test_the_order_of_released_versions_stays() -> None:
 
 
 def test_steps_cut_epochs_without_remainder() -> None:
-    order = Order(samples=23, batch=10, seed=5)
+    order = Order(samples=23, global_batch_size=10, seed=5)
     steps = order.ids(range(9))
     assert [len(ids) for ids in steps] == [10, 10, 3] * 3
     for epoch in range(3):

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.known_failures import KNOWN_FAILURES, diagnose
-from samecurve.diagnose.known_failures.entry import KnownFailure
+from samecurve.diagnose.known_failures import KnownFailure, diagnose, known_failures
 from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent
 ROWS, COLUMNS = 25, 160
+KNOWN_FAILURES = known_failures()
 
 # what torch says where there is no GPU follows from its build
 NO_CUDA = ("no GPU", "sees no GPU")

@@ -13,9 +13,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.strategies import replicated
-from samecurve.torch_engine.strategies.replicated import DDP
-from samecurve.torch_engine.strategies.sharded import FSDP
+from samecurve.torch_engine.strategies import ddp
+from samecurve.torch_engine.strategies.ddp import DDP
+from samecurve.torch_engine.strategies.fsdp import FSDP
 from samecurve.worker.jobs.train_job import rehearse
 
 LOST = "layers.1.mlp.up_proj.weight"
@@ -59,7 +59,7 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
         return call
 
     with (
-        patch.object(replicated, "ModelCall", ignoring),
+        patch.object(ddp, "ModelCall", ignoring),
         patch.object(DDP, "reduce", lambda _strategy, _parameters: None),
     ):  # reduce would see it
         rehearse(index, group, argument)

@@ -208,7 +208,7 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
         (
             small("raises"),
             "Small.loss(): ZeroDivisionError: what the user's own code does",
-            "mend it at this place",
+            "this line of your code raises the error: correct it there",
         ),
         (
             small("large", train={"precision": "f32"}),

@@ -18,8 +18,8 @@ from commands import refused, write_config
 from samecurve.errors import UserError
 from samecurve.run.export_weights import convert_tensor, export
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import facts, open_task
-from samecurve.tasks.language.huggingface import hf_name
+from samecurve.tasks import entry_of, open_task
+from samecurve.tasks.language.llama_files import hf_name
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from starts import begun_from, start, train, values
@@ -194,7 +194,7 @@ def test_a_pickled_state_dict_is_taken_under_the_names_that_wrappers_gave_it(
     found = read_initial_weights(
         pickled(source, tmp_path / "weights.pt", wrap),
         config_of(values(corpus)),
-        facts(config_of(values(corpus)), str(cache)),
+        entry_of("language").facts(config_of(values(corpus)), str(cache)),
     )
     assert says in "; ".join(found.notes)
     for name, value in samecurve.load(source).named_parameters():
@@ -306,7 +306,7 @@ def test_weights_of_another_model_whose_shapes_fit_are_refused(
     export(source, tmp_path / "out", "huggingface", None, GB)
     for given in (source, tmp_path / "out"):
         with pytest.raises(UserError, match="num_heads 4, here 2"):
-            read_initial_weights(given, config, facts(config, str(cache)))
+            read_initial_weights(given, config, entry_of(config.task).facts(config, str(cache)))
     theirs = json.loads((tmp_path / "out/config.json").read_text())
     (tmp_path / "out/config.json").write_text(
         json.dumps({**theirs, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}})
@@ -314,11 +314,15 @@ def test_weights_of_another_model_whose_shapes_fit_are_refused(
     (tmp_path / "out/config.yaml").unlink()
     config = config_of(values(corpus))
     with pytest.raises(UserError, match="rope llama3: not what this decoder computes"):
-        read_initial_weights(tmp_path / "out", config, facts(config, str(cache)))
+        read_initial_weights(
+            tmp_path / "out", config, entry_of(config.task).facts(config, str(cache))
+        )
     slower = config_of(values(corpus, model={"rope_theta": 5e5}))
     assert (
         "the weights were trained otherwise: rope_theta 10000.0, here 500000.0"
-        in read_initial_weights(source, slower, facts(slower, str(cache))).notes
+        in read_initial_weights(
+            source, slower, entry_of("language").facts(slower, str(cache))
+        ).notes
     )
 
 
@@ -352,7 +356,9 @@ def test_tied_embeddings_are_one_array_there_and_back(
     config = config_of(tied)
     for form, names in (("huggingface", 20), ("safetensors", 21)):
         assert export(tmp_path / "run", tmp_path / form, form, None, GB).arrays == names
-        found = read_initial_weights(tmp_path / form, config, facts(config, str(cache)))
+        found = read_initial_weights(
+            tmp_path / form, config, entry_of(config.task).facts(config, str(cache))
+        )
         assert len(found.arrays) == 20
     assert isinstance(config.model, LanguageModel)
     model = Decoder(config.model, 300).double()
@@ -365,7 +371,9 @@ def test_tied_embeddings_are_one_array_there_and_back(
         {**state, "lm_head.weight": state["lm_head.weight"] + 1}, tmp_path / "untied.safetensors"
     )
     with pytest.raises(UserError, match="this model has one array for both"):
-        read_initial_weights(tmp_path / "untied.safetensors", config, facts(config, str(cache)))
+        read_initial_weights(
+            tmp_path / "untied.safetensors", config, entry_of(config.task).facts(config, str(cache))
+        )
 
 
 def test_a_model_of_ones_own_goes_out_and_in_whole(pool: Pool, cache: Path, tmp_path: Path) -> None:
@@ -451,6 +459,8 @@ def flax_round_trip(_index: int, group: object, home: Path, cache: Path) -> None
     for name, leaf in parameters.items():
         np.testing.assert_array_equal(np.asarray(leaf[...]), weights[name].numpy())
     config = config_of(own)
-    found = read_initial_weights(home / "out", config, facts(config, str(cache)))
+    found = read_initial_weights(
+        home / "out", config, entry_of(config.task).facts(config, str(cache))
+    )
     assert found.arrays["blocks.0.filter"].shape == (16, 9, 4, 2)
     assert start(home / "on", own, cache, home / "out").attempt.weights

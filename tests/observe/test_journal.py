@@ -10,7 +10,7 @@ from commands import until
 from samecurve.core.events import Event
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import Heartbeat, read_heartbeat
-from samecurve.observe.journal import Journal, append_event, follow, read_events
+from samecurve.observe.journal import Journal, append_event, follow, line_of, read_events
 
 
 def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: events.extend(follow(path, stop, pause=0.01)))
     reader.start()
     with open(path, "ab", buffering=0) as file:
-        line = Event("step", 1, {"loss": 2.5}).line().encode()
+        line = line_of(Event("step", 1, {"loss": 2.5})).encode()
         file.write(line[:10])
         time.sleep(0.05)
         file.write(line[10:])

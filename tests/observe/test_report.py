@@ -18,7 +18,7 @@ from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
-from samecurve.observe.journal import append_event, read_events
+from samecurve.observe.journal import append_event, line_of, read_events
 from samecurve.report.page import page as make_page
 from samecurve.report.reading import read_run
 from samecurve.report.record import RunRecord
@@ -365,8 +365,8 @@ def test_a_journal_of_any_size_is_read_in_its_own_time(home: Path, tmp_path: Pat
         for number in range(4_000):
             metrics = {f"m{number}": 1.0}
             step = {"seconds": 1.0, "wait_seconds": 0.0, "loss": 1.0, "metrics": metrics}
-            file.write(Event("step", 41, step).line().encode())
-            file.write(Event("resumed", 41 - (number % 100 == 0), {}).line().encode())
+            file.write(line_of(Event("step", 41, step)).encode())
+            file.write(line_of(Event("resumed", 41 - (number % 100 == 0), {})).encode())
     began = time.perf_counter()
     record = read_run(run, live=False)
     assert [event for event in read_events(run / "journal.jsonl") if event.kind == "evaluated"]

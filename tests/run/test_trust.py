@@ -10,7 +10,7 @@ from commands import refused, samecurve
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.tasks.user_class.kept_class import KEPT, remember
+from samecurve.tasks.user_class.pickled_class import TASK_PICKLE, remember
 
 CLASS = "import pathlib\npathlib.Path(__file__).with_name('was_run').touch()\nclass Task: ..."
 
@@ -61,7 +61,7 @@ def test_a_class_that_was_kept_here_is_known_by_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAMECURVE_CACHE", str(tmp_path / "cache"))
-    run = received(tmp_path / "run", f"{tmp_path / 'run' / KEPT}:Task")
+    run = received(tmp_path / "run", f"{tmp_path / 'run' / TASK_PICKLE}:Task")
     run.task.write_bytes(b"{}\nas it was kept")
     remember(run.task)
     check_trusted(run, trust=False, where="RUN")

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 
 IGNORED = -100

@@ -16,17 +16,17 @@ from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 from samecurve.tasks.registry import entry_of
-from samecurve.tasks.user_class import kept_class
-from samecurve.tasks.user_class.class_pickler import keep, task_of
+from samecurve.tasks.user_class import pickled_class
+from samecurve.tasks.user_class.class_pickler import task_of, write_pickled
 from samecurve.tasks.user_class.class_place import (
     Place,
     code_of,
-    find_kept_class,
+    find_pickled_class,
     identity_of,
     place_of,
 )
-from samecurve.tasks.user_class.kept_class import KEPT, read_header
-from samecurve.tasks.user_class.user_file import load_class
+from samecurve.tasks.user_class.load_class import load_class
+from samecurve.tasks.user_class.pickled_class import TASK_PICKLE, read_header
 
 SESSION = """
 import functools
@@ -94,9 +94,9 @@ def test_a_kept_class_is_what_the_session_had(session: dict[str, Any], tmp_path:
     (tmp_path / "first").mkdir()
     task_class = session["Task"]
     session["WIDTH"], task_class.width = 16, 5
-    first = keep(task_class, tmp_path / "first")
+    first = write_pickled(task_class, tmp_path / "first")
     session["WIDTH"], task_class.width = 32, 6
-    second = keep(task_class, tmp_path)
+    second = write_pickled(task_class, tmp_path)
     method = task_class.first
     for path, values in ((first, (16, 5)), (second, (32, 6)), (first, (16, 5))):
         place = place_of(f"{path}:Task")
@@ -118,18 +118,18 @@ def test_one_code_has_one_digest_in_every_process(tmp_path: Path) -> None:
         command = [sys.executable, "-c", f"{code}\nkeep(Task, Path('{home}'))"]
         environment = {**os.environ, "PYTHONHASHSEED": str(ord(home))}
         subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    places = [place_of(f"{tmp_path / home / KEPT}:Task") for home in "abc"]
+    places = [place_of(f"{tmp_path / home / TASK_PICKLE}:Task") for home in "abc"]
     (same, first), (also, second), (_, other) = (code_of(place) for place in places if place)
     assert same == also == "the class Task of <string>"
     assert first == second != other
-    assert identity_of(f"{tmp_path / 'a' / KEPT}:Task") == "class Task"
-    document = Document({"task": f"runs/gone/{KEPT}:Task"})
-    find_kept_class(document, tmp_path / "b")
-    assert document.value["task"] == f"{tmp_path / 'b' / KEPT}:Task"
+    assert identity_of(f"{tmp_path / 'a' / TASK_PICKLE}:Task") == "class Task"
+    document = Document({"task": f"runs/gone/{TASK_PICKLE}:Task"})
+    find_pickled_class(document, tmp_path / "b")
+    assert document.value["task"] == f"{tmp_path / 'b' / TASK_PICKLE}:Task"
 
 
 def test_what_can_not_be_kept_is_named(session: dict[str, Any], tmp_path: Path) -> None:
-    text = said(lambda: keep(session["Locked"], tmp_path))
+    text = said(lambda: write_pickled(session["Locked"], tmp_path))
     assert "Locked uses lock, which can't be taken to another process: TypeError" in text
     assert "in a method of Locked; or give the class a file of its own" in text
 
@@ -137,8 +137,8 @@ def test_what_can_not_be_kept_is_named(session: dict[str, Any], tmp_path: Path) 
 def test_another_python_is_told(
     session: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = keep(session["Task"], tmp_path)
-    monkeypatch.setattr(kept_class, "python_version", lambda: "3.99")
+    path = write_pickled(session["Task"], tmp_path)
+    monkeypatch.setattr(pickled_class, "python_version", lambda: "3.99")
     place = place_of(f"{path}:Task")
     assert "<stdin> was kept by Python 3.1" in said(lambda: loaded(place))
     path.write_bytes(b"\x80\x05")
@@ -166,13 +166,13 @@ def test_a_package_that_others_do_not_find_is_kept_with_its_place(
     monkeypatch.syspath_prepend(str(outside))
     place = place_of("outer.inner.task:Task")
     assert place is not None
-    assert task_of(loaded(place), outside) == f"{outside / KEPT}:Task"
+    assert task_of(loaded(place), outside) == f"{outside / TASK_PICKLE}:Task"
     code = (
         "import sys; from samecurve.tasks.user_class.class_place import place_of;"
-        "from samecurve.tasks.user_class.user_file import load_class;"
+        "from samecurve.tasks.user_class.load_class import load_class;"
         "print(load_class(place_of(sys.argv[1])).width)"
     )
-    command = [sys.executable, "-c", code, f"{outside / KEPT}:Task"]
+    command = [sys.executable, "-c", code, f"{outside / TASK_PICKLE}:Task"]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout == "7\n"
 
@@ -205,8 +205,8 @@ def test_what_names_no_module(task: str) -> None:
 
 
 def test_the_header_can_be_read_by_anybody(session: dict[str, Any], tmp_path: Path) -> None:
-    path = keep(session["Task"], tmp_path)
+    path = write_pickled(session["Task"], tmp_path)
     values = json.loads(path.read_bytes().splitlines()[0])
     assert (values["name"], values["origin"], values["declares"]) == ("Task", "<stdin>", False)
     with pytest.raises(UserError, match="No such file"):
-        read_header(tmp_path / "gone" / KEPT)
+        read_header(tmp_path / "gone" / TASK_PICKLE)

@@ -22,7 +22,7 @@ from samecurve.core.planning.optimizer_state import optimizer_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
-from samecurve.tasks import facts
+from samecurve.tasks import entry_of
 from starts import start, train
 from worlds import Pool
 
@@ -206,7 +206,7 @@ def test_merged_and_adapter_forms_agree(
 
 def test_the_plan_counts_frozen_weights_without_gradients(cache: Path) -> None:
     here = adapted("llama", "")
-    described = facts(here, str(cache))
+    described = entry_of(here.task).facts(here, str(cache))
     layers = {"q": 32 * 32, "k": 32 * 16, "v": 32 * 16, "o": 32 * 32, "mlp": 3 * 32 * 48}
     assert described.params - described.trainable == 2 * (sum(layers.values()) + 64) + 32 + 4096
     sizes = [(32, 32), (32, 16), (32, 16), (32, 32), (32, 48), (32, 48), (48, 32)]
@@ -217,10 +217,10 @@ def test_the_plan_counts_frozen_weights_without_gradients(cache: Path) -> None:
 def test_targets_and_ranks_that_are_none_are_refused(cache: Path) -> None:
     for target, remedy in {"q_prj": "q_proj", "lm_head": "all-linear"}.items():
         with pytest.raises(UserError, match=f"target {target} names no linear") as refused:
-            facts(adapted("llama", "", target=[target]), str(cache))
+            entry_of("huggingface").facts(adapted("llama", "", target=[target]), str(cache))
         assert remedy in refused.value.remedy
     with pytest.raises(UserError, match="empty list"):
-        facts(adapted("llama", "", target=[]), str(cache))
+        entry_of("huggingface").facts(adapted("llama", "", target=[]), str(cache))
     with pytest.raises(UserError, match="rank"):
         adapted("llama", "", rank=0)
 

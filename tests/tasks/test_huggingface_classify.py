@@ -20,7 +20,7 @@ from one_curve import check_one_curve
 from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import facts, open_task
+from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.classification import summarize_classes
 from tiny import config_of
 from worlds import Pool
@@ -214,7 +214,9 @@ def test_a_base_s_directory_becomes_a_classifier_s(tmp_path: Path, cache: Path) 
     base.save_pretrained(tmp_path / "base")
     of_base = values(texts, {"path": str(tmp_path / "base")}, train={"steps": 6})
     config = config_of(of_base)
-    source = read_initial_weights(tmp_path / "base", config, facts(config, cache))
+    source = read_initial_weights(
+        tmp_path / "base", config, entry_of(config.task).facts(config, cache)
+    )
     head = source.arrays["score.weight"].read()
     assert head.shape == (3, 32)
     assert 0.01 < head.std() < 0.03

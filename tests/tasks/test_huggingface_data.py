@@ -23,15 +23,15 @@ from samecurve.data.tokens import IGNORED
 from samecurve.errors import InvalidConfigError, RunError, UserError
 from samecurve.tasks import Tasks
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
-from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
-from samecurve.tasks.huggingface.data.prepare import (
+from samecurve.tasks.huggingface.data.prepared_data import (
     PreparedData,
     other_data,
     prepare_data,
     stamp_data,
 )
-from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
+from samecurve.tasks.huggingface.sections import HFData
 
 SENTENCE = "a bird sang of the sea and of salt while rain fell on the old stone house"
 WORDS = SENTENCE.split()
@@ -59,6 +59,8 @@ TALK = [
     {"role": "user", "content": "a bird"},
     {"role": "assistant", "content": "sang"},
 ]
+
+SMALL_PIECES = {"records._CHUNK": 500, "parts._PART": 1200, "tokenized_source._ALONE": 0}
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +423,7 @@ def test_chunks_and_processes_change_no_token(
     text = tmp_path / "a.txt"
     text.write_text("\n".join(" ".join(WORDS) for _ in range(60)))
     whole = [prepared(source, tmp_path / "1", tokenizer) for source in (lines, str(text))]
-    for name, value in (("records._CHUNK", 500), ("parts._PART", 1200), ("corpus._ALONE", 0)):
+    for name, value in SMALL_PIECES.items():
         monkeypatch.setattr(f"samecurve.tasks.huggingface.data.{name}", value)
     parts = [prepared(source, tmp_path / "2", tokenizer) for source in (lines, str(text))]
     assert [data.fingerprint for data in parts] == [data.fingerprint for data in whole]
@@ -430,9 +432,9 @@ def test_chunks_and_processes_change_no_token(
 _KILLED = """
 import sys, os, signal
 from pathlib import Path
-from samecurve.tasks.huggingface.data import corpus, parts, records
-from samecurve.tasks.huggingface.data.prepare import prepare_data
-from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.data import parts, records
+from samecurve.tasks.huggingface.data.prepared_data import prepare_data
+from samecurve.tasks.huggingface.sections import HFData
 records._CHUNK, parts._PART = 500, 1200
 write, count = parts._Part.write, []
 def killed(self, *arguments):
@@ -522,7 +524,7 @@ def test_a_tokenizer_that_a_run_has_kept_reads_other_data(
     first = prepare_data(data, tmp_path / "one")
     assert first.tokenizer
     kept = shutil.copytree(first.tokenizer.home, tmp_path / "kept")
-    values = {key.partition(".")[2]: value for key, value in other_data(source, kept, {}).items()}
+    values = {key.partition(".")[2]: value for key, value in other_data(source, kept).items()}
     again = prepare_data(data.model_copy(update=values), tmp_path / "two")
     whole = prepare_data(data.model_copy(update={"validation": 0.0}), tmp_path / "one")
     assert again.held_out is None
@@ -560,7 +562,7 @@ def test_what_a_process_finds_is_told_as_if_there_were_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [*texts(80), {"word": "salt"}]
-    for name, value in (("records._CHUNK", 500), ("parts._PART", 1200), ("corpus._ALONE", 0)):
+    for name, value in SMALL_PIECES.items():
         monkeypatch.setattr(f"samecurve.tasks.huggingface.data.{name}", value)
     with pytest.raises(UserError) as refused:
         prepared(str(write_lines(tmp_path / "t.jsonl", rows)), tmp_path)
@@ -611,4 +613,4 @@ def test_a_token_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     content = (home / "tokens.bin").read_bytes()
     (home / "tokens.bin").write_bytes(content[:-2])
     with pytest.raises(UserError, match="has been cut off"):
-        Corpus(home)
+        TokenizedSource(home)

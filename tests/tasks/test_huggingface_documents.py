@@ -17,8 +17,7 @@ from samecurve.core.protocols import Arrays
 from samecurve.data import feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from samecurve.worker.jobs.train_job import rehearse
 from tiny import config_of

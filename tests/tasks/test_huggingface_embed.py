@@ -21,9 +21,8 @@ from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.float64 import Float64
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 from worlds import Pool

@@ -20,7 +20,7 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.memory import packed_bytes, replicated_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
-from samecurve.tasks import facts, open_task
+from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
 from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.quantized import CODES, SCALES, Packing, QuantizedLinear
@@ -189,7 +189,7 @@ def test_a_packed_layer_is_a_plain_one_with_the_packed_values(
 def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     fields = {"adapter": LORA, "quantize": "4bit"}
     here = config("llama", "", model=fields)
-    described = facts(here, str(cache))
+    described = entry_of(here.task).facts(here, str(cache))
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
     others = 2 * 64 * 32 + 5 * 32
     assert packed_bytes(described) == matrices // 2
@@ -198,16 +198,18 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     terms = {term.name: term for term in replicated_state(here, described, 2)}
     assert terms["packed"].bytes == matrices // 4
     assert terms["packed"].formula.startswith(f"{matrices} weights x 0.5 B; their 240")
-    whole = facts(config("llama", "", model={"adapter": LORA}), str(cache))
+    whole = entry_of("huggingface").facts(config("llama", "", model={"adapter": LORA}), str(cache))
     assert described.flops_per_sample == whole.flops_per_sample
     assert described.bytes_per_sample == whole.bytes_per_sample
 
 
 def test_what_can_t_be_packed_is_refused(cache: Path) -> None:
     with pytest.raises(UserError, match=r"without model\.adapter") as refused:
-        facts(config("llama", "", model={"quantize": "4bit"}), str(cache))
+        entry_of("huggingface").facts(config("llama", "", model={"quantize": "4bit"}), str(cache))
     assert "adapter: {kind: lora}" in refused.value.remedy
     if not is_there:
         with pytest.raises(UserError, match="needs bitsandbytes: not installed") as absent:
-            facts(config("llama", "", model={"adapter": LORA, "quantize": "8bit"}), str(cache))
+            entry_of("huggingface").facts(
+                config("llama", "", model={"adapter": LORA, "quantize": "8bit"}), str(cache)
+            )
         assert "[quantize]" in absent.value.remedy

@@ -11,8 +11,8 @@ from test_huggingface import COMMON
 
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.data.prepare import PreparedData, prepare_data
-from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.data.prepared_data import PreparedData, prepare_data
+from samecurve.tasks.huggingface.sections import HFData
 from tiny import config_of
 
 END = 300

@@ -12,7 +12,7 @@ from test_huggingface_data import CHATML, TALK
 
 from samecurve.errors import UserError
 from samecurve.run.sample_run import Prompt, _check_can_sample
-from samecurve.tasks import open_task, open_trained
+from samecurve.tasks import entry_of, open_task
 from tiny import config_of
 
 
@@ -57,7 +57,7 @@ def test_a_prompt_is_what_the_run_was_trained_on(
         shutil.copy(file, kept / name)
     torch.manual_seed(0)
     model = task.task.model().eval()
-    for opened in (task, open_trained(here, cache, kept)):
+    for opened in (task, entry_of(here.task).open_trained(here, cache, kept)):
         asked: dict[str, Any] = {"tokens": 4, "temperature": 0, "seed": 0}
         answers = {
             chat: opened.respond(

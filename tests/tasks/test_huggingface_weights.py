@@ -19,7 +19,7 @@ from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import facts, open_task
+from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.huggingface.float64 import Float64
 from tiny import config_of
 from worlds import Pool
@@ -118,7 +118,7 @@ def test_experts_that_files_hold_one_by_one_become_one_array(
             "model": {"path": str(tmp_path / "base"), "balance": fields["balance"]},
         }
     )
-    source = read_initial_weights(tmp_path / "base", here, facts(here, cache))
+    source = read_initial_weights(tmp_path / "base", here, entry_of(here.task).facts(here, cache))
     state = model.state_dict()
     assert set(source.arrays) == set(state)
     for array_name, tensor in state.items():
@@ -132,7 +132,7 @@ def test_a_directory_that_is_not_whole_is_refused(tmp_path: Path, cache: Path) -
     def opened(**model: Any) -> None:
         described = config("llama", rows="").model_dump(mode="json", exclude={"model"})
         here = config_of({**described, "model": {"path": str(tmp_path), **model}})
-        read_initial_weights(tmp_path, here, facts(here, cache))
+        read_initial_weights(tmp_path, here, entry_of(here.task).facts(here, cache))
 
     with pytest.raises(UserError, match=r"has no config\.json"):
         opened()

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import samecurve
-from samecurve import Section, TaskEntry
+from samecurve import TaskEntry
 from samecurve.cli.main import cli
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.json_schema import as_table
@@ -23,9 +23,8 @@ from samecurve.observe.journal import read_events
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import Tasks, facts, registry
+from samecurve.tasks import Tasks, entry_of, registry
 from samecurve.tasks.protocol import MEMBERS
-from samecurve.tasks.registry import data_stamp
 from starts import start, train
 from worlds import Pool
 
@@ -186,14 +185,17 @@ def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: 
     with pytest.raises(InvalidConfigError, match="valid integer"):
         load(Document(values(model={"width": "wide"})), Tasks())
     config = load(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
-    assert (config.model.model_dump(), facts(config, "").samples) == ({"width": 4}, 9)
+    assert (config.model.model_dump(), entry_of(config.task).facts(config, "").samples) == (
+        {"width": 4},
+        9,
+    )
     assert "`model.width` | whole number | `4`" in as_table(Tasks(only=str(config.task)))
 
 
 def test_declared_sections_reach_a_flax_model(tmp_path: Path, values: Write) -> None:
     document = values(text=FLAX_FILE, engine="jax", model={"width": 5}, data={"samples": 9})
     config = load(Document(document), Tasks()).config
-    described = facts(config, tmp_path)
+    described = entry_of(config.task).facts(config, tmp_path)
     assert (described.samples, described.params) == (9, 3 * 5 + 5 + 5 * 3 + 3)
     with pytest.raises(InvalidConfigError, match="did you mean width"):
         load(Document({**document, "model": {"widht": 5}}), Tasks())
@@ -204,7 +206,7 @@ def test_facts_are_kept_by_the_users_stamp_and_file(values: Write) -> None:
     stamps = []
     for section in sections:
         config = load(Document(values(**section)), Tasks()).config
-        stamps.append(data_stamp(config))
+        stamps.append(entry_of(config.task).data_stamp(config))
     assert stamps[0] == stamps[1]
     assert stamps[0] not in stamps[2:]
 
@@ -213,7 +215,7 @@ def test_another_thing_called_model_is_no_section(values: Write) -> None:
     nested = FILE.replace("class Model(samecurve.Section):", "class Model(nn.Module):")
     nested = nested.replace("model.width", "model['width']")
     config = load(Document(values(text=nested, model={"width": 4})), Tasks()).config
-    assert facts(config, "").params == 31
+    assert entry_of(config.task).facts(config, "").params == 31
     bare = FILE.replace("class Model(samecurve.Section):", "class Model:")
     with pytest.raises(UserError, match=r"Kinds.Model is no samecurve.Section"):
         load(Document(values(text=bare)), Tasks())
@@ -290,7 +292,7 @@ def test_foreign_names_pass_both_ways(pool: Pool, values: Write, tmp_path: Path)
     assert all(name.startswith("theirs.") for name in foreign)
     assert (out / "config.json").is_file()
     config = load(Document(document), Tasks()).config
-    source = read_initial_weights(out, config, facts(config, tmp_path))
+    source = read_initial_weights(out, config, entry_of(config.task).facts(config, tmp_path))
     assert source.arrays.keys() == samecurve.load(run).state_dict().keys()
     for name, array in source.arrays.items():
         np.testing.assert_array_equal(array.read(), foreign[f"theirs.{name}"].numpy())
@@ -313,26 +315,76 @@ def test_without_hooks_the_refusal_names_the_method(
         sample(tmp_path / "run", Prompt(), "cpu")
 
 
+ENTRIES = """
+from samecurve import DataSection, Section, TaskEntry
+
+
+class Model(Section):
+    width: int = 4
+
+
+class Data(DataSection):
+    samples: int = 23
+
+
+classes = {"torch": "kinds_package:Kinds"}
+ENTRY = TaskEntry(classes=classes, model=Model, data=Data)
+BARE = TaskEntry(classes=classes)
+SHARED = TaskEntry(classes=classes, engine_free="kinds_shared:Shared", model=Model, data=Data)
+TOLD = TaskEntry(classes=classes, engine_free="kinds_shared:Told", model=Model, data=Data)
+WRONG = 3
+"""
+
+SHARED = """
+class Rows:
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, ids):
+        return {"x": ids * 1.0}
+
+
+class Shared:
+    @staticmethod
+    def data_stamp(data):
+        return ["made", data.samples]
+
+    def train_data(self):
+        return Rows()
+
+    def facts(self):
+        return {"tokens_per_sample": 3}
+
+
+class Told(Shared):
+    def facts(self):
+        return {"arrays": {"0.weight": (4, 3)}}
+"""
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed package with a task, as pip would leave it."""
-    (tmp_path / "kinds_package.py").write_text(FILE)
-    (tmp_path / "kinds_entry.py").write_text(
-        "from samecurve import Section, TaskEntry\n\n\n"
-        "class Model(Section):\n    width: int = 4\n\n\n"
-        "ENTRY = TaskEntry(classes={'torch': 'kinds_package:Kinds'}, model=Model)\nWRONG = 3\n"
-    )
+    """An installed package with tasks, as pip would leave it."""
+    files = {"kinds_package": FILE, "kinds_entry": ENTRIES, "kinds_shared": SHARED}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
     info = tmp_path / "kinds-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kinds\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[samecurve.tasks]\nkinds = kinds_entry:ENTRY\nwrong = kinds_entry:WRONG\n"
-    )
+    points = {
+        "kinds": "ENTRY",
+        "bare": "BARE",
+        "shared": "SHARED",
+        "told": "TOLD",
+        "wrong": "WRONG",
+    }
+    lines = [f"{task} = kinds_entry:{entry}" for task, entry in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[samecurve.tasks]", *lines]))
     monkeypatch.syspath_prepend(str(tmp_path))
     registry.installed.cache_clear()
     yield tmp_path
     registry.installed.cache_clear()
-    for name in ("kinds_entry", "kinds_package"):
+    for name in files:
         sys.modules.pop(name, None)
 
 
@@ -342,11 +394,53 @@ def test_an_installed_package_brings_a_task() -> None:
     document = {"task": "kinds", "batch": {"samples": 5}, "data": {"samples": 11}}
     config = load(Document({**document, "model": {"width": 2}}), Tasks()).config
     assert "kinds_package" not in sys.modules  # its class is imported when it is needed
-    assert isinstance(registry.entry_of("kinds"), TaskEntry)
-    assert issubclass(registry.entry_of("kinds").model, Section)
+    assert isinstance(entry_of("kinds"), TaskEntry)
     with pytest.raises(InvalidConfigError, match="did you mean width"):
         load(Document({**document, "model": {"widt": 2}}), Tasks())
     with pytest.raises(UserError, match=r"installed package kinds: .* is int"):
         load(Document({**document, "task": "wrong"}), Tasks())
     with pytest.raises(UserError, match=r"this task has no class for engine jax"):
-        facts(config.model_copy(update={"engine": "jax"}), "")
+        entry_of("kinds").facts(config.model_copy(update={"engine": "jax"}), "")
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("task", ["kinds", "bare", "shared"])
+def test_an_installed_task_is_described_by_its_engine_where_no_arrays_are_told(
+    task: str, tmp_path: Path
+) -> None:
+    """An entry needs its classes only; an engine-free part need not tell `arrays`."""
+    document = {"task": task, "batch": {"samples": 5}, "model": {"width": 2}}
+    config = load(Document({**document, "data": {"samples": 11}}), Tasks()).config
+    facts = entry_of(task).facts(config, tmp_path)
+    assert (facts.samples, facts.params) == (11, 3 * 2 + 2 + 2 * 3 + 3)
+    assert entry_of(task).open(config, tmp_path).facts() == facts
+    with pytest.raises(InvalidConfigError, match="did you mean width"):
+        load(Document({**document, "model": {"widt": 2}}), Tasks())
+
+
+@pytest.mark.usefixtures("package")
+def test_an_installed_task_that_tells_its_arrays_needs_no_engine(tmp_path: Path) -> None:
+    config = load(Document({"task": "told", "batch": {"samples": 5}}), Tasks()).config
+    facts = entry_of("told").facts(config, tmp_path)
+    assert (facts.samples, facts.params) == (23, 12)
+    assert "kinds_package" not in sys.modules
+
+
+def test_facts_of_an_installed_task_are_kept_by_its_stamp_and_code(package: Path) -> None:
+    stamps = []
+    for samples, addition in ((9, ""), (9, ""), (8, ""), (9, "# edited\n")):
+        with (package / "kinds_package.py").open("a") as file:
+            file.write(addition)
+        document = {"task": "shared", "batch": {"samples": 5}, "data": {"samples": samples}}
+        stamps.append(entry_of("shared").data_stamp(load(Document(document), Tasks()).config))
+    assert stamps[0] == stamps[1]
+    assert stamps[0] not in stamps[2:]
+
+
+def test_an_installed_task_names_the_line_of_its_own_error(package: Path) -> None:
+    (package / "kinds_package.py").write_text(FILE.replace("logits = model", "logits = modell"))
+    config = load(Document({"task": "bare", "batch": {"samples": 5}}), Tasks()).config
+    task = entry_of("bare").open(config, package)
+    with pytest.raises(UserError, match=r"Kinds.loss\(\): NameError") as caught:
+        task.losses(task.model(), {})
+    assert "kinds_package.py:" in str(caught.value)

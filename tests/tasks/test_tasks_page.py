@@ -1,4 +1,6 @@
-"""docs/tasks.md: what it quotes stands in examples, what it shows runs, what it counts is so."""
+"""The pages about tasks: what they quote stands in examples, what they show runs, what they count
+is so.
+"""
 
 import importlib.util
 import re
@@ -21,11 +23,12 @@ from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.members import check_signatures
 from samecurve.tasks.user_class.class_place import place_of
-from samecurve.tasks.user_class.user_file import load_class
+from samecurve.tasks.user_class.load_class import load_class
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/tasks.md").read_text()
+PAGES = [ROOT / "docs/tasks.md", *sorted(ROOT.glob("docs/task-*.md"))]
+PAGE = "\n".join(page.read_text() for page in PAGES)
 SIDES = {
     "plain PyTorch": "plain.py",
     "Accelerate": "with_accelerate.py",
@@ -55,7 +58,7 @@ def blocks() -> Iterator[Block]:
 
 BLOCKS = list(blocks())
 EXCERPTS = [block for block in BLOCKS if block.before.startswith("From [examples/")]
-SIDE_BY_SIDE = [block.text for block in BLOCKS if block.heading == "One model, four ways"]
+SIDE_BY_SIDE = [block.text for block in BLOCKS if block.heading.startswith("One model, four ways")]
 
 
 def one_block(heading: str) -> str:
@@ -140,7 +143,7 @@ def test_an_augmentation_follows_sample_and_epoch() -> None:
 
 def test_the_first_task_and_what_may_be_added_to_it(tmp_path: Path) -> None:
     """my_task.py as it stands there, with the methods shown further below."""
-    first, optimizer = one_block("Tasks"), one_block("An optimizer of your own")
+    first, optimizer = one_block("A whole task"), one_block("An optimizer of your own")
     added = "\n".join(f"    {line}" if line else "" for line in optimizer.splitlines())
     path = tmp_path / "radam.py"
     path.write_text(f"import torch\n{first}\n{added}\n")
@@ -153,7 +156,7 @@ def test_the_first_task_and_what_may_be_added_to_it(tmp_path: Path) -> None:
 
 def test_the_methods_of_phases_are_called_so() -> None:
     namespace: dict[str, Any] = {"torch": torch, "F": F, "Mean": samecurve.Mean}
-    exec(one_block("More than one plain step"), namespace)
+    exec(one_block("How to write phases"), namespace)
     members = {name: namespace[name] for name in ("phases", "loss", "optimizer")}
     check_signatures(type("MyTask", (), members)(), "MyTask")
     model = nn.ModuleDict({"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 1)})
@@ -172,8 +175,8 @@ def test_sections_and_entries_are_made_so() -> None:
         "KindsModel": samecurve.Section,
         "KindsData": samecurve.DataSection,
     }
-    exec(one_block("Sections"), namespace)
-    exec(one_block("From an installed package"), namespace)
+    exec(one_block("Config fields of a task"), namespace)
+    exec(one_block("Install a task as a package"), namespace)
     assert namespace["MyTask"](namespace["MyTask"].Model(), namespace["MyTask"].Data()).width == 64
     assert set(namespace["ENTRY"].classes) == {"torch", "jax"}
 

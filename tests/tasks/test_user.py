@@ -18,9 +18,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.tasks import Tasks, open_task
+from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
-from samecurve.tasks.registry import data_stamp
 from samecurve.torch_engine.model.model_setup import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -706,7 +705,7 @@ def test_metrics_that_could_not_be_added_up(
         (
             "x = 3\n\ndef broken(:\n    pass\n",
             "My",
-            ["mine.py:3: not valid Python: invalid syntax", "mend it at this place"],
+            ["mine.py:3: not valid Python: invalid syntax", "correct the syntax of this line"],
         ),
     ],
 )
@@ -714,7 +713,7 @@ def test_a_file_without_the_class_is_refused_before_it_is_run(
     text: str, name: str, words: list[str], write: Callable[..., Config]
 ) -> None:
     config = write(name=name, text=text)
-    for call in (lambda: data_stamp(config), lambda: open_task(config, "")):
+    for call in (lambda: entry_of(config.task).data_stamp(config), lambda: open_task(config, "")):
         shown = said(call)
         assert [word for word in words if word not in shown] == [], shown
 
@@ -755,12 +754,14 @@ def test_a_file_that_is_not_there(write: Callable[..., Config], tmp_path: Path) 
     write()
     config = config_of(f"{tmp_path}/mime.py:My")
     assert (
-        said(lambda: data_stamp(config))
+        said(lambda: entry_of(config.task).data_stamp(config))
         == f"task: {tmp_path}/mime.py does not exist; this is {Path.cwd()}\n  remedy: did you mean"
         " mine.py?"
     )
     assert "can't be read: Is a directory" in said(
-        lambda: data_stamp(config_of(f"{_directory(tmp_path)}:My"))
+        lambda: entry_of(f"{_directory(tmp_path)}:My").data_stamp(
+            config_of(f"{_directory(tmp_path)}:My")
+        )
     )
 
 
@@ -772,9 +773,9 @@ def _directory(home: Path) -> Path:
 
 def test_without_data_stamp_facts_are_obtained_anew(write: Callable[..., Config]) -> None:
     config = write()
-    assert data_stamp(config) is None
+    assert entry_of(config.task).data_stamp(config) is None
     imported = write("class My:", "from elsewhere import *\nclass Other:")  # My may come from there
-    assert data_stamp(imported) is None
+    assert entry_of(imported.task).data_stamp(imported) is None
 
 
 @pytest.fixture

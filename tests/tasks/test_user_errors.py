@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from samecurve.errors import Interrupted, UserError
 from samecurve.tasks.user_class.user_errors import calling
@@ -90,3 +91,9 @@ def test_what_one_phase_kept_for_another_is_computed_in_each(task: OneFake, reme
     with pytest.raises(UserError) as raised, calling("loss()", Path(__file__)):
         task.loss("generator")
     assert remedy in raised.value.remedy
+
+
+def test_an_input_of_another_type_than_the_weights_is_cast() -> None:
+    with pytest.raises(UserError) as raised, calling("My.loss()", Path(__file__)):
+        torch.nn.Linear(3, 3)(torch.ones(2, 3, dtype=torch.float64))
+    assert raised.value.remedy.endswith("x.to(next(model.parameters()).dtype)")

@@ -29,7 +29,7 @@ from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies import replicated as strategies
+from samecurve.torch_engine.strategies import ddp
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from tiny import config_of, tiny_values
 
@@ -140,7 +140,7 @@ def counted(
 
 def main(cases: str) -> None:
     torch.set_num_threads(1)
-    strategies.sum_bucket = sum_bucket  # type: ignore[attr-defined]
+    ddp.sum_bucket = sum_bucket  # type: ignore[attr-defined]
     # ranks that are not there gather nothing, in whatever order
     GatherOrder._note = lambda *_: None  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as home:

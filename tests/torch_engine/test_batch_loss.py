@@ -227,19 +227,12 @@ class OnlyBatchLoss:
     model, train_data, batch_loss = Helper.model, Helper.train_data, Contrastive.batch_loss
 
 
-class Draws(Contrastive):
-    def batch_loss(self, features: Any) -> Mean:
-        mean = super().batch_loss(features)
-        return Mean(mean.sum * torch.rand(()), mean.weight)
-
-
 @pytest.mark.parametrize(
     ("task", "words"),
     [
         (TwoLosses, "TwoLosses has two losses, loss() and batch_loss()"),
         (OnlyFeatures, "OnlyFeatures has no batch_loss()"),
         (OnlyBatchLoss, "OnlyBatchLoss has no features()"),
-        (Draws, "Draws.batch_loss() draws random numbers (torch)"),
         (Helper, ""),
     ],
 )

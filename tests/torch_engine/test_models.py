@@ -15,6 +15,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.batch_norm import coupling_layers, synchronise_batch_norms
@@ -25,7 +26,6 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import train_rank
-from samecurve.worker.rank_requests import RankRequests
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 
@@ -84,7 +84,7 @@ def train_one(index: int, group: Any, home: str) -> None:
     task = open_task(context.config, "")
     engine: Any = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
-    train_rank(context, engine, task, RankRequests(None))
+    train_rank(context, engine, task, Requests(None))
 
 
 class InProcess:

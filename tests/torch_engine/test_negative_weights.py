@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.step_arithmetic import Clip
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.step_totals import Clip, DeviceTotals, HostTotals
+from samecurve.torch_engine.step.step_metrics import DeviceTotals, HostTotals
 
-ONE = torch.ones(())
+ONE, CPU = torch.ones(()), torch.device("cpu")
 
 
 def test_a_microbatchs_weight_is_refused_on_the_host() -> None:
-    totals = HostTotals(1, 1)
+    totals = HostTotals(1, [CPU])
     totals.add(0, 0, [Mean(ONE, 2.0), Mean(1.0, 0.0)])
     with pytest.raises(UserError, match="the weight -3"):
         totals.add(0, 0, [Mean(ONE, -ONE * 3)])
@@ -23,9 +24,9 @@ def test_a_microbatchs_weight_is_refused_on_the_host() -> None:
 @pytest.mark.parametrize(("weight", "makes_update"), [(2.0, True), (0.0, False), (-2.0, False)])
 def test_a_steps_weight_masks_the_update(weight: float, *, makes_update: bool) -> None:
     """Both kinds of totals; what a device adds up is looked at there, without waiting for it."""
-    host = HostTotals(1, 1)
+    host = HostTotals(1, [CPU])
     host.all_reduce(Comm(), [], 1)
-    device = DeviceTotals(1, [torch.device("cpu")])
+    device = DeviceTotals(1, [CPU])
     for totals in (host, device):
         sums = torch.tensor([1.0, weight], dtype=torch.float64)
         totals._sums = sums.tolist() if isinstance(totals, HostTotals) else sums

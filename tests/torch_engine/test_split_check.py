@@ -20,14 +20,14 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Task
-from samecurve.core.split_check.split_verdicts import samples_tried
+from samecurve.core.split_check.additivity import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.split_check.call_sites import kind_of
-from samecurve.torch_engine.split_check.kept_values import spaces
+from samecurve.torch_engine.split_check.side_effects import Attributes
+from samecurve.torch_engine.split_check.user_code import kind_of
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -44,19 +44,16 @@ REFUSED = {  # kind -> what its error says
     "weight_of_pairs": "gives weight 4 for 5 samples, of which 1 and 4 give 0 and 3",
     "contrastive": "Tensor.matmul compares each sample with each other",
     "balance": "Tensor.mean takes a statistic over the samples of the microbatch",
-    "softmax_over_batch": "F.softmax gives a sample other numbers in the company of others",
+    "softmax_over_batch": "F.softmax makes the numbers of a sample depend on the other samples",
     "penalty": "once for each microbatch",
     "counted_by_attribute": "attribute model.seen is changed in each forward pass",
     "late_counter": "attribute model.seen is changed in each forward pass",
-    "neighbours": "Tensor.roll gives a sample other numbers",
+    "neighbours": "Tensor.roll makes the numbers of a sample depend on",
     "norm_by_hand": "Tensor.mean takes a statistic over the samples",
     "running_mean": "changes buffer centre by the samples that it sees",
-    "sequence_first": "F.layer_norm gives a sample other numbers",
+    "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",
-    "counted_by_module": "attribute uneven_losses.SEEN.calls is changed in each forward pass",
-    "counted_by_class": "attribute Counted.calls is changed in each forward pass",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
-    "counted_around": "attribute Around.forward.calls is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
     "zero_gate": "Tensor.mean takes a statistic over the samples",
     "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
@@ -68,10 +65,8 @@ REFUSED = {  # kind -> what its error says
 }
 
 
-SAME_AT_FIRST = {  # counters turn after 50 microbatches; what is logged moves nothing
-    *("late_counter", "counted_by_module", "counted_by_class", "counted_by_list"),
-    *("counted_around", "logged_mean"),
-}
+# counters turn after 50 microbatches; what is logged moves nothing
+SAME_AT_FIRST = {"late_counter", "counted_by_list", "logged_mean"}
 
 
 def config_for(kind: str, **sections: Any) -> Config:
@@ -102,7 +97,7 @@ def planned(config: Config) -> tuple[Task, Plan]:
     """Without what is found while a task is described."""
     task = open_task(config, "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samecurve.tasks.adapter.torch_adapter.check_adds", lambda *_: None)
+        patch.setattr("samecurve.tasks.adapter.torch_adapter.try_loss", lambda *_: None)
         return task, plan(config, MACHINE, task.facts())
 
 
@@ -174,6 +169,7 @@ SOUND = (
     "logged",
     "cached",
     "signed",
+    "offset",
     "reversed",
     "masked",
     "late_draw",
@@ -282,7 +278,7 @@ def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Kept", "after_step() depends on attribute task.kept, which is of the last microbatch"),
+        ("Kept", "after_step() depends on attribute task.kept, which holds something of the last"),
         ("HandedOn", "the loss of phase second depends on attribute task.last"),
     ],
 )
@@ -311,7 +307,7 @@ def test_every_device_takes_the_same_batch_loss(kind: str, says: str) -> None:
 
 def test_a_part_that_can_not_be_computed_is_told() -> None:
     says = said_of(config_for("even_only", batch={"samples": 16, "accumulate": 2}))
-    assert "the loss can be computed of 8 samples at once, and not of fewer of them" in says
+    assert "the loss can be computed for 8 samples at once, but not for fewer of them" in says
 
 
 LIBRARY = f"{Path(library_models.__file__)}:Library"
@@ -367,6 +363,8 @@ def test_what_a_library_holds_is_not_looked_into() -> None:
     """A table of modules that are imported as they are asked for; packages of another place."""
     model = nn.Linear(2, 2)
     model.table = _Table(one="a module")  # type: ignore[assignment]
-    assert {path for path, _ in spaces(model, object())} == {"model", "model.table"}
+    attributes = Attributes(model, object())
+    assert attributes.changed() == {}
+    attributes.put_back()
     assert kind_of("/home/me/.local/lib/python3.11/site-packages/other/models.py") == "library"
     assert kind_of("/home/me/models.py") == "users"

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from samecurve.torch_engine.split_check.split_diagnosis import Recording, watch
-from samecurve.torch_engine.split_check.split_state import Attributes, GeneratorStates
+from samecurve.torch_engine.split_check.blamed_calls import Recording
+from samecurve.torch_engine.split_check.side_effects import Attributes, GeneratorStates
+from samecurve.torch_engine.split_check.watched_lines import watch
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/somelib/noise.py"
 SOURCE = "import numpy as np\n\n\ndef mask(rows):\n    return np.random.rand(rows)\n"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from samecurve.errors import RunError
-from samecurve.torch_engine.checkpoint import State, gather
+from samecurve.torch_engine.checkpoint import gather
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer
 from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.precision import LossScale
+from samecurve.torch_engine.state import State
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def state(tmp_path: Any) -> State:
     fields = config_of(tiny_values(tmp_path)).optimizer
     freeze(model, fields.rules)
     trained = optimizer_params(model)
-    return State(model, trained, BuiltInOptimizer(fields, trained), LossScale("f32", CPU))
+    return State(model, trained, BuiltInOptimizer(fields, trained))
 
 
 def saved(found: State) -> list[str]:

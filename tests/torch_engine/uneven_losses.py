@@ -16,7 +16,6 @@ from samecurve import Mean
 # Any: modules, whose attributes no type checker knows
 LOSSES: dict[str, Callable[[Any, Mapping[str, Tensor]], Mean]] = {}
 MODELS: dict[str, Callable[[], nn.Module]] = {}
-SEEN = {"calls": 0}
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])  # of classes
 
 
@@ -109,6 +108,14 @@ def signed(model: Any, batch: Any) -> Any:
     """Terms of either sign that all but cancel."""
     logits = model(batch["x"])
     return Mean((logits[:, 0] - logits[:, 1]).sum() + 1e4 * (logits - logits).sum(), len(logits))
+
+
+@loss
+def offset(model: Any, batch: Any) -> Any:
+    """A sum that float32 rounds by more than its tolerance, and float64 does not."""
+    logits = model(batch["x"])
+    size = logits[:, 0].square().sum()
+    return Mean(size + (logits[:, 0] + 1e3).sum() - 1e3 * len(logits), len(logits))
 
 
 @loss
@@ -221,14 +228,6 @@ def late_counter(model: Any, batch: Any) -> Any:
     total, weight = plain(model, batch)
     model.seen = getattr(model, "seen", 0) + 1
     return Mean(total * (2.0 if model.seen > 50 else 1.0), weight)
-
-
-@loss
-def counted_by_module(model: Any, batch: Any) -> Any:
-    """Late, in a dict of the module's."""
-    SEEN["calls"] += 1
-    total, weight = plain(model, batch)
-    return Mean(total * (2.0 if SEEN["calls"] > 50 else 1.0), weight)
 
 
 @loss
@@ -369,31 +368,6 @@ class Listed(Net):
     def __init__(self) -> None:
         super().__init__()
         self.losses: list[float] = []
-
-
-@model("counted_by_class")
-class Counted(Net):
-    """All of a kind together, late."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Any:
-        Counted.calls += 1
-        return super().forward(x) * (2.0 if Counted.calls > 50 else 1.0)
-
-
-@model("counted_around")
-def counted_around() -> nn.Module:
-    """In a variable around the forward pass, late."""
-    calls = 0
-
-    class Around(Net):
-        def forward(self, x: Tensor) -> Any:
-            nonlocal calls
-            calls += 1
-            return super().forward(x) * (2.0 if calls > 50 else 1.0)
-
-    return Around()
 
 
 @model("balance")

@@ -15,8 +15,8 @@ from samecurve.core.config.document import dump, read_file, suggest
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class.class_pickler import task_of
 from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class.load_class import is_loading
 from samecurve.tasks.user_class.user_errors import StartedWhileLoading
-from samecurve.tasks.user_class.user_file import is_loading
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
 

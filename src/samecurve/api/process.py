@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.console import PlainView
+from samecurve.observe.journal import event_of
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ class _Display:
         self._view: PlainView | None = None
 
     def show(self, line: str) -> None:
-        event = Event.from_line(line.encode())
+        event = event_of(line.encode())
         if event is None:
             print(line, end="")  # what the user's own code prints
             return

@@ -116,10 +116,12 @@ class Store:
         path = self._home / name_of(step)
         return load(path) if path.is_dir() else None
 
-    def check(self) -> None:
-        """Raise the failure of a save under way. RunError: there is one."""
+    def check(self) -> bool:
+        """Whether a save is still under way. RunError: it has failed."""
+        is_saving = self._thread is not None and self._thread.is_alive()
         if self._error is not None:
             raise self._failed(self._error) from self._error
+        return is_saving
 
     def _check_room(self, step: int, size: int) -> None:
         """Check the free space. RunError: there is no room for this rank's part."""

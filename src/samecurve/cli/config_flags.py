@@ -13,7 +13,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
-    from samecurve.convert import ConvertedConfig
+    from samecurve.convert.converted_config import ConvertedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
 
@@ -71,12 +71,12 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
     """A file's document, in our words, and how it was converted if it is another tool's."""
     from samecurve.convert import convert
     from samecurve.core.config.document import Document, read_file
-    from samecurve.tasks.user_class.class_place import find_kept_class
+    from samecurve.tasks.user_class.class_place import find_pickled_class
 
     if file is None:
         return Document(), None
     document = read_file(file)
-    find_kept_class(document, file.parent)
+    find_pickled_class(document, file.parent)
     converted = convert(document)
     if converted is None:
         return document, None
@@ -126,10 +126,10 @@ def _is_new(document: "Document", flag: ValueFlag, flags: Flags) -> bool:
 
 def _check_is_read(task: str, flag: ValueFlag, value: str) -> None:
     """UserError: the task's class takes any field, and its source does not name this one."""
-    from samecurve.tasks.user_class.source_words import mentions
+    from samecurve.tasks import entry_of
 
     name = flag.key.rpartition(".")[2]
-    if not mentions(task, name):
+    if not entry_of(task).mentions(name):
         raise UserError(
             f"{flag.names[0]} {value}: task {task} reads no {flag.key}",
             f"leave it out; --set {flag.key}={value} hands it to the class all the same",

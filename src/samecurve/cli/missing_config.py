@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.convert import convert
+from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
 from samecurve.core.system.installation import checkout
 from samecurve.errors import UserError
@@ -75,4 +75,4 @@ def _is_config(path: Path) -> bool:
         document = read_file(path)
     except UserError:  # not text, or not a mapping: nothing to offer
         return False
-    return "batch" in document.value or convert(document) is not None
+    return "batch" in document.value or tool_of(document) is not None

@@ -80,9 +80,9 @@ def plan(
     from samecurve.observe.plan_text import table
     from samecurve.run.prepare import make_plan
     from samecurve.run.weights.initial_weights import read_initial_weights
-    from samecurve.tasks import first_weights
+    from samecurve.tasks import entry_of
 
-    init_from = init_from or first_weights(loaded.config)
+    init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, speed_measure(loaded))
     weights = read_initial_weights(init_from, loaded.config, facts).notes if init_from else ()

@@ -1,20 +1,8 @@
-"""Configs of Oxidizr: YAML with `model:` and `trainer:`.
+"""Functions that oxidizr.yaml names."""
 
-There, batch_size is per device, and a step takes batch_size x gradient_accumulation x devices
-samples, as with our batch.per_device and accumulate. The optimizer is AdamW with fixed betas and
-weight decay, the learning rate constant, the gradient clipped at 1.
-"""
+from samecurve.convert.foreign_config import ForeignConfig
 
-from samecurve.convert.foreign_fields import ConvertedConfig, ForeignConfig, Table, epochs
-from samecurve.convert.oxidizr_models import (
-    convert_library_model,
-    is_beyond_language,
-)
-from samecurve.core.config.document import Document
-
-TOOL = "Oxidizr"
-_OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
-_SAME = (
+_LANGUAGE = {  # fields of the model that task `language` has under the same names
     "hidden_size",
     "num_layers",
     "num_heads",
@@ -23,159 +11,161 @@ _SAME = (
     "vocab_size",
     "max_seq_len",
     "rope_theta",
-)
-_DTYPES: Table = {
-    name: short
-    for short, names in {
-        "f32": ("F32", "FP32", "FLOAT32"),
-        "f16": ("F16", "FP16", "FLOAT16"),
-        "bf16": ("BF16", "BFLOAT16"),
-    }.items()
-    for name in names
 }
-_SYNC: Table = {
-    "CPU": "cpu",
-    "CPU_STAGING": "cpu",
-    "CPUSTAGING": "cpu",
-    "NCCL": "nccl",
-    "SINGLE": "auto",
-}
-_TRAINER = {
-    "learning_rate": "optimizer.lr",
-    "batch_size": "batch.per_device",
-    "gradient_accumulation": "batch.accumulate",
-    "log_interval": "train.log_every",
-    "save_interval": "train.save_every",
-}
-_OTHER_FIELDS = (  # of the trainer that are read
-    "max_steps",
-    "num_epochs",
-    "max_checkpoints",
-    "checkpoint_dir",
-    "load_balance_alpha",
-    "target_device",
-)
 
 
-def matches(document: Document) -> bool:
-    """By its shape: a section `trainer`, and none of ours but `model`."""
-    return isinstance(document.value.get("trainer"), dict) and not _OURS & document.value.keys()
+def integer(value: object) -> bool:
+    """Whether the field is an integer."""
+    return isinstance(value, int)
 
 
-def convert(document: Document) -> ConvertedConfig:
-    foreign = ForeignConfig(document, ("model", "trainer", "trainer.distributed"))
-    foreign.document.set("task", "language", "a config of Oxidizr")
-    foreign.document.set("model", {}, "a config of Oxidizr")
-    foreign.convert("data", "data")
-    if is_beyond_language(foreign):
-        _names_and_dtype(foreign)
-        convert_library_model(foreign)
-    else:
-        _model(foreign)
-    _length(foreign)
-    for name, key in _TRAINER.items():
-        why = "per device, there and here" if name == "batch_size" else ""
-        foreign.convert(f"trainer.{name}", key, why=why)
-    _devices(foreign)
-    _checkpoints(foreign)
-    foreign.ignore("trainer.load_balance_alpha", "balances experts; there are none")
-    for name in ("group_size", "beta_kl"):
-        foreign.ignore(f"trainer.{name}", "of a training method that nothing there used either")
-    _defaults(foreign)
-    foreign.refuse_unknown(tuple(f"trainer.{name}" for name in (*_TRAINER, *_OTHER_FIELDS)))
-    return foreign.finish(TOOL)
+def on_or_absent(value: object) -> bool:
+    """Whether a switch is on, or not in the file."""
+    return value is None or bool(value)
 
 
-def _checkpoints(foreign: ForeignConfig) -> None:
-    """How many are kept, and where."""
-    foreign.convert("trainer.max_checkpoints", "train.keep")
-    if foreign.value("trainer.max_checkpoints") is None:
-        foreign.add_default("train.keep", 10, "ten checkpoints kept")
-    home = foreign.value("trainer.checkpoint_dir")
-    if isinstance(home, str) and home:
-        foreign.run_directory = home
-        foreign.ignore(
-            "trainer.checkpoint_dir", "the run directory, unless --save-dir names another"
-        )
+def gpu(value: object) -> bool:
+    """Whether the target device is `gpu`, in small letters."""
+    return value == "gpu"
 
 
-def _defaults(foreign: ForeignConfig) -> None:
-    """What no field there sets."""
-    foreign.add_default("optimizer.betas", [0.9, 0.999], "AdamW's betas")
-    foreign.add_default(
-        "optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)"
-    )
-    foreign.add_default("optimizer.clip", 1.0, "gradients clipped at 1")
-    foreign.add_default("schedule.decay", "constant", "one learning rate for the whole run")
+def zero(value: object) -> bool:
+    """Whether a number of steps is 0, or left out."""
+    return value is None or (value == 0 and not isinstance(value, bool))
 
 
-def _model(foreign: ForeignConfig) -> None:
-    """Our names pass; a part that is switched off needs nothing.
+def full(value: object) -> bool:
+    """Whether the field is a list with something in it."""
+    return isinstance(value, list) and bool(value)
 
-    The rest is refused by our config, which says what serves it.
-    """
-    _names_and_dtype(foreign)
+
+def joined(ids: list[object]) -> str:
+    """The devices as a flag takes them: [0, 1] -> '0,1'."""
+    return ",".join(map(str, ids))
+
+
+def model_kind(foreign: ForeignConfig) -> str:
+    """The group of rules that reads the model: task `language`, or the nearest library model."""
+    mamba, layers = _mamba_layers(foreign), foreign.value("model.num_layers")
+    experts, latent = foreign.value("model.num_experts"), foreign.value("model.kv_latent_dim")
+    if not (experts or latent or foreign.value("model.mamba_layers")):
+        return "language"
+    if mamba and len(mamba) == layers:
+        return "mamba2"
+    if mamba:
+        return "granitemoehybrid" if experts else "bamba"
+    if latent:
+        return "deepseek_v3"
+    return "granitemoeshared" if foreign.value("model.shared_expert_enabled") else "mixtral"
+
+
+def read_language(foreign: ForeignConfig) -> None:
+    """Pass the fields of the model on; our config refuses what the task lacks, and says why."""
     for field in foreign.open_fields("model."):
-        name = field.removeprefix("model.")
-        if name not in _SAME and not foreign.value(field):
+        if field.removeprefix("model.") not in _LANGUAGE and not foreign.value(field):
             foreign.ignore(field, "switched off")
         else:
             foreign.convert(field, field)
 
 
-def _names_and_dtype(foreign: ForeignConfig) -> None:
-    foreign.ignore("model.name", "a run is named by its file, or by --save-dir")
-    foreign.convert_by_table("model.dtype", "train.precision", _DTYPES, "--dtype f32, f16 or bf16")
+def use_library(foreign: ForeignConfig) -> None:
+    """Set the task that trains library models."""
+    foreign.document.set("task", "huggingface", "a config of Oxidizr")
 
 
-def _length(foreign: ForeignConfig) -> None:
-    """max_steps, or where it is 0 num_epochs."""
-    steps, count = foreign.value("trainer.max_steps", 0), foreign.value("trainer.num_epochs")
-    if not _is_zero(steps):
-        foreign.convert("trainer.max_steps", "train.steps")
-        foreign.ignore(
-            "trainer.num_epochs",
-            "max_steps says how long the run is (there it ended after so many epochs, if that was"
-            " sooner)",
-        )
-    elif count is None:
-        foreign.refuse(
-            "trainer.max_steps",
-            "means whole epochs, and num_epochs does not say how many",
-            "--epochs N",
-            "train.steps",
-        )
-        foreign.ignore("trainer.num_epochs", "as if it were not there")
-    else:
-        foreign.ignore("trainer.max_steps", "whole epochs, as many as num_epochs says")
-        foreign.convert("trainer.num_epochs", "train.steps", epochs(count))
+def refuse_mamba_3(foreign: ForeignConfig) -> None:
+    """Refuse what is switched on of Mamba-3."""
+    for field in foreign.open_fields("model.mamba3_"):
+        if foreign.value(field):
+            why = "has no equal: the library has no Mamba-3"
+            foreign.refuse(field, why, "leave it out for Mamba-2")
 
 
-def _devices(foreign: ForeignConfig) -> None:
-    why = ""
-    if foreign.value("trainer.target_device") == "gpu":
-        why = "all that are visible; --gpus 0 for one"
-    foreign.convert_by_table(
-        "trainer.target_device",
-        "devices.use",
-        {"GPU": "auto", "CPU": "cpu"},
-        "--devices cpu, or --gpus 0,1",
-        why,
-    )
-    section = "trainer.distributed."
-    if foreign.value(f"{section}enabled") is True:
-        foreign.ignore(f"{section}enabled", "several devices are several devices")
-        ids = foreign.value(f"{section}gpu_ids")
-        if isinstance(ids, list) and ids:
-            foreign.convert(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
-        foreign.ignore(f"{section}gpu_ids", "all that are visible")
-        foreign.convert_by_table(
-            f"{section}backend", "devices.sync", _SYNC, "--sync-backend cpu or nccl"
-        )
-        return
-    for field in foreign.open_fields(section):
-        foreign.ignore(field, "switched off")
+def skip_switched_off(foreign: ForeignConfig) -> None:
+    """Leave the parts of a library model out that are switched off."""
+    for field in foreign.open_fields("model."):
+        if not foreign.value(field):
+            foreign.ignore(field, "switched off")
 
 
-def _is_zero(value: object) -> bool:
-    return value == 0 and not isinstance(value, bool)
+def max_length(foreign: ForeignConfig) -> object:
+    """The longest row of the model."""
+    return foreign.value("model.max_seq_len")
+
+
+def heads(foreign: ForeignConfig) -> object:
+    """The number of attention heads."""
+    return foreign.value("model.num_heads")
+
+
+def width(foreign: ForeignConfig) -> object:
+    """The width of a feed-forward part: four times the hidden size where no field says it."""
+    hidden = foreign.value("model.hidden_size")
+    default = 4 * hidden if isinstance(hidden, int) else None
+    return foreign.value("model.intermediate_size", default)
+
+
+def four_hidden(foreign: ForeignConfig) -> object:
+    """Four times the hidden size."""
+    hidden = foreign.value("model.hidden_size")
+    assert isinstance(hidden, int)
+    return 4 * hidden
+
+
+def rope(foreign: ForeignConfig) -> dict[str, object]:
+    """The library's rotary parameters."""
+    return {"rope_type": "default", "rope_theta": foreign.value("model.rope_theta")}
+
+
+def rope_of_whole_heads(foreign: ForeignConfig) -> dict[str, object]:
+    """The library's rotary parameters where a head is rotated as a whole."""
+    return {**rope(foreign), "partial_rotary_factor": 1.0}
+
+
+def add_head_sizes(foreign: ForeignConfig) -> None:
+    """Set the sizes of a head beside its rotary part."""
+    if size := _head_size(foreign):
+        why = "a head's size beside its rotary part: hidden_size / num_heads"
+        for name in ("qk_nope_head_dim", "v_head_dim"):
+            foreign.add_default(f"model.{name}", size, why)
+
+
+def add_score_scale(foreign: ForeignConfig) -> None:
+    """Set what scores of attention are multiplied by."""
+    if size := _head_size(foreign):
+        why = "scores over the root of a head's size"
+        foreign.add_default("model.attention_multiplier", size**-0.5, why)
+
+
+def layer_types(foreign: ForeignConfig) -> list[str]:
+    """The kind of each layer."""
+    mamba, layers = _mamba_layers(foreign), foreign.value("model.num_layers")
+    count = layers if isinstance(layers, int) else 0
+    return ["mamba" if layer in mamba else "attention" for layer in range(count)]
+
+
+def attention_layers(foreign: ForeignConfig) -> list[int]:
+    """The layers with attention."""
+    return [layer for layer, kind in enumerate(layer_types(foreign)) if kind == "attention"]
+
+
+def dense_layers(foreign: ForeignConfig) -> object:
+    """The number of layers without experts: none, or all."""
+    return 0 if foreign.value("model.num_experts") else foreign.value("model.num_layers")
+
+
+def one_if_on(switch: object) -> int:
+    """The number of shared experts."""
+    return int(bool(switch))
+
+
+def _mamba_layers(foreign: ForeignConfig) -> list[object]:
+    layers = foreign.value("model.mamba_layers")
+    return layers if isinstance(layers, list) else []
+
+
+def _head_size(foreign: ForeignConfig) -> int | None:
+    hidden, count = foreign.value("model.hidden_size"), foreign.value("model.num_heads")
+    if isinstance(hidden, int) and isinstance(count, int) and count > 0:
+        return hidden // count
+    return None

@@ -9,11 +9,10 @@ the same on every rank; a rank that is alone does at once what it is asked.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
-from samecurve.core.determinism.digest import combined
 from samecurve.core.evaluation.early_stop import count_waiting, metric_of, why_it_ended
 from samecurve.core.evaluation.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import REQUESTS, Event
@@ -32,12 +31,14 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
-from samecurve.core.split_check.split_verdicts import samples_tried
-from samecurve.core.step_logger import StepLogger
+from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.step_logger import StepLogger, requests_in
+from samecurve.core.weights.digest import combined
 from samecurve.units import join_words
 
 Outcome = Literal["finished", "stopped"]
 T = TypeVar("T")
+_UNASKED = (0,) * len(REQUESTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class LoopContext(Generic[State, Staged]):
     summarize: Summarize
     keep_pictures: KeepPictures  # samples into files, whose names it gives
     lr_factor: Callable[[int], float] | None = None  # of a step, by the task's own schedule
+    started: Mapping[str, Any] = field(default_factory=dict)  # more values of the `started` event
     as_if_split: bool = False  # the split check refuses what one microbatch would train, too
 
 
@@ -77,33 +79,35 @@ def train(
     counters = Counters.from_loop(saved.loop) if saved else Counters()
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
-    context.record(Event("started", done, {"exact": True} if plan.exact else {}))
+    exact = {"exact": True} if plan.exact else {}
+    context.record(Event("started", done, {**exact, **context.started}))
     _check_split(context, state, done)
+    is_alone = plan.world_size == 1  # nobody else is to agree to what this rank is asked
+    next_due, is_saving = plan.next_due(done), False
     ends_early = plan.stops_early(counters.early_waited)
 
     for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
-        lr = plan.lr_at(step, context.lr_factor)
-        state, metrics = engine.step(state, batch, lr, _LateRequests(context.requests))
-        requested = logger.flush()  # the line of the step before, while this one is computed
-        logger.defer(step, batch, lr, metrics)
-        if metrics.on_host:
-            requested |= logger.flush()
-        if plan.world_size == 1:
-            counts = zip(REQUESTS, context.requests.pending(), strict=True)
-            requested |= {request for request, count in counts if count}
-        context.store.check()
+        lr = plan.schedule.at(step, context.lr_factor)
+        requests = _UNASKED if is_alone else _LateRequests(context.requests)
+        state, metrics = engine.step(state, batch, lr, requests)
+        requested = logger.add(step, batch, lr, metrics)
+        if is_alone and any(counts := context.requests.pending()):
+            requested |= requests_in(counts)
+        if is_saving:
+            is_saving = context.store.check()
 
         done = step + 1
-        due = plan.actions_due(done) | requested
-        if done == stop_at:
-            due |= {"save", "stop"}
-        if due:
+        if requested or done in (next_due, stop_at):
+            due = plan.actions_due(done) | requested
+            if done == stop_at:
+                due |= {"save", "stop"}
             due |= logger.flush()  # what was asked during this very step counts too
             run_due_actions(context, logger, state, step=done, due=due)
-        ends_early = plan.stops_early(counters.early_waited)
-        if ends_early or ("stop" in due and done < plan.steps):
-            break
+            next_due, is_saving = plan.next_due(done), True
+            ends_early = plan.stops_early(counters.early_waited)
+            if ends_early or ("stop" in due and done < plan.steps):
+                break
         heartbeat(done, "data")
 
     logger.flush()

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpecs
-from samecurve.core.events import Activity, Event, Request
+from samecurve.core.events import Activity, Event
 from samecurve.core.planning.facts import Facts
 from samecurve.core.weights.initial_values import Initial
 
@@ -98,9 +98,13 @@ class Batch(Generic[Staged]):
     """One process's share of a step."""
 
     rounds: Staged
-    step: int
+    progress: "Progress"
     samples: int  # of the whole step, over all processes
+    num_microbatches: int  # of the whole step, over all devices
     wait_seconds: float = 0.0  # that the loop waited for it
+
+    def __post_init__(self) -> None:
+        self.step = self.progress.step
 
 
 class ArrayShard(NamedTuple):
@@ -170,7 +174,7 @@ class StepMetrics:
     weight: float
     grad_norm: float  # of the whole gradient before clipping
     finite: bool  # False: the update was masked on every rank
-    requests: Mapping[Request, int]  # seen by any rank
+    requests: tuple[int, ...]  # of all ranks, how many of each of events.REQUESTS
     wait_seconds: tuple[float, ...]  # for data, by rank
     memory_bytes: tuple[float, ...]  # peak, by device
     done_at: float  # perf_counter
@@ -241,7 +245,7 @@ class Engine(Protocol[State, Staged]):
         lines for the user; UserError: what it does not allow. as_if_split: as where a step has
         several microbatches.
     evaluate: progress: of the last step trained.
-    digests: of every array of the state by canonical name (core/determinism/digest.py).
+    digests: of every array of the state by canonical name (core/weights/digest.py).
     peak_memory: bytes that the fullest of these devices has held.
     """
 
@@ -287,13 +291,14 @@ class Feed(Protocol[Staged]):
 class Store(Protocol):
     """Writes checkpoints beside the training.
 
-    load: one that was published; None: it is not there.
+    load: a checkpoint that was published; None: it is not there.
+    check: whether a save is still under way. RunError: it has failed.
     abandon: the run has failed, wait for no other rank any more.
     """
 
     def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None: ...
     def load(self, step: int) -> Checkpoint | None: ...
-    def check(self) -> None: ...
+    def check(self) -> bool: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from samecurve.core.determinism.mean import NEGATIVE
-from samecurve.core.events import Event
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
+from samecurve.core.events import REQUESTS, Event, Request
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -64,17 +64,26 @@ class StepLogger:
         self._peak_bytes = [0] * plan.num_devices
         self._stragglers = _straggler_detector(plan)
 
-    def defer(self, step: int, batch: Batch, lr: float, metrics: PendingMetrics) -> None:
+    def add(self, step: int, batch: Batch, lr: float, metrics: PendingMetrics) -> set[Request]:
+        """Write the line of the step before, while this one is computed; and this one's too, where
+        its metrics are on the host already.
+
+        Returns what ranks were asked, as far as those lines tell.
+        """
+        requested = self.flush() if self._deferred else set()
         self._deferred = _Deferred(step, batch, lr, metrics)
+        if metrics.on_host:
+            requested |= self.flush()
+        return requested
 
     def restart_clock(self) -> None:
-        """What passed since the last step was no step's time."""
+        """Leave out the time since the last step, which was no step's."""
         self._clock = time.perf_counter()
 
-    def flush(self) -> set[str]:
+    def flush(self) -> set[Request]:
         """Write the line of the step deferred, if one is.
 
-        Returns what the ranks were asked for when it was queued.
+        Returns what ranks were asked when that step was queued.
         """
         if self._deferred is None:
             return set()
@@ -84,17 +93,18 @@ class StepLogger:
         self._clock = metrics.done_at
         self._step_seconds += seconds
         self._steps += 1
-        by_device = zip(self._peak_bytes, metrics.memory_bytes, strict=True)
-        self._peak_bytes = [max(peak, int(now)) for peak, now in by_device]
+        self._peak_bytes = list(map(max, self._peak_bytes, map(int, metrics.memory_bytes)))
 
         values = self._values(deferred, metrics, seconds)
         if not metrics.finite:
             self._skip_or_stop(deferred.step, metrics, values)
         done = deferred.step + 1
         self._record(Event("step", done, values))
-        for slow in self._stragglers.add(seconds, metrics.wait_seconds, metrics.forward_seconds):
-            self._record(Event("slow", done, slow))
-        return {request for request, count in metrics.requests.items() if count}
+        if self._stragglers:
+            waits, forwards = metrics.wait_seconds, metrics.forward_seconds
+            for slow in self._stragglers.add(seconds, waits, forwards):
+                self._record(Event("slow", done, slow))
+        return requests_in(metrics.requests) if any(metrics.requests) else set()
 
     def totals(self) -> Mapping[str, Any]:
         """Of this start; memory: each device's peak beside what the plan expected of it."""
@@ -145,7 +155,8 @@ class StepLogger:
         loss, done = metrics.loss, step + 1
         if metrics.weight < 0:
             raise RunError(
-                f"step {done}: the weights of its loss add up to {metrics.weight:g}", NEGATIVE
+                f"step {done}: the weights of its loss add up to {metrics.weight:g}",
+                NEGATIVE_WEIGHT_REMEDY,
             )
         values["skipped"] = True
         values["loss"] = loss if math.isfinite(loss) else None
@@ -178,8 +189,17 @@ class StepLogger:
         )
 
 
-def _straggler_detector(plan: Plan) -> StragglerDetector:
-    """Shares by measured speed are no fault of a rank; where they could be had, it is said."""
+def requests_in(counts: Sequence[int]) -> set[Request]:
+    """The requests of which there is one, at least. counts: in the order of events.REQUESTS."""
+    return {request for request, count in zip(REQUESTS, counts, strict=True) if count}
+
+
+def _straggler_detector(plan: Plan) -> StragglerDetector | None:
+    """What finds slow ranks, where there are several. Shares by measured speed are no fault of a
+    rank; where a run could have them, the detector says so.
+    """
+    if plan.world_size == 1:
+        return None
     if plan.microbatch_seconds:
         return StragglerDetector(plan.microbatches_per_device)
     if plan.can_be_uneven:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids, by_length
-from samecurve.core.determinism.microbatches import Assignment
+from samecurve.core.determinism.microbatches import Assignment, count_microbatches
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -279,7 +279,12 @@ class Feed(Generic[Staged]):
         keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
         least = 0 if self._plan.exact else 1
         rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
-        return Batch(self._stage(rounds, self._plan.accumulation_steps), step, len(ids))
+        return Batch(
+            self._stage(rounds, self._plan.accumulation_steps),
+            self._plan.progress_at(step),
+            samples=len(ids),
+            num_microbatches=count_microbatches(len(ids), self._plan.micro_batch_size),
+        )
 
     def _assigned(self, samples: int) -> list[Assignment]:
         """What this process's devices do in a step of so many samples."""

@@ -1,19 +1,21 @@
-"""A failed world -> the one failure that began it.
+"""Explain why the ranks of a run failed: one error for the failure that came first.
 
-Its cause first, where it came about, a remedy, and the log that has the rest. A rank that only lost
-another one, or waited for it in vain, is never the cause while some rank failed by itself.
+The error has the cause, the place in the code, a remedy, and the log with the rest.
 """
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samecurve.diagnose.known_failures import diagnose
-from samecurve.diagnose.known_failures.entry import Diagnosis, Symptom
+from samecurve.diagnose.known_failures import Diagnosis
 from samecurve.diagnose.notes import FailureNote
-from samecurve.diagnose.tracebacks import Traceback, clip, last_traceback, read_tail
+from samecurve.diagnose.rank_failure import (
+    MAX_LINES,
+    RankFailure,
+    collect_failures,
+    find_first_failure,
+)
+from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
 
 # the remedy where one rank has ended before the others
@@ -24,10 +26,7 @@ SAME_CALLS = (
 _MAX_FRAMES = 11  # lines of an unknown failure's traceback
 _MAX_FRAMES_KNOWN = 7  # and of a known one's
 _MAX_CAUSE = 400  # characters
-_MAX_LINES = 4  # of an error, or of a log without a traceback
 _MAX_RANKS = 8  # named one by one
-_END_OF_LOG = 40  # lines in which a process without a traceback may have said why
-_PREFLIGHT_TIMEOUT = re.compile(r"^pre-flight: .* did not end within ")  # waits for a failed rank
 _USER_LINE = re.compile(r"\.py:\d+$")  # a place in the user's own code
 _SAME_COMMAND = "the same command again goes on from the last save, where there is one"
 _RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
@@ -37,26 +36,6 @@ _SIGNAL_MEANS = {
     "SIGBUS": ": a file that it had mapped lost its room, often /dev/shm",
     "SIGILL": ": a library was built for another CPU",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """What is known of one rank's end."""
-
-    rank: int
-    exit_code: int  # negative: ended by that signal
-    note: FailureNote | None = None  # what it wrote down itself
-    traceback: Traceback | None = None  # of its note, or of its log
-    last_lines: tuple[str, ...] = ()  # of its log, where that has no traceback
-    diagnosis: Diagnosis | None = None  # it is a known failure
-    symptom: Symptom = ""  # "lost" another rank, or "waited" for one
-
-    @property
-    def signal_name(self) -> str:
-        """The signal that ended it, where nothing else is known; '' for another end."""
-        if self.exit_code >= 0 or self.diagnosis or self.traceback:
-            return ""
-        return signal.Signals(-self.exit_code).name
 
 
 def explain(
@@ -70,9 +49,9 @@ def explain(
     exit_places: Mapping[int, str] | None = None,
     resumes: bool = True,
 ) -> SamecurveError:
-    """The error to show for a world that failed.
+    """The error to show for a run whose ranks failed.
 
-    notes: by time
+    notes: what the failing ranks wrote down, by time
     exits: rank -> exit code, negative for a signal, of the ranks that did not end well, the first
         one first
     oom_kills: processes that the kernel ended since the start for want of memory; None: not known
@@ -81,7 +60,7 @@ def explain(
     exit_places: rank -> where its own code ended it by sys.exit(), of ranks that left so
     resumes: the same command goes on from a save
     """
-    failures = _collect_failures(notes, exits, logs)
+    failures = collect_failures(notes, exits, logs)
     if not failures:
         return RunError(
             "the ranks failed without a word", "their logs may say why", again=True, log=str(logs)
@@ -108,90 +87,8 @@ def explain(
     return error
 
 
-def _collect_failures(
-    notes: Sequence[FailureNote], exits: Mapping[int, int], logs: Path
-) -> list[RankFailure]:
-    """Those with a note first, by time; then those that only a log or an exit code tells of."""
-    with_note = {note.rank for note in notes}
-    return [
-        *(_failure_from_note(note, exits.get(note.rank, note.exit_code)) for note in notes),
-        *(
-            _failure_from_log(rank, exit_code, logs)
-            for rank, exit_code in exits.items()
-            if rank not in with_note
-        ),
-    ]
-
-
-def _failure_from_note(note: FailureNote, exit_code: int) -> RankFailure:
-    failure = RankFailure(rank=note.rank, exit_code=abs(exit_code), note=note)
-    if not note.trace:
-        if _PREFLIGHT_TIMEOUT.search(note.cause):
-            return replace(failure, symptom="waited")
-        return failure
-    traceback = last_traceback(note.trace)
-    if traceback is None:
-        return _with_diagnosis(failure, note.cause)
-    return _with_diagnosis(replace(failure, traceback=traceback), traceback.error)
-
-
-def _failure_from_log(rank: int, exit_code: int, logs: Path) -> RankFailure:
-    """A rank that was killed left no word, though its log may hold old ones."""
-    text = ""
-    if exit_code not in {-signal.SIGKILL, -signal.SIGTERM}:
-        text = read_tail(logs / f"rank-{rank}.log")
-    traceback = last_traceback(text)
-    if traceback is not None:
-        if traceback.error.startswith("KeyboardInterrupt"):
-            return RankFailure(rank=rank, exit_code=-signal.SIGTERM)
-        failure = RankFailure(rank=rank, exit_code=exit_code, traceback=traceback)
-        return _with_diagnosis(failure, traceback.error)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]
-    failure = RankFailure(rank=rank, exit_code=exit_code, last_lines=tuple(lines[-_MAX_LINES:]))
-    return _with_diagnosis(failure, "\n".join(lines[-_END_OF_LOG:]))
-
-
-def _with_diagnosis(failure: RankFailure, text: str) -> RankFailure:
-    """text: in which a known failure is looked for."""
-    diagnosis = diagnose(text)
-    if diagnosis is None:
-        return failure
-    return replace(failure, diagnosis=diagnosis, symptom=diagnosis.known.symptom)
-
-
-def find_first_failure(failures: Sequence[RankFailure]) -> RankFailure:
-    """The one that began it.
-
-    A SIGTERM is mostly what the others get; one that came before a peer was lost came from outside,
-    and so did a SIGKILL unless a rank was only late.
-    """
-    some_lost = any(failure.symptom == "lost" for failure in failures)
-    some_waited = any(failure.symptom == "waited" for failure in failures)
-    earliest = failures[0]
-
-    def failed_by_itself(failure: RankFailure) -> bool:
-        if failure.signal_name == "SIGKILL":
-            return some_lost or not some_waited or failure is earliest
-        return not failure.symptom and failure.signal_name != "SIGTERM"
-
-    def was_ended_from_outside(failure: RankFailure) -> bool:
-        return failure.signal_name == "SIGTERM" and (some_lost or failure is earliest)
-
-    likeliest_first = (
-        failed_by_itself,
-        was_ended_from_outside,
-        lambda failure: failure.symptom == "lost",
-        lambda failure: failure.symptom == "waited",
-    )
-    for is_cause in likeliest_first:
-        for failure in failures:
-            if is_cause(failure):
-                return failure
-    return earliest
-
-
 def _explain_left_early(left_early: Sequence[int], others: str, logs: Path) -> RunError:
-    """The others lost it, or waited for it: data of unequal length is the usual reason."""
+    """Explain ranks that left too early: data of unequal length is the usual reason."""
     return RunError(
         f"{_name_ranks(left_early)} left with exit code 0 before the others were done",
         SAME_CALLS,
@@ -209,8 +106,11 @@ def _explain_first(
     name_rank: bool,
     exit_place: str,
 ) -> SamecurveError:
-    """others: a line on the other ranks, or ''. name_rank: not all ranks failed in the same way.
-    exit_place: where its own code ended it by sys.exit(), or ''.
+    """Explain the rank that failed first.
+
+    others: a line on the other ranks, or ''
+    name_rank: not all ranks failed in the same way
+    exit_place: where the rank's own code called sys.exit(), or ''
     """
     log_path = ""
     if log.exists():  # a lone process has none: it wrote to the terminal
@@ -249,7 +149,7 @@ def _explain_first(
 def _explain_own_error(
     note: FailureNote, *, others: str, log: str, name_rank: bool
 ) -> SamecurveError:
-    """An error that explains itself keeps its words."""
+    """Pass on an error of ours, whose words explain it."""
     in_user_code = bool(_USER_LINE.search(note.where))
     cause, where = note.cause, note.where
     if in_user_code and name_rank:
@@ -284,9 +184,9 @@ def _explain_known(
 
 
 def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) -> RunError:
-    """By its traceback, and the user's own line in it."""
+    """Explain an unknown failure by its traceback and the user's own line in the traceback."""
     message, *more = traceback.error.splitlines()
-    more_lines = [line for line in more if line.strip()][: _MAX_LINES - 1]
+    more_lines = [line for line in more if line.strip()][: MAX_LINES - 1]
     frame = traceback.user_frame
     if frame is None:
         remedy = _SAME_COMMAND
@@ -307,7 +207,7 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
 
 
 def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple[str, str, bool]:
-    """Cause, remedy, and whether starting again may help."""
+    """The cause and the remedy of an end by a signal, and whether starting again may help."""
     cause = f"rank {rank} was ended by {signal_name}"
     if signal_name == "SIGTERM":
         return cause, f"{_SAME_COMMAND}; to stop a run, signal its launcher", True
@@ -328,7 +228,7 @@ def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple
 
 
 def _describe_others(rank: int, failures: Sequence[RankFailure], world_size: int) -> str:
-    """What all ranks but this one were doing, in one line; '' if there are none."""
+    """A line on what all ranks but this one were doing; '' if there are no others."""
     others = [failure for failure in failures if failure.rank != rank]
     lost = [other.rank for other in others if other.symptom == "lost"]
     waited = [other.rank for other in others if other.symptom == "waited"]
@@ -353,7 +253,7 @@ def _describe_others(rank: int, failures: Sequence[RankFailure], world_size: int
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    """'rank 3'; 'ranks 1, 2'; 'ranks 0, ..., 7 and 5 more'."""
+    """Ranks in words: 'rank 3', 'ranks 1, 2' or 'ranks 0, ..., 7 and 5 more'."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     names = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))

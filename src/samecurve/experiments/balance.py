@@ -87,14 +87,14 @@ def measure_speeds(
 
 @dataclass(frozen=True)
 class _Experiment:
-    """One config on one machine, tried with microbatches of two sizes."""
+    """An experiment with one config on one machine, with microbatches of two sizes."""
 
     config: Config
     machine: Machine
     facts: Facts
 
     def plan_large(self) -> tuple[Plan, int]:
-        """One microbatch for each device, as an even assignment gives it at once; and its size."""
+        """A plan with one microbatch for each device, as an even assignment has; and its size."""
         config = with_even_balance(self.config)
         even = plan(config, self.machine, self.facts)
         size = min(even.micro_batch_size, self.facts.samples // even.num_devices)
@@ -164,7 +164,7 @@ def _speed_through(large: int, large_seconds: float, small: int, small_seconds: 
 
 
 def _computing_seconds(profile: Profile) -> list[float]:
-    """By device: medians, since a machine may be busy with something else for a moment."""
+    """Seconds by device: medians, since a machine may be busy for a moment."""
     steps = profile.ranks[0].steps
     if steps[0].devices:
         return _column_medians([step.devices for step in steps])

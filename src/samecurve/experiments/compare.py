@@ -16,8 +16,8 @@ import numpy as np
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.determinism.digest import digest
 from samecurve.core.events import Event
+from samecurve.core.weights.digest import digest
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """What two runs have in common, and where they part."""
+    """A comparison of two runs: common steps, and where they part."""
 
     settings: dict[str, tuple[Any, Any]]  # what configs and plans say otherwise
     steps: int = 0  # compared
@@ -136,7 +136,7 @@ def _checkpoints_by_step(run: Run) -> dict[int, Path]:
 
 
 def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
-    """What configs say otherwise, and what the plans made of it, where it bears on results."""
+    """Settings that differ in the configs or plans and can change results."""
     settings, others = _settings(first), _settings(second)
     return {
         key: (settings.get(key), others.get(key))
@@ -210,7 +210,7 @@ def _compare_hashes(
 def _compare_arrays(
     comparison: Comparison, step: int, first: Mapping[str, str], second: Mapping[str, str]
 ) -> None:
-    """By their digests. The model's are named first."""
+    """Compare arrays by their digests. The model's arrays are named first."""
     names = {**first, **second}
     comparison.num_arrays = len(names)
     unequal = [name for name in names if first.get(name) != second.get(name)]
@@ -266,7 +266,7 @@ def describe_comparison(comparison: Comparison, first: Path, second: Path) -> li
 
 
 def _difference_lines(comparison: Comparison) -> list[str]:
-    """By step; within it the loss, then the arrays, then the norm.
+    """Differences by step; within a step the loss, then the arrays, then the norm.
 
     The arrays come after the loss, and say more than the norm of all gradients.
     """

@@ -36,7 +36,7 @@ STEPS = 6  # of each layout, where nobody says
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """What a layout did."""
+    """The losses, norms and arrays of a layout's steps."""
 
     losses: list[float | None]  # of each step; None: not finite
     norms: list[float | None]  # of its gradient
@@ -138,9 +138,9 @@ class LayoutRunner:
         return Batch(samples=self.batch, per_device=self._micro_batch_size)
 
     def reference(self, engine: str) -> Trajectory:
-        """One device, unbroken; its first step once more, to be saved by itself.
+        """Train the reference on one device, unbroken. Its first step runs again, to be saved.
 
-        Where every bit counts, of this engine; else of the config's.
+        The engine is this one where every bit counts, else the config's.
         """
         if not self.exact:
             engine = self.config.engine
@@ -200,7 +200,7 @@ class LayoutRunner:
         )
 
     def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
-        """Of the first step, before clipping, from the optimizer's first moment after it.
+        """The first step's gradient before clipping, from the optimizer's first moment after it.
 
         That is (1 - beta) x gradient (adamw, muon), or the gradient itself (sgd), after clipping.
         """

@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def spec(self) -> StrategySpec:
-        """What the planner knows of its strategy."""
+        """The planner's row of this layout's strategy."""
         return STRATEGIES[self.engine, JAX.get(self.strategy, self.strategy)]
 
     @property
@@ -104,7 +104,7 @@ def _parallel(engine: str) -> list[StrategySpec]:
 
 
 def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
-    """What train.exact serves: each engine beside itself on one device.
+    """Layouts for bit-for-bit comparison: each engine beside itself on one device.
 
     The other engine has other bits.
     """
@@ -126,7 +126,7 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
 
 
 def default_layouts(num_devices: int, engines: Sequence[str], *, accumulates: bool) -> list[Layout]:
-    """What is tried to a tolerance.
+    """Layouts for comparison within a tolerance.
 
     num_devices: how many there are to try
     engines: which can train it, the config's own first

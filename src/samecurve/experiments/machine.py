@@ -36,7 +36,7 @@ from samecurve.simulation.step_time import ASSUMED, Utilization
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """What --machine and its flags ask for."""
+    """A request of --machine and its flags."""
 
     machine: str  # words or a file
     mfu: float | None = None  # at most one of mfu and bench says what a device attains
@@ -46,7 +46,7 @@ class PredictionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a machine would do."""
+    """A prediction for a machine."""
 
     cluster: Cluster
     copies: str  # what holds one copy of the model under hsdp
@@ -86,7 +86,7 @@ class Prediction:
 
     @property
     def batch(self) -> str:
-        """What the curves hold fixed."""
+        """The batch that the curves hold fixed, in words."""
         first = next((row.plan for row in self.rows if row.plan), None)
         if first is None:
             return ""

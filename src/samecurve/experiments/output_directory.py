@@ -53,7 +53,7 @@ class OutputDirectory:
             ) from None
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
-        """By name. RunError: they can't be written; then none of them is there."""
+        """Write files by name. RunError: one can't be written; then none of them is there."""
         new, complete = not self.home.exists(), False
         parts = {name: self.home / f".{name}.part-{os.getpid()}" for name in files}
         try:

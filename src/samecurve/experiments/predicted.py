@@ -1,4 +1,4 @@
-"""What `plan --machine` says.
+"""The text and JSON of `plan --machine`.
 
 The machine, every strategy beside the others, how the plan's own step comes about, and efficiency
 by devices.
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
-    """What the machine is taken to be, each number with its source."""
+    """Assumptions about the machine, each number with its source."""
     device = cluster.device
     between = _link_line("between hosts", cluster.between)
     if cluster.hosts == 1:

@@ -42,7 +42,7 @@ Features = tuple[Arrays, Arrays]  # those that may have a gradient, and the othe
 
 
 def positions_of(number: int, count: int, micro_batch_size: int) -> HostArray:
-    """Which of the step's samples a microbatch's rows are. number: the microbatch's."""
+    """Positions in the step of a microbatch's rows. number: which microbatch of the step."""
     return number * micro_batch_size + np.arange(count, dtype=np.int32)
 
 
@@ -79,7 +79,7 @@ def microbatch_features(
 
 
 def split_by_gradient(features: Arrays) -> Features:
-    """Those of real or complex numbers, and those of whole ones."""
+    """Split features into those with a gradient (real or complex) and those of whole numbers."""
     inexact = {
         name: feature
         for name, feature in features.items()
@@ -128,7 +128,7 @@ def loss_totals(sums_of: LossSums, whole: Arrays, dtype: Any) -> jax.Array:
 
 
 def rows_gradients(gradients: Arrays, position: jax.Array) -> Arrays:
-    """Those of the rows at these positions; zeros for rows that are no samples."""
+    """Pick the gradients of the rows at these positions; zeros for rows that are no samples."""
     return {
         name: jnp.take(gradient, position, axis=0, mode="fill", fill_value=0)
         for name, gradient in gradients.items()
@@ -195,7 +195,7 @@ def accumulate_whole_batch(
 
 
 class RoundFeatures(NamedTuple):
-    """Of one round of an evaluation, from all devices, on every device."""
+    """Features of one round of an evaluation, gathered from all devices onto every device."""
 
     features: Arrays  # [devices, microbatch, ...]
     position: jax.Array  # [devices, microbatch], of the held-out samples
@@ -233,7 +233,7 @@ def make_round_features(
 
 
 def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of [devices, microbatch, ...], without the devices."""
+    """Shapes of features [devices, microbatch, ...], without the axis of devices."""
     return {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in features.items()
     }

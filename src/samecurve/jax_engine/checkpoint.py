@@ -29,7 +29,7 @@ _OPTIONAL = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a chec
 
 
 class State(TypedDict):
-    """What training moves, as one tree."""
+    """Everything that training changes, as one tree of arrays."""
 
     params: Arrays  # what is trained
     frozen: Arrays  # what is not
@@ -42,9 +42,9 @@ class State(TypedDict):
 def make_optimizer(
     fields: Optimizer, rules: Mapping[str, ParamRule]
 ) -> optax.GradientTransformation:
-    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD.
+    """Build AdamW or SGD with torch's formulas; updates times the learning rate are subtracted.
 
-    rules: of what is trained, by name.
+    rules: one for each trained parameter, by name.
     """
     values = sorted({rule.weight_decay for rule in rules.values()} - {0.0})
     decay = [
@@ -71,7 +71,7 @@ def averaged_params(state: State) -> Arrays:
 
 @dataclass(frozen=True)
 class Entry:
-    """One leaf of a state."""
+    """A leaf of the state's tree."""
 
     name: str  # canonical
     shape: Shape  # of the whole array
@@ -206,7 +206,7 @@ class StateLayout:
         return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)])
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
-        """What a checkpoint holds of a state, by name."""
+        """Arrays of a state that a checkpoint holds, by name."""
         return ((entry.name, array) for entry, array in self._stored_entries(state))
 
     def _stored_entries(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
@@ -220,7 +220,7 @@ class StateLayout:
         return self._loss_scaled or not name.startswith("loop/")
 
     def _initial_value(self, entry: Entry) -> ReadBox:
-        """Of what no model gives: zeros, and the scale."""
+        """First value of an array that no model gives: zeros, or the initial loss scale."""
         value = 0.0
         if entry.name == "loop/scale":
             value = INITIAL_SCALE if self._loss_scaled else 1.0
@@ -244,7 +244,7 @@ def _reader_of(values: HostArray) -> ReadBox:
 
 
 def _weight_name(name: str) -> str:
-    """Of the weight that an average begins with; any other name as it is."""
+    """Name of the weight that a moving average begins with; any other name is unchanged."""
     return f"model/{name.removeprefix(AVERAGE)}" if name.startswith(AVERAGE) else name
 
 

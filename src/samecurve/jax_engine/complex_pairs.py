@@ -35,5 +35,5 @@ def psum(tree: PyTree, axis: str) -> PyTree:
 
 
 def descent(gradient: PyTree) -> PyTree:
-    """What jax.grad gave, as the direction in which real losses grow: complex leaves conjugated."""
+    """Turn jax.grad's result into the direction of ascent: conjugate complex leaves."""
     return jax.tree.map(lambda leaf: jnp.conj(leaf) if is_complex(leaf) else leaf, gradient)

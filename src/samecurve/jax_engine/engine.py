@@ -1,4 +1,4 @@
-"""One process's training on jax devices: what the loop asks for, by a few compiled programs."""
+"""The JAX engine: one process's devices serve the training loop by a few compiled programs."""
 
 import resource
 import sys
@@ -13,7 +13,6 @@ from jax.stages import Compiled, Wrapped
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.digest import digest
 from samecurve.core.evaluation.eval_sums import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
@@ -28,7 +27,8 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
-from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.split_check.additivity import lines_or_refuse
+from samecurve.core.weights.digest import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,
@@ -195,7 +195,8 @@ class JaxEngine:
     @property
     def _takes_whole_rows(self) -> bool:
         """Whether a task that is not ours is given microbatches as a whole."""
-        is_theirs = hasattr(self.task, "leave_out") and not getattr(self.task, "is_ours", True)
+        has_leave_out = getattr(self.task, "leave_out", None) is not None
+        is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.micro_batch_size > 1 and not (self.plan.exact or self.plan.whole_batch)
         return is_theirs and fits
 
@@ -281,14 +282,14 @@ class JaxEngine:
         )
 
     def digests(self, state: State) -> dict[str, str]:
-        """Of arrays as this process's first device has them."""
+        """Digests of the state's arrays as this process's first device has them."""
         return {
             name: digest(np.asarray(array.addressable_data(0))).hex()
             for name, array in self.named_arrays(state)
         }
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
-        """What a checkpoint would hold of a state, by name."""
+        """Arrays of a state that a checkpoint would hold, by name."""
         return self._layout.named_arrays(state)
 
     def preflight(self) -> float:
@@ -304,7 +305,7 @@ class JaxEngine:
         return float(add(self._staging.put(np.ones(len(self._local_devices), np.float32))))
 
     def peak_memory_by_device(self) -> tuple[int, ...]:
-        """Of this process's devices."""
+        """Peak bytes of each of this process's devices."""
         return tuple(map(self._peak_memory, self._local_devices))
 
     def peak_memory(self) -> int:
@@ -313,7 +314,7 @@ class JaxEngine:
     def close(self) -> None: ...
 
     def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
-        """What this process knows of a step: zeros where others know."""
+        """Numbers of a step that this process reports; zeros where another process reports."""
         wait_seconds = np.zeros(self.plan.world_size)
         wait_seconds[self._index] = batch.wait_seconds
         memory_bytes = np.zeros(self.plan.num_devices)
@@ -321,7 +322,7 @@ class JaxEngine:
         return np.concatenate([np.asarray(requests, np.float64), wait_seconds, memory_bytes])
 
     def _to_all_reduce(self, local: NDArray[np.float64]) -> jax.Array:
-        """What all processes add up in the step; nothing where there is one."""
+        """Numbers that all processes add up in the step; an empty array for a lone process."""
         if self.plan.world_size == 1:
             return self._empty_rows
         rows = np.zeros((len(self._local_devices), len(local)), self._dtype)

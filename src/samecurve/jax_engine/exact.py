@@ -20,6 +20,7 @@ from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
+from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
@@ -125,7 +126,7 @@ class ExactEngine(JaxEngine):
         return [replica for replica, _ in updated], metrics
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
-        """One row, also where this process has none of the step."""
+        """A sample row for shapes, also on a process that has no row of the step."""
         arrays: Mapping[str, Any] = self.task.train_data()[np.arange(1)]
         if staged:
             arrays = staged[0].rows.arrays
@@ -163,7 +164,7 @@ class ExactEngine(JaxEngine):
 
         def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
             params, merge = split_trained(self._model, whole, self._layout.trained)
-            factor = scale / self.plan.nominal_weight
+            factor = loss_factor(scale, self.plan.nominal_weight)
             sums_of = LossSums(self.task, self._names, when)
             return microbatch_gradients(sums_of, merge, params, rows, factor)
 
@@ -251,10 +252,10 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _exchange_program(self) -> Callable[[int], Wrapped]:
-        """By the microbatches of a step: (packed [devices, subtrees, values], extra [devices, n])
-        -> their sums along the tree, and extra's, on every device.
+        """Compile, for a number of microbatches, the exchange of subtree sums between devices.
 
-        Each device adds up one part of the values, which all then gather.
+        (packed [devices, subtrees, values], extra [devices, n]) -> the sums of both along the tree,
+        on every device. Each device adds up one part of the values; then all devices gather them.
         """
         num_devices = self.plan.num_devices
 

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
@@ -74,9 +75,9 @@ class ExactBatchLoss:
         num_samples: int,
         when: HostArray,
     ) -> list[GradientSums]:
-        """Of each microbatch of this process; the first of the step has the loss and its weight.
+        """Gradient sums of this process's microbatches. The step's first has loss and weight.
 
-        states: by device of this process
+        states: one for each device of this process
         num_microbatches, num_samples: of the whole step
         """
         whole = self._whole(states, microbatches, num_microbatches, num_samples, when)
@@ -92,7 +93,7 @@ class ExactBatchLoss:
         ]
 
     def features(self, state: State, rows: Rows, when: HostArray) -> HostRows:
-        """Of a microbatch of an evaluation."""
+        """Features of one microbatch of an evaluation."""
         inexact, others = self._features_program(averaged_params(state), rows, when)
         position = np.asarray(rows.position)
         real = position != OUTSIDE
@@ -101,7 +102,7 @@ class ExactBatchLoss:
 
     @cached_property
     def feature_shapes(self) -> ShapeSpecs:
-        """Of a microbatch: what a device without one must know."""
+        """Shapes of a microbatch's features, for a device that has no microbatch."""
         inexact, others = self._shapes
         return {**inexact, **others}
 
@@ -158,7 +159,7 @@ class ExactBatchLoss:
         return per_device(whole, self.local_devices)
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
-        """One array over all devices, of which this process has these rows."""
+        """Make an array over all devices, of which this process has these rows."""
         shape = (self.plan.num_devices, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
 
@@ -173,14 +174,14 @@ class ExactBatchLoss:
 
     @cached_property
     def _pack_program(self) -> Wrapped:
-        """Those of one device's microbatches as [1, microbatches, rows, ...]."""
+        """Pack the features of one device's microbatches into [1, microbatches, rows, ...]."""
         return exact_jit(
             lambda features: jax.tree.map(lambda *arrays: jnp.stack(arrays)[None], *features)
         )
 
     @cached_property
     def _exchange_program(self) -> Callable[[int], Wrapped]:
-        """By the samples of a step: (features, position), a row a device, -> whole features."""
+        """Compile, for a number of samples: (features, position) by device -> all features."""
         programs: dict[int, Wrapped] = {}
 
         def of_samples(num_samples: int) -> Wrapped:
@@ -208,7 +209,7 @@ class ExactBatchLoss:
 
         def program(whole: Features, scale: jax.Array, when: jax.Array) -> tuple[Arrays, jax.Array]:
             sums_of = LossSums(self.task, self.names, when)
-            return loss_gradients(sums_of, whole, scale / self.plan.nominal_weight)
+            return loss_gradients(sums_of, whole, loss_factor(scale, self.plan.nominal_weight))
 
         return exact_jit(program)
 

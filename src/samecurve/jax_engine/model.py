@@ -108,7 +108,7 @@ def open_model(
 
 
 def param_shapes(module: nnx.Module) -> dict[str, Shape]:
-    """Of a model's parameters, by a checkpoint's names."""
+    """Shapes of a model's parameters, by their names in a checkpoint."""
     params = _split(module, "none").params
     return {name: _spec(name, leaf).shape for name, leaf in params.items()}
 
@@ -128,7 +128,7 @@ def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
 
 @dataclass(frozen=True)
 class _Split:
-    """What a module holds, by names: paths joined by dots."""
+    """A module taken apart: its arrays by name, a name being a path joined by dots."""
 
     params: dict[str, PyTree]
     params_tree: jax.tree_util.PyTreeDef
@@ -229,9 +229,9 @@ def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
 
 
 def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """What "selective" keeps: products with weights.
+    """Whether recompute "selective" keeps this result: products with weights, if they are real.
 
-    Not complex ones: jax.checkpoint can't keep complex values (reduce_precision refuses them).
+    jax.checkpoint can't keep complex values (reduce_precision refuses them).
     """
     is_product: Callable[..., bool] = partial(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, primitive

@@ -158,7 +158,7 @@ def _step(previous_done_at: float, step: _TimedStep) -> Step:
 
 
 def _timings(data: ProfileData) -> list[list[_Timing]]:
-    """By line of the trace (a thread, or a GPU's stream), what ran of compiled programs."""
+    """Runs of compiled programs, for each line of the trace (a thread, or a GPU's stream)."""
     planes = list(data.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
     lines = [
@@ -214,7 +214,7 @@ def _operations(
 
 
 def _instructions(text: str) -> dict[str, _HloInstruction]:
-    """Of a compiled program, by name; a fusion has the origin of its last part."""
+    """Instructions of a compiled program, by name; a fusion has the origin of its last part."""
     instructions = {}
     for name, shape, opcode, rest in _INSTRUCTION.findall(text):
         source = _SOURCE.search(rest)

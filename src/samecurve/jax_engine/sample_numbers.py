@@ -123,7 +123,7 @@ def _times(value: _HALF, factor: int) -> _HALF:
 
 
 def _product(one: jax.Array, other: jax.Array) -> _HALF:
-    """Of two uint32, in halves of 16 bits."""
+    """Product of two uint32, computed in halves of 16 bits."""
     low, high = one & 0xFFFF, one >> 16
     other_low, other_high = other & 0xFFFF, other >> 16
     bottom, middle = low * other_low, high * other_low

@@ -1,16 +1,16 @@
-"""The split check of tasks that take a microbatch as a whole (leave_out): their rows can see each
-other, which rows that are mapped one by one can't.
+"""The split check of jax tasks that are given a microbatch as a whole (leave_out), whose rows can
+see each other. Rows that are mapped one by one can't.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 from samecurve.core.evaluation.eval_sums import EvalSums
+from samecurve.core.split_check.additivity import SURE, Format, Trial, compare_parts
 from samecurve.core.split_check.split_errors import Evidence, explain
-from samecurve.core.split_check.split_verdicts import SURE, Format, Trial, compare_parts
 from samecurve.errors import UserError
 
-_FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; else narrow
+_FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; all others: narrow
 
 
 def whole_rows_error(
@@ -21,10 +21,12 @@ def whole_rows_error(
     copies: int,
     precision: str,
 ) -> UserError | None:
-    """Why the loss, or a metric, of rows does not add up; None: it does.
+    """Check that the loss and each metric add up over rows; None: they do.
 
-    sums_of: the task's sums of some of so many rows, on so many of a process's devices each
-    copies: of them over all processes
+    sums_of: computes the task's sums for some of the rows, on this many devices of each process
+    count: of rows
+    devices: of each process
+    copies: how often each row is counted over all processes
     """
     rows = range(count)
     cut = max(1, 3 * count // 8)
@@ -55,7 +57,7 @@ def whole_rows_error(
 
 
 def _trial(sums: EvalSums, name: str, samples: int, copies: int) -> Trial | None:
-    """None: a table of counts."""
+    """The sum and weight of a metric; None: it is a table of counts."""
     total, weight = sums[f"{name}.sum"], sums[f"{name}.weight"]
     if not isinstance(total, int | float) or not isinstance(weight, int | float):
         return None

@@ -41,7 +41,7 @@ class QueuedMetrics:
             weight=weights[0],
             grad_norm=norm,
             finite=bool(finite),
-            requests={name: int(count) for name, count in zip(REQUESTS, requests, strict=True)},
+            requests=tuple(map(int, requests)),
             wait_seconds=tuple(wait_seconds.tolist()),
             memory_bytes=tuple(memory_bytes.tolist()),
             done_at=done_at,

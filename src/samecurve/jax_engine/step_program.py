@@ -22,6 +22,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.determinism.step_arithmetic import (
+    Clip,
+    NumberFunctions,
+    loss_factor,
+    next_loss_scale,
+    scale_gradient,
+)
 from samecurve.core.evaluation.eval_sums import check_shape
 from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
@@ -33,7 +40,7 @@ from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
-_GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
+_NUMBERS = NumberFunctions(divide=jnp.divide, maximum=jnp.maximum, is_finite=jnp.isfinite)
 _BY_DEVICE = PartitionSpec(AXIS)
 OUTSIDE = 2**31 - 1  # the position of a row that only fills up a shape
 Merge = Callable[[Arrays], nnx.Module]  # what is trained -> the module
@@ -49,7 +56,7 @@ class Rows(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Of a microbatch, or of several."""
+    """Gradients and totals summed over one microbatch, or over several."""
 
     gradients: Arrays  # of the loss sum, scaled
     totals: jax.Array  # [loss sum, weight, the same of each other mean]
@@ -85,7 +92,7 @@ def make_step(
     ) -> tuple[State, jax.Array]:
         whole = strategy.gather_params(all_params(state), shapes)
         params, merge = split_trained(model, whole, layout.trained)
-        factor = state["scale"] / plan.nominal_weight
+        factor = loss_factor(state["scale"], plan.nominal_weight)
         local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
         state, update_metrics = apply_update(
@@ -130,8 +137,8 @@ Accumulate = Callable[[LossSums, Merge, Arrays, Rows, jax.Array], GradientSums]
 
 
 def progress_array(progress: Progress) -> HostArray:
-    """What programs are given of it; 64 bits where the run has them, so that a share of the steps
-    is computed as precisely as all else.
+    """Progress as the programs take it: [step, epoch], in 64 bits where the run has them, so that
+    a share of the steps is computed as precisely as everything else.
     """
     return np.array([progress.step, progress.epoch], np.int64)
 
@@ -145,7 +152,7 @@ def first_of(rows: Rows) -> Rows:
 def split_trained(
     model: FlaxModel, whole: Arrays, trained: Collection[str]
 ) -> tuple[Arrays, Merge]:
-    """Of all parameters those that are trained, and what makes the module of them."""
+    """Split off the parameters that are trained; the function makes the module of them."""
     params = {name: whole[name] for name in trained}
     return params, lambda params: model.merge({**whole, **params})
 
@@ -160,22 +167,26 @@ def apply_update(
     optimizer: Optimizer,
     layout: StateLayout,
 ) -> tuple[State, jax.Array]:
-    """One update from a step's summed gradients, which changes nothing if one is not finite.
+    """Update the parameters from a step's summed gradients, unless one of these is not finite.
 
     squared_norm: of all gradients. Returns the state, and [norm before clipping, whether the update
     was made, f16's scale].
     """
     params, scale = state["params"], state["scale"]
     loss_sum, weight = sums.totals[0], sums.totals[1]
-    correction = plan.nominal_weight / (weight * scale)
-    norm = jnp.sqrt(squared_norm) * correction
-    finite = jnp.isfinite(norm * loss_sum) & (weight > 0)
-    factor = correction
-    if optimizer.clip:
-        bound = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)
-        factor = correction * (optimizer.clip / bound)
+    scaling = scale_gradient(
+        loss_sum=loss_sum,
+        weight=weight,
+        summed_norm=jnp.sqrt(squared_norm),
+        loss_scale=scale,
+        nominal_weight=plan.nominal_weight,
+        clip=Clip(optimizer.clip, plan.fixed.clip_epsilon),
+        numbers=_NUMBERS,
+    )
+    finite: jax.Array = scaling.finite
     clipped = {
-        name: gradient * factor.astype(gradient.dtype) for name, gradient in sums.gradients.items()
+        name: gradient * scaling.factor.astype(gradient.dtype)
+        for name, gradient in sums.gradients.items()
     }
     directions, moments = layout.transform.update(clipped, state["moments"], params)
     moved = {}
@@ -200,6 +211,7 @@ def apply_update(
         scale=next_scale,
         streak=streak,
     )
+    norm: jax.Array = scaling.grad_norm
     return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
@@ -208,22 +220,16 @@ def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
 
 
 def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """f16's factor, and the finite steps since it changed.
-
-    Halved after a gradient that is not finite, doubled after many that are.
-    """
+    """f16's loss scale, and the finite steps since it changed; both unchanged otherwise."""
     if plan.precision != "f16":
         return state["scale"], state["streak"]
-    streak = jnp.where(finite, state["streak"] + 1, 0)
-    grow = streak >= _GROW_AFTER
-    grown = jnp.where(grow, state["scale"] * 2, state["scale"])
-    return jnp.where(finite, grown, state["scale"] * 0.5), jnp.where(grow, 0, streak)
+    return next_loss_scale(state["scale"], state["streak"], finite, jnp.where)
 
 
 def _accumulate(
     sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
 ) -> GradientSums:
-    """Over one device's accumulation steps.
+    """Add up the gradient sums of one device's accumulation steps.
 
     rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
     """

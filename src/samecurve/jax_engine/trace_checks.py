@@ -1,6 +1,4 @@
-"""What a task's loss does with its model, learnt from one trace: what it leaves out, draws, or
-changes.
-"""
+"""Checks of a task's loss on one jax trace: which parameters it leaves out, draws, or changes."""
 
 import random
 from collections.abc import Collection, Mapping

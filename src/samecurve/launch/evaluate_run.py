@@ -33,8 +33,7 @@ from samecurve.run.trust import check_trusted
 from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
-from samecurve.tasks import Tasks, other_data
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import Tasks, entry_of
 
 Which = Literal["held-out", "train", "test"]
 
@@ -166,9 +165,8 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
     document = run.read_document()
     if data is not None:
         reference = run.read_plan().reference
-        for key, value in other_data(
-            str(document.value["task"]), data, run.assets, reference
-        ).items():
+        entry = entry_of(str(document.value["task"]))
+        for key, value in entry.other_data(data, run.assets, reference).items():
             document.set(key, value, "-d")
     for key, (value, flag) in settings.items():
         document.set(key, value, flag)

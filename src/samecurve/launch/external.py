@@ -28,6 +28,7 @@ from samecurve.observe.failed_event import record_failure
 from samecurve.probe import probe
 from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import STOP_SIGNAL, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import PreparedRun, prepare
@@ -37,7 +38,6 @@ from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
 from samecurve.worker.main import run_rank, run_rank_with_note
-from samecurve.worker.rank_requests import STOP_SIGNAL, RankRequests
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -192,7 +192,7 @@ def _lead(
     raise failure
 
 
-def _stop_or_leave(run: Run, attempt: Attempt, requests: RankRequests) -> None:
+def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
     """Ask for a stop. If no step ends any more, say why and leave.
 
     torchrun sends the same signal for a stop that somebody wants and for a rank that is lost.

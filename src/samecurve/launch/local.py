@@ -19,14 +19,13 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
-from samecurve.run.directory.control import ask
+from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun
 from samecurve.watch.silence import HangLimit
 from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER
-from samecurve.worker.rank_requests import STOP_SIGNAL
 
 if TYPE_CHECKING:
     from samecurve.launch.restarts import RestartBudget

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: its events as event_lines.py says them.
+"""The console's view of a live run: its events in the words of event_lines.py.
 
 On a terminal a progress bar carries the latest step; redirected, one plain flushed line every
 `log_every` steps or thirty seconds; headless, the journal's own lines and nothing else.
@@ -21,7 +21,7 @@ from rich.text import Text
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
-from samecurve.observe.journal import follow
+from samecurve.observe.journal import follow, line_of
 from samecurve.observe.sensors import load_line
 from samecurve.terminal import printable
 
@@ -53,7 +53,7 @@ class JsonLines:
     """JSON lines on stdout."""
 
     def show(self, event: Event) -> None:
-        sys.stdout.write(event.line())
+        sys.stdout.write(line_of(event))
         sys.stdout.flush()
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class JsonLines:
 
 
 class PlainView:
-    """One line for what is worth one. write: takes a line."""
+    """A view that writes one line for each event worth one. write: takes a line."""
 
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan, self._run = plan, run
@@ -129,7 +129,7 @@ class RichView:
             self._plain.show(event)
 
     def _fit_to_width(self, event: Event) -> str:
-        """As many of the step's metrics as the line has room for, the most wanted first."""
+        """A step's line with as many metrics as it has room for, the most wanted first."""
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR_WIDTH - 3
         shown: set[str] = set()

@@ -74,7 +74,7 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
 
 
 def _sentence(event: Event) -> list[str]:
-    """Of an event that says one thing; [] for one that nobody need read, or that is shown else."""
+    """The sentence of a simple event; [] for an event that is not shown or shown elsewhere."""
     step, values = event.step, event.values
     text = values.get("text", "")
     match event.kind:
@@ -108,7 +108,7 @@ def _evaluated(event: Event) -> str:
 
 
 def _numbers(event: Event) -> str:
-    """Of an evaluation: arrays are no line's."""
+    """The numbers of an evaluation, without its arrays."""
     return "  ".join(
         f"{name} {_show_finite(value, '.4f')}"
         for name, value in event.values.items()

@@ -6,12 +6,13 @@ Lines reach the file whole, in one O_APPEND write, at most half a second late; a
 kind but `step`.
 """
 
+import json
 import math
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from samecurve.core.events import Event
 from samecurve.core.system.disk_errors import explain_os_error
@@ -23,6 +24,42 @@ VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"}
 _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes that are read at once
 _MOST_LINE = 1 << 26  # bytes: texts, and hashes of every array
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each line
+
+
+def line_of(event: Event) -> str:
+    """An event as a line. JSON knows no nan and no infinity: such a number is null."""
+    values = {"time": round(event.time, 3), "step": event.step, "kind": event.kind, **event.values}
+    try:
+        return _ENCODER.encode(values) + "\n"
+    except ValueError:
+        return _ENCODER.encode(_finite(values)) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event of a line; None for a line that is no event (somebody wrote into the file)."""
+    try:
+        values = json.loads(line)
+        if not isinstance(values["kind"], str):
+            return None
+        return Event(
+            values.pop("kind"),
+            int(values.pop("step")),
+            time=float(values.pop("time")),
+            values=values,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 class Journal:
@@ -44,7 +81,7 @@ class Journal:
         self._thread.start()
 
     def record(self, event: Event) -> None:
-        line = event.line().encode()
+        line = line_of(event).encode()
         with self._lock:
             self._lines.append(line)
             self._step = event.step
@@ -81,7 +118,8 @@ class Journal:
             text = f"{self._path.name} was replaced while the run wrote it: lines go on there"
         before, self._descriptor = self._descriptor, _open(self._path)
         os.close(before)
-        self._pending = Event("warned", self._step, {"text": text}).line().encode() + self._pending
+        warning = line_of(Event("warned", self._step, {"text": text}))
+        self._pending = warning.encode() + self._pending
 
     def sync(self) -> None:
         """On disk when this returns.
@@ -133,12 +171,12 @@ def _write_anew(path: Path, descriptor: int) -> None:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """One line, by others than the rank that writes the journal.
+    """Append one line from a process that is not the journal's writer.
 
     The launcher does so, and what reads beside it.
     """
     with open(path, "ab", buffering=0, opener=regular_only) as file:
-        write_all(file, event.line().encode())
+        write_all(file, line_of(event).encode())
 
 
 def cut_torn_line(path: Path) -> None:
@@ -160,7 +198,7 @@ def last_step(path: Path) -> int:
         return 0
     with open(path, "rb", opener=regular_only) as file:
         file.seek(-min(file.seek(0, os.SEEK_END), _BLOCK), os.SEEK_END)
-        events = filter(None, map(Event.from_line, file.read().split(b"\n")))
+        events = filter(None, map(event_of, file.read().split(b"\n")))
     return max((event.step for event in events if event.kind == "step"), default=0)
 
 
@@ -183,7 +221,7 @@ def read_events(path: Path) -> list[Event]:
 def _lines(path: Path) -> Iterator[Event]:
     with open(path, "rb", opener=regular_only) as file:
         for line in read_lines(file):
-            if line.endswith(b"\n") and (event := Event.from_line(line)):
+            if line.endswith(b"\n") and (event := event_of(line)):
                 yield event
 
 
@@ -208,7 +246,7 @@ def follow(
 def follow_batches(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[tuple[list[Event], int]]:
-    """As follow(), several at once, each time with the byte at which their lines end."""
+    """Like follow(), with several events at once and the byte at which their lines end."""
     position, rest = start, b""
     while True:
         ending, new = stop.is_set(), b""
@@ -221,7 +259,7 @@ def follow_batches(
         *lines, rest = (rest + new).split(b"\n")
         if lines:
             position += sum(map(len, lines)) + len(lines)
-            yield list(filter(None, map(Event.from_line, lines))), position
+            yield list(filter(None, map(event_of, lines))), position
         if len(new) < _BLOCK:
             if ending:
                 return

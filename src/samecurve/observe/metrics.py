@@ -1,4 +1,4 @@
-"""What trackers plot of an event: names and numbers, the same for each of them."""
+"""Names and numbers of an event that trackers plot, the same for every tracker."""
 
 from samecurve.core.events import Event
 

@@ -9,7 +9,7 @@ from samecurve.units import counted, show_bytes, show_count
 
 
 def banner(plan: Plan) -> list[str]:
-    """What matters of a plan, in a few lines."""
+    """The banner of a run: the plan in a few lines."""
     reasons = plan.reasons
     needed = show_bytes(sum(term.bytes for term in plan.memory))
     room = show_bytes(min(device.memory for device in plan.devices))
@@ -123,7 +123,7 @@ def _name_devices(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> str:
-    """Those of one host, and how many hosts there are."""
+    """Places of one host's devices, and the number of hosts."""
     places = [device.place for device in plan.devices]
     if plan.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
@@ -135,7 +135,7 @@ def _places(plan: Plan) -> str:
 
 
 def decisions(plan: Plan) -> dict[str, str]:
-    """What was decided, in words, by its name among the reasons."""
+    """Decisions in words, by the names that their reasons have."""
     values = {
         "devices": _places(plan),
         "strategy": plan.strategy,

@@ -1,4 +1,4 @@
-"""What the devices do beside the losses.
+"""Sensors: readings of the devices during a run.
 
 `sensors` events every few seconds, one console line for all of them, and a word when one does
 nothing. Read in a thread of the launcher. A reading that fails leaves its values out; nothing here
@@ -102,7 +102,7 @@ def record_sensors(
 
 
 def load_line(event: Event) -> str:
-    """One line for all devices: low, mean and high where they differ."""
+    """A line for all devices: low, mean and high where they differ."""
     values = event.values
     memory_bytes = values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
     parts = {

@@ -80,7 +80,7 @@ class TensorBoard:
         self._writer.write(record.SerializeToString())
 
     def _start(self, at: float, step: int) -> None:
-        """What came before at this step or later no longer counts."""
+        """Mark a start: earlier values at this step or later no longer count."""
         self._write(
             Record(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
         )
@@ -122,5 +122,5 @@ def _banner(event: Event) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """As Markdown that shows it as it is."""
+    """Markdown that shows the text unchanged."""
     return "\n".join(f"    {line}" for line in text.splitlines())

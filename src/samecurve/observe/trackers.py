@@ -32,7 +32,7 @@ class Tracker(Protocol):
     def take(self, event: Event) -> None: ...
 
     def flush(self) -> dict[str, int]:
-        """What was taken is safe; returns what a new tracker needs to go on from there."""
+        """Make what was taken safe; returns what a new tracker needs to go on from there."""
 
     def close(self) -> None: ...
 

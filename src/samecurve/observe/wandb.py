@@ -15,13 +15,13 @@ import wandb
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.journal import VOIDED, append_event
+from samecurve.observe.journal import VOIDED, append_event, event_of
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
 
 
 class WandB:
-    """Its id is the run's first attempt, so that every start goes on with the same one.
+    """A run in W&B. Its id is the run's first attempt, so that every start goes on with it.
 
     covered: what flush() gave when the run was left
     mode: offline or online
@@ -117,7 +117,7 @@ class WandB:
 
 def _identity(run: Path) -> str:
     with open(run / "journal.jsonl", "rb") as journal:
-        first = Event.from_line(journal.readline())
+        first = event_of(journal.readline())
     if first and "attempt" in first.values:
         return str(first.values["attempt"])
     return run.resolve().name

@@ -45,7 +45,7 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """One run: the plan's terms, and below them each device's peak.
+    """Memory bars. For one run: the plan's terms, and below them each device's peak.
 
     Several: the largest device of each, and its plan's estimate. None: nothing is known.
     """
@@ -143,7 +143,7 @@ def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
 
 
 def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """One bar a run: seconds of all its starts, by what they went to. None: there are none."""
+    """A bar for each run: seconds of all its starts, by use. None: there are none."""
     runs = [where_time_went(record) for record in records]
     totals = [sum(uses.values()) for uses in runs]
     if not any(totals):

@@ -81,7 +81,7 @@ def _nothing() -> None:
 
 
 def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture | None:
-    """What the loss gives beside it."""
+    """The chart of a mean that the loss gives beside itself."""
     return step_chart(
         runs,
         x_axis,
@@ -92,7 +92,7 @@ def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture |
 
 
 def _step_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict[str, Chart]:
-    """What is measured of each step, beside the loss."""
+    """Charts of each step's numbers beside the loss."""
     chart = partial(step_chart, runs, _step_axis())
     unit = "samples"
     if all(record.has_values("tokens_per_second") for record in records):
@@ -224,7 +224,7 @@ def _wait_percent(record: RunRecord) -> Column:
 
 
 def _metrics(records: Sequence[RunRecord]) -> list[str]:
-    """Of evaluations, beside the loss: numbers alone."""
+    """Names of the evaluations' metrics beside the loss that are numbers."""
     events = chain.from_iterable(record.evaluated for record in records)
     names = {
         name: None

@@ -43,7 +43,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class RunStyle:
-    """One run, and how it is drawn."""
+    """A run and the style in which it is drawn."""
 
     record: RunRecord
     legend: str
@@ -125,7 +125,7 @@ def file_name(metric: str) -> str:
 
 
 def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Picture:
-    """One metric of evaluations."""
+    """The chart of one metric of evaluations."""
     with canvas() as (figure, axes):
         drawn, notes = [], []
         for run in runs:
@@ -213,7 +213,7 @@ def _draw_line(
     raw: bool,
     smoothed: bool = True,
 ) -> list[Column]:
-    """One run's curve; returns the numbers drawn.
+    """Draw a run's curve; returns the numbers drawn.
 
     raw: each step's number, pale, behind the smoothed ones
     """

@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 def notes(record: RunRecord, name: str = "") -> Iterator[Html]:
-    """What a reader must know before any number: failed, cut off, nothing trained, damaged files.
+    """Notes that come before any number: failed, cut off, nothing trained, damaged files.
 
     name: of the run, before each note
     """
@@ -221,7 +221,7 @@ def _show_finite(value: object) -> str:
 
 
 def samples(record: RunRecord) -> Iterator[Html]:
-    """What the model made last, and first."""
+    """The model's last samples and its first."""
     if not record.sampled:
         return
     yield element("h2", "Samples")
@@ -293,7 +293,7 @@ def plan(record: RunRecord) -> Iterator[Html]:
 
 
 def config(record: RunRecord) -> Iterator[Html]:
-    """What was set, with where; defaults folded away."""
+    """Config values and where each was set; defaults are folded away."""
     if not record.config:
         return
     were_set: list[list[object]] = []

@@ -1,4 +1,4 @@
-"""What a run left behind, read for its report into a RunRecord.
+"""Read the files of a run into a RunRecord, for its report.
 
 Only files are read, and none is written. A live run, a failed one and a damaged file all have their
 record: what can't be read is a line of `faults`, never a silent gap. Steps that a resume voided are
@@ -18,7 +18,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes, regular_only
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.observe.journal import VOIDED, read_lines
+from samecurve.observe.journal import VOIDED, event_of, read_lines
 from samecurve.report.record import (
     MEANS,
     Checkpoint,
@@ -171,7 +171,7 @@ class JournalReader:
         self._add_means(as_mapping(event.values.get("metrics")))
 
     def _add_means(self, means: Mapping[str, object]) -> None:
-        """What the loss gave beside it in the step that was added last."""
+        """Add the means that the loss gave beside itself in the last added step."""
         before = len(self._columns["step"]) - 1
         for name in means:
             if MEANS + name not in self._columns and len(self._columns) < _MOST_COLUMNS:
@@ -182,7 +182,7 @@ class JournalReader:
                 self._columns[column].append(number(value))
 
     def _void_beyond(self, step: int) -> None:
-        """What was done beyond `step` before: done again, or given up."""
+        """Remove the steps beyond `step`: they were repeated, or given up."""
         record = self._record
         if self._highest <= step:
             return
@@ -212,7 +212,7 @@ def _read_journal(record: RunRecord) -> None:
                 is_whole = line.endswith(b"\n")
                 if not is_whole and record.live:
                     continue  # it is being written
-                event = Event.from_line(line) if is_whole else None
+                event = event_of(line) if is_whole else None
                 if event and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
                     reader.add(event)
                 else:
@@ -297,7 +297,7 @@ _DAMAGED = (
 
 
 def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
-    """What is saved, newest first."""
+    """Checkpoints of the run, newest first."""
     checkpoints = []
     for path in sorted((directory / "checkpoints").glob("step-[0-9]*"), reverse=True):
         try:

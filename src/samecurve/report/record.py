@@ -17,7 +17,7 @@ MEANS = "metrics/"  # before the names of columns of what the loss gives beside 
 
 @dataclass(kw_only=True)
 class Start:
-    """One go at a run, from its `planned` line to its last one."""
+    """A start of a run, from its `planned` line to its last line."""
 
     time: float  # seconds since 1970
     step: int
@@ -42,7 +42,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says of it; whether the arrays are whole is not looked at."""
+    """A checkpoint as its manifest describes it; its arrays are not checked."""
 
     step: int
     path: str
@@ -83,7 +83,7 @@ class RunRecord:
 
     @property
     def means(self) -> list[str]:
-        """What the loss gives beside it."""
+        """Names of the means that the loss gives beside itself."""
         return [name.removeprefix(MEANS) for name in self.steps if name.startswith(MEANS)]
 
     @property

@@ -26,7 +26,7 @@ _MAX_SAMPLES = 1e12  # of one step: no more is a number of samples
 
 
 class Decisions(TypedDict):
-    """What the plan decided, as plan.json has it: whatever lies there, None where nothing does."""
+    """Decisions of the plan, as plan.json has them; None where it has none."""
 
     engine: object
     strategy: object
@@ -86,7 +86,7 @@ class Sensors(TypedDict):
 
 
 class Summary(Decisions, Losses, Times, Rates, Memory, Sensors):
-    """One run in numbers."""
+    """The numbers of a run."""
 
     run: str  # its directory
     outcome: str
@@ -239,7 +239,7 @@ def _memory(record: RunRecord) -> Memory:
 
 
 def _peaks_by_device(record: RunRecord) -> list[object]:
-    """Of the last start that ended in order; [] without one."""
+    """Peak bytes by device, from the last start that ended in order; [] without one."""
     for start in reversed(record.starts):
         peaks = start.end_values.get("memory_bytes_by_device")
         if isinstance(peaks, list):
@@ -262,7 +262,7 @@ def _sensors(record: RunRecord) -> Sensors:
 
 
 def sensor_readings(record: RunRecord) -> dict[str, Grid]:
-    """By sensor: a row for each device, a number for each reading, nan where it is missing.
+    """Readings by sensor: a row for each device, a number for each reading, nan if missing.
 
     No row where there is no number at all.
     """
@@ -333,7 +333,7 @@ def _median(column: Column) -> float | None:
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[object]]]:
-    """What is not the same for all runs: by key one value a run, None where a run has none.
+    """Values that differ between runs: by key one value for each run, None if a run has none.
 
     config: what they were asked
     plan: what their plans made of it
@@ -374,7 +374,7 @@ def plan_decisions(record: RunRecord) -> dict[str, object]:
 
 
 def environment(record: RunRecord) -> dict[str, object]:
-    """Of the last start.
+    """The environment of the last start.
 
     Versions from its newest checkpoint where an older version did not write them with the start.
     """

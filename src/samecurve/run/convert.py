@@ -1,13 +1,15 @@
-"""Another tool's config, written down as one of ours.
+"""Write another tool's config as one of ours.
 
-What can be translated is; the rest stands above it, and what is still missing is an error.
+Comments above the new config say what became of each field; what our config still refuses is
+returned as errors.
 """
 
 import os
 from pathlib import Path
 
-from samecurve.convert import KINDS, ConvertedConfig
+from samecurve.convert import SHAPES
 from samecurve.convert import convert as read
+from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
@@ -15,9 +17,10 @@ from samecurve.tasks import Tasks
 
 
 def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
-    """What became of each field, and what `new`, which is written all the same, is refused for.
+    """Convert `old` and write `new`.
 
-    UserError: nothing could be read or written.
+    Returns what became of each field, and the errors for which our loader refuses the new config;
+    the file is written all the same. UserError: nothing could be read or written.
     """
     if new.suffix not in {".yaml", ".yml"}:
         raise UserError(
@@ -26,7 +29,7 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
     document = read_file(old)
     converted = read(document)
     if converted is None:
-        known = "; ".join(f"{tool} by {shape}" for tool, shape in KINDS.items())
+        known = "; ".join(f"{tool} by {shape}" for tool, shape in SHAPES.items())
         raise UserError(
             f"{old} is no config that can be converted",
             f"one of Samecurve needs no converting: samecurve plan -f {old}. Others are told by"
@@ -45,7 +48,7 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """A new file, whole or not at all."""
+    """Write a new file, whole or not at all; a file that exists is never replaced."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(text, encoding="utf-8")

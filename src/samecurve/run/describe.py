@@ -24,12 +24,13 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
+from samecurve.diagnose.known_failures import diagnose
+from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe.environment import child_environment
 from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
-from samecurve.tasks import Tasks, facts
-from samecurve.tasks.registry import data_stamp
+from samecurve.tasks import Tasks, entry_of
 
 _FRAMES, _TEXT_LINES = 8, 8  # lines of what a describing process said when it failed
 
@@ -92,7 +93,7 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
 
 def _identity(config: Config) -> Any:
     """What facts follow from; None: that can't be told without looking."""
-    stamp = data_stamp(config)
+    stamp = entry_of(config.task).data_stamp(config)
     if stamp is None:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
@@ -150,9 +151,6 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
 
 def _undescribed(code: int, stderr: str) -> RunError:
     """What the process left in place of an answer, as an error."""
-    from samecurve.diagnose.known_failures import diagnose
-    from samecurve.diagnose.tracebacks import clip, last_traceback
-
     trace = last_traceback(stderr)
     text = stderr.strip()
     frames: list[str] = []
@@ -179,7 +177,8 @@ def main(cache: str, parent: str) -> None:
     os.dup2(2, 1)  # what a user's file prints is no answer
     try:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
-        answer: dict[str, Any] = {"facts": asdict(facts(config, cache))}
+        facts = entry_of(config.task).facts(config, cache)
+        answer: dict[str, Any] = {"facts": asdict(facts)}
     except SamecurveError as error:
         answer = {
             "error": {"cause": error.cause, "remedy": error.remedy, "where": error.where},

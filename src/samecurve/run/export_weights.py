@@ -103,16 +103,16 @@ def export(
 
 def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
     """The form to write. form: None: the task's own. UserError: the task does not write it."""
-    task = checkpoint.task.task
-    form = form or str(getattr(task, "export_format", "safetensors"))
-    if form == "huggingface" and not hasattr(task, "export_hf"):
+    methods = checkpoint.task.methods
+    form = form or methods.export_format
+    if form == "huggingface" and methods.export_hf is None:
         raise UserError(
             f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
             " export_hf()",
             f"--format safetensors, or write {MEMBERS['export_hf']}",
             "--format",
         )
-    if form == "peft" and not hasattr(task, "export_adapter"):
+    if form == "peft" and methods.export_adapter is None:
         raise UserError(
             f"{checkpoint.config.task} has no adapter that peft knows: its class has no"
             " export_adapter()",

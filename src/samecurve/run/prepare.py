@@ -48,10 +48,9 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.run.warm_start import WarmStart
-from samecurve.tasks import Tasks, first_weights
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class.class_place import place_of
-from samecurve.tasks.user_class.kept_class import is_kept
+from samecurve.tasks.user_class.pickled_class import is_pickled
 from samecurve.units import counted
 
 if TYPE_CHECKING:  # most runs begin from no weights
@@ -166,7 +165,9 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
     if options.init_from is None:
-        options = replace(options, init_from=first_weights(loaded.config))
+        options = replace(
+            options, init_from=entry_of(loaded.config.task).first_weights(loaded.config)
+        )
     return options
 
 
@@ -347,7 +348,7 @@ def _write_files(accepted: _Accepted) -> None:
 def _keep_task(run: Run, config: Config) -> Config:
     """A class that is kept elsewhere is kept in the run's directory from now on."""
     place = place_of(config.task)
-    if place is None or not is_kept(place.path):
+    if place is None or not is_pickled(place.path):
         return config
     if place.path.resolve() != run.task.resolve():
         scratch = run.task.with_name(f"{run.task.name}.part")

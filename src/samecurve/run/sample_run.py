@@ -61,7 +61,7 @@ def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> S
 
 
 def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
-    if not hasattr(task.task, "respond"):
+    if task.methods.respond is None:
         return task.sample(model, prompt.seed)
     tokens = _TOKENS if prompt.tokens is None else prompt.tokens
     temperature = _TEMPERATURE if prompt.temperature is None else prompt.temperature
@@ -75,11 +75,11 @@ def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[S
 def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
     """Compare the options with the task. UserError: its class lacks a method that they need."""
     flag = "--no-chat" if prompt.chat is False else "--chat"
-    if prompt.chat is not None and "chat" not in _parameters(getattr(task.task, "respond", None)):
+    if prompt.chat is not None and "chat" not in _parameters(task.methods.respond):
         raise UserError(f"{name} knows no turns of a conversation", "leave it out", flag)
-    if hasattr(task.task, "respond"):
+    if task.methods.respond is not None:
         return
-    if not hasattr(task.task, "sample"):
+    if task.methods.sample is None:
         raise UserError(
             f"{name} makes nothing to show: its class has neither respond() nor sample()",
             f"{MEMBERS['respond']}\n    or {MEMBERS['sample']}",

@@ -11,7 +11,7 @@ from pathlib import Path
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import Place, place_of
-from samecurve.tasks.user_class.kept_class import is_kept, is_remembered
+from samecurve.tasks.user_class.pickled_class import is_pickled, is_remembered
 
 
 def check_trusted(run: Run, *, trust: bool, where: str) -> None:
@@ -42,7 +42,7 @@ def _reason(place: Place, run: Run) -> str | None:
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     if str(path) in loaded:
         return None
-    if is_kept(place.path):
+    if is_pickled(place.path):
         return None if is_remembered(path) else "no session of yours has kept that class here"
     if path.is_relative_to(run.home.resolve()):
         return "it came with the run"

@@ -68,7 +68,7 @@ class Cluster:
         )
 
     def of(self, num_devices: int) -> "Cluster":
-        """As many of these devices: a part of one host, or whole hosts."""
+        """A cluster of this many of the devices: a part of one host, or whole hosts."""
         return replace(
             self,
             hosts=max(1, num_devices // self.devices_per_host),

@@ -1,4 +1,4 @@
-"""What passes between devices in one optimizer step, and how long it takes.
+"""Traffic between devices in one optimizer step, and its duration.
 
 Bytes are counted as torch_engine sends them, time by NCCL's own model.
 
@@ -82,7 +82,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What is sent in one step; `outside`: of what lies outside of blocks."""
+    """Collectives of one step; outside: those of parameters outside of blocks."""
 
     reduced: tuple[Collective, ...] = ()  # gradients of a device that holds all, in buckets
     gathered: tuple[Collective, ...] = ()  # weights of a block
@@ -150,7 +150,7 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
 
 
 def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
-    """Of weights and gradients."""
+    """Traffic of weights and gradients under fsdp and hsdp."""
     shards = group(cluster, plan.shards, 1)
     copies = group(cluster, plan.num_devices // plan.shards, plan.shards)
     rounds, blocks = plan.accumulation_steps, max(1, facts.blocks)
@@ -196,7 +196,7 @@ class _Part:
         )
 
     def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
-        """Of gradients; an all-reduce takes one shard of them."""
+        """Collectives that sum gradients; an all-reduce takes one shard of them."""
         width = itemsize(self.plan.precision)
         cut = self.plan.shards if kind == "all-reduce" else 1
         return tuple(

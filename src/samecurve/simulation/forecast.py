@@ -1,4 +1,4 @@
-"""What each strategy, with each way of recomputing, would do on a machine one doesn't have.
+"""Forecasts for a machine one doesn't have: each strategy, with each way of recomputing.
 
 plan() is called for each, and its step's cost estimated.
 """
@@ -30,7 +30,7 @@ _BY_SHARDING = ("none", "groups", "all devices")  # the order of a table's rows
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyForecast:
-    """What one strategy would do there."""
+    """The forecast of one strategy."""
 
     name: str
     shards: int
@@ -73,7 +73,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is the same for every strategy of one table."""
+    """Values that all strategies of a table share."""
 
     facts: Facts
     cluster: Cluster

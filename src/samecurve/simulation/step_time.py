@@ -18,7 +18,7 @@ MFU = 0.4
 
 @dataclass(frozen=True)
 class Utilization:
-    """What a device attains while it computes."""
+    """The share of its peak that a device attains while it computes."""
 
     value: float  # of its peak
     source: str  # where the number comes from
@@ -119,8 +119,9 @@ def step_cost(
 
 
 def _share_run_again(plan: Plan) -> float:
-    """Of a forward pass, during the backward pass: with torch "selective" keeps every second
-    product, with jax each.
+    """The share of the forward pass that runs again during the backward pass.
+
+    "selective" keeps every second product with torch, and each product with jax.
     """
     if plan.recompute == "selective":
         return 0.5 if plan.engine == "torch" else 0.0
@@ -216,7 +217,7 @@ def _expose_sharded(
     regather = gather if plan.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
-        """Of one round; copies: summing the gradients of a block over copies of the model."""
+        """Exposed seconds of one round; copies: summing a block over copies of the model."""
         ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
         behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
         return ahead + behind + scatter + copies + scatter_outside + copies_outside

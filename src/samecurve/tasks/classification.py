@@ -1,4 +1,4 @@
-"""What classifiers share: what a class counts in the loss, and metrics from a confusion matrix.
+"""Shared parts of classifiers: class weights, and metrics from a confusion matrix.
 
 confusion: whole numbers [label, answer], how many samples. No engine is imported here.
 """
@@ -18,7 +18,7 @@ _SHOWN = 20  # classes named in an error
 def weigh_classes(
     chosen: str | Mapping[str, float], classes: Sequence[str], counts: Sequence[int]
 ) -> list[float]:
-    """What a sample counts, by the number of its class.
+    """The weight of a sample, by the number of its class.
 
     chosen: none, or balanced (of N samples in C classes N / (C n) for a class of n; a class without
         samples is not among them, and has 1), or by name

@@ -1,4 +1,4 @@
-"""`model` and `data` sections with any fields, for a task that declares none."""
+"""The `model` and `data` sections of a task that declares none: any fields."""
 
 import math
 from typing import Any
@@ -10,6 +10,7 @@ from samecurve.core.config.sections import DataSection
 
 
 def check_finite(value: Any) -> None:
+    """ValueError: a number within dicts and lists is infinite, or no number."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("should be finite numbers")
     inner: list[Any] = []
@@ -22,7 +23,7 @@ def check_finite(value: Any) -> None:
 
 
 class FreeModel(Section):
-    """Whatever the task's class reads."""
+    """The `model` section of a class that declares none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,7 +34,7 @@ class FreeModel(Section):
 
 
 class FreeData(DataSection):
-    """Whatever the task's class reads."""
+    """The `data` section of a class that declares none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,3 +42,10 @@ class FreeData(DataSection):
     def _plain(self) -> "FreeData":
         check_finite(self.model_extra)
         return self
+
+
+def section_argument(section: Section) -> Section | dict[str, Any]:
+    """A section as a task's class gets it: a declared one as it is, a free one as a dict."""
+    if isinstance(section, FreeModel | FreeData):
+        return dict(section.model_extra or {})
+    return section

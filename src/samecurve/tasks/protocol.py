@@ -1,25 +1,11 @@
-"""What a task is, as people write one: ours, a user's file, or an installed package's class.
+"""The members of a task's class, as people write it: ours, a user's, or an installed package's.
 
-A class without a base class. Three methods are required (features() and batch_loss() may stand for
-loss()), the rest of MEMBERS is optional; each has the one meaning that stands here, and
-docs/tasks.md shows how it is used. What a class leaves out is filled in, and what it returns is
-checked, by tasks/adapter, which is what engines see.
+A task is a class without a base class. model(), loss() and train_data() are required (features()
+with batch_loss() may take the place of loss()), and the rest of MEMBERS is optional. docs/tasks.md
+shows their use. tasks/adapter fills in what a class leaves out, and checks what its methods return.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays
-
-
-class Task(Protocol):
-    """What every task has."""
-
-    def model(self) -> Any: ...
-    def loss(self, model: Any, batch: Arrays) -> Mean: ...  # or with step, epoch too
-    def train_data(self) -> Any: ...
-
 
 MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",

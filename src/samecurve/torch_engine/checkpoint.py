@@ -1,4 +1,4 @@
-"""A training state, and the canonical names under which a checkpoint holds it.
+"""The canonical names under which a checkpoint holds a training state, and both ways between them.
 
 model/<parameter>, ema/<parameter> (its moving average), optimizer/<state>/<parameter>,
 optimizer/step (where updates are counted; with /<phase> where a step has several), loop/scale,
@@ -9,16 +9,14 @@ Where what is frozen is a base that comes from elsewhere (a task's frozen_base),
 in its place: frozen/sha256.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
-from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
+from samecurve.core.weights.digest import BYTES, digest
 from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.model.frozen_base import (
     DIGEST,
@@ -26,14 +24,9 @@ from samecurve.torch_engine.model.frozen_base import (
     combined_digest,
     place_sum,
 )
-from samecurve.torch_engine.model.weight_average import WeightAverage
-from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.precision import LossScale
-
-if TYPE_CHECKING:
-    from samecurve.torch_engine.step.update_phases import Phase
+from samecurve.torch_engine.state import State
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -45,24 +38,6 @@ _DTYPE_NAMES = {
 # As Strategy.local_shard and Strategy.replica_index:
 ShardOf = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]
 ReplicaOf = Callable[[torch.Tensor], tuple[int, int]]
-
-
-@dataclass
-class State:
-    model: nn.Module  # bare, with weights and gradients of this process's first device
-    trained: list[OptimizerParam]
-    optimizer: OptimizerUpdate  # of all phases
-    scale: LossScale
-    unbounded: frozenset[str] = frozenset()  # buffers with infinities from the start (a mask)
-    phases: Sequence["Phase"] = ()  # of a step, one after the other
-    # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
-    base_digest: torch.Tensor | None = None
-    average: WeightAverage | None = None
-
-    def __post_init__(self) -> None:
-        self.parameters = [param.parameter for param in self.trained]
-        # Those that the optimizer sees otherwise than the model:
-        self.viewed_apart = [param for param in self.trained if param.view is not param.parameter]
 
 
 @dataclass(frozen=True)
@@ -97,7 +72,7 @@ def _named_entries(
                 yield name, _along_first(tensor, param.parameter, shard_of, replica_of)
             else:
                 yield name, entry(tensor, tensor)
-    if state.scale.active:
+    if state.scale is not None:
         yield "loop/scale", entry(state.scale.value, state.scale.value)
         yield "loop/scale_streak", entry(state.scale.streak, state.scale.streak)
     for name, tensor in state.optimizer.shared_state():

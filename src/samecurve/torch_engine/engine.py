@@ -1,9 +1,9 @@
 """One process's training on torch devices: staging, and the state from start to checkpoint.
 
-A step: training_step.py. An evaluation: evaluation.py.
+A step is step/training_step.py, an evaluation evaluation.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -31,9 +31,8 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check.split_errors import lines_or_refuse
+from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
-from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.batch_norm import coupling_layers
 from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
@@ -41,6 +40,7 @@ from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.model.weight_average import WeightAverage
 from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
+from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
@@ -48,18 +48,15 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
 from samecurve.torch_engine.split_check.split_check import SplitCheck
+from samecurve.torch_engine.state import State
 from samecurve.torch_engine.step.precision import LossScale, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.step.step_buffers import StepBuffers
+from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
-from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.step.update_phases import make_phases, optimizer_of
-from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
-from samecurve.torch_engine.strategies.replicated import STRATEGIES
+from samecurve.torch_engine.strategies.table import make_strategy
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.model.training_mode import TrainingMode
-    from samecurve.torch_engine.strategies.protocol import Strategy
 
 
 class TorchEngine:
@@ -79,10 +76,6 @@ class TorchEngine:
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.device = devices[0]
-        if plan.exact:  # else as the user's own file may have set it
-            set_deterministic(True)
-        make_strategy: Callable[[Plan, Comm, Sequence[torch.device]], Strategy]
-        make_strategy = Exact if plan.exact else STRATEGIES[plan.strategy]
         self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(
@@ -98,7 +91,8 @@ class TorchEngine:
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
         self._exit_stack.enter_context(serving(numbers_in_work))
-        self._training_step = TrainingStep(self._setup)
+        self._training_step: Step | None = None  # put together for the state of the first step
+        self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
         self._average: WeightAverage | None = None  # train.ema, once there is a state
@@ -166,7 +160,6 @@ class TorchEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
-        del state  # its model is the strategy's
         verdict = SplitCheck(self._setup, rows, self._staged).run()
         lines = lines_or_refuse(
             verdict.error,
@@ -175,6 +168,7 @@ class TorchEngine:
             allowed=self.plan.allow_coupled,
         )
         self.keep_step_buffers(verdict.steady)
+        self._training_step = make_training_step(self._setup, state, verdict.steady)
         return lines
 
     def _assemble(self, is_given: IsGiven) -> State:
@@ -194,30 +188,31 @@ class TorchEngine:
         trained = optimizer_params(model)
         if self.plan.ema:
             self._average = WeightAverage(self.plan.ema, trained, self._strategy)
-        phases = make_phases(self._setup, trained, hidden)
+        updates, optimizer = make_updates(self._setup, trained, hidden)
+        self._training_step = None
         return State(
             model,
             trained,
-            optimizer_of(phases),
-            LossScale(self.plan.precision, self.device),
+            optimizer,
+            LossScale(self.device) if self.plan.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
-            phases=phases,
+            updates=updates,
             average=self._average,
         )
 
     def keep_step_buffers(self, names: AbstractSet[str]) -> None:
-        """Buffers that every forward pass moves alike are to move once a step.
-
-        UserError: blocks are computed again in backward.
-        """
-        self._training_step.step_buffers = StepBuffers(self._setup, names)
+        """Let buffers that every forward pass moves alike move once a step."""
+        self._step_buffers = names
+        self._training_step = None
 
     def step(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
     ) -> tuple[State, PendingMetrics]:
-        return state, self._training_step.run(state, batch, lr, requests)
+        if self._training_step is None:
+            self._training_step = make_training_step(self._setup, state, self._step_buffers)
+        return state, self._training_step.run(batch, lr, requests)
 
     def evaluate(
         self,
@@ -268,8 +263,6 @@ class TorchEngine:
         self._keyed_functions.close()
         self._exit_stack.close()
         self._strategy.close()
-        if self.plan.exact:
-            set_deterministic(False)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -284,10 +277,14 @@ class TorchEngine:
             mode.set(train=train)
 
     def _sync_buffers(self) -> None:
-        """Before what all ranks must see alike: buffers that each kept for itself
-        (train.allow_coupled) as the first has them, and those that each moved by itself.
+        """Give every rank the first one's buffers, before what all ranks must see alike: those that
+        each rank keeps for itself (train.allow_coupled) and those that each moves by itself.
         """
-        step_buffers = self._training_step.step_buffers.named(0).values()
+        step_buffers = [
+            buffer
+            for name, buffer in self._strategy.models[0].named_buffers()
+            if name in self._step_buffers
+        ]
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
 
 

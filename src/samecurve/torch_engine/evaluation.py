@@ -13,7 +13,7 @@ from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.step.step_totals import tree_sum
+from samecurve.torch_engine.step.step_metrics import tree_sum
 from samecurve.torch_engine.step.training_step import to_device
 
 _LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a whole batch's

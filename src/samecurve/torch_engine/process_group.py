@@ -1,6 +1,7 @@
-"""What passes between ranks, always over an explicit group: sums only, never averages."""
+"""What passes between ranks, always over an explicit group: sums, never averages."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,8 @@ import torch.distributed as dist
 # public in torch.distributed, where type checkers don't see them
 from torch._C._distributed_c10d import GradBucket, ReduceOp, Work
 
-from samecurve.torch_engine.profiling.timeline import Timeline
+if TYPE_CHECKING:
+    from samecurve.torch_engine.profiling.timeline import Timeline
 
 
 class Comm:
@@ -19,7 +21,7 @@ class Comm:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self.timeline = Timeline()  # where in a step this process is
+        self.timeline: Timeline | None = None  # takes the time of a step's parts, for a profile
         self.rank = dist.get_rank(group) if group is not None else 0
         self.world_size = dist.get_world_size(group) if group is not None else 1
 

@@ -34,7 +34,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.rank_logs import log_to
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
@@ -45,8 +45,7 @@ from samecurve.worker.closing import closing_all, not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import import_engine, join
-from samecurve.worker.rank_requests import STOP_SIGNAL, RankRequests
-from samecurve.worker.startup_timing import StartupClock, with_startup
+from samecurve.worker.startup_timing import StartupClock, machine_load
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as Rendezvous
@@ -59,7 +58,7 @@ def run_rank(
     rank: Rank,
     *,
     rendezvous: "Rendezvous | None" = None,
-    on_signal: Callable[[RankRequests], None] | None = None,
+    on_signal: Callable[[Requests], None] | None = None,
 ) -> Outcome:
     """Train as this rank, from joining the others to leaving them.
 
@@ -69,7 +68,7 @@ def run_rank(
     context = RankContext.read(attempt, rank)
     run, plan = context.run, context.plan
     clock = StartupClock()
-    requests = RankRequests(ControlFile(run, attempt.name) if context.is_first else None)
+    requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,7 +110,7 @@ def train_rank(
     context: RankContext,
     engine: Engine,
     task: Task,
-    requests: RankRequests,
+    requests: Requests,
     *,
     store: Store | None = None,
     clock: StartupClock | None = None,
@@ -129,7 +128,7 @@ def train_rank(
         check_goals(plan, task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
-    journal, record = _begin_journal(context, task, clock or StartupClock(), first_step)
+    journal, record = _begin_journal(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
@@ -145,6 +144,7 @@ def train_rank(
         summarize=task.summarize,
         keep_pictures=_keep_pictures(context),
         lr_factor=lr_factor(task, plan),
+        started={**(clock.seconds if clock else {}), **machine_load()},
         as_if_split=as_if_split,
     )
     closers = [feed.close, engine.close]
@@ -196,7 +196,7 @@ def _load_beginning(
 
 
 def _begin_journal(
-    context: RankContext, task: Task, clock: StartupClock, first_step: int
+    context: RankContext, task: Task, first_step: int
 ) -> tuple[Journal | None, Record]:
     """Open the journal, and copy the task's assets. Only the first rank does so, for all."""
     if not context.is_first:
@@ -204,7 +204,11 @@ def _begin_journal(
     keep_assets(context.run, task)
     journal = Journal(context.run.journal)
     earlier = context.attempt.earlier
-    return journal, with_startup(journal.record, clock, earlier=earlier, resumed_at=first_step)
+    if not earlier:
+        return journal, journal.record
+    from samecurve.worker.startup_timing import after_others
+
+    return journal, after_others(journal.record, earlier, resumed_at=first_step)
 
 
 def _ignore_event(_: Event) -> None:
@@ -306,7 +310,7 @@ def run_rank_with_note(
     rank: Rank,
     *,
     rendezvous: "Rendezvous | None" = None,
-    on_signal: Callable[[RankRequests], None] | None = None,
+    on_signal: Callable[[Requests], None] | None = None,
 ) -> int:
     """Do run_rank(), with its output in the rank's log and its failure in a note to the launcher.
 

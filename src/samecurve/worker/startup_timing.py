@@ -1,4 +1,4 @@
-"""The seconds of a start, and of the command's earlier starts, added to the journal's lines."""
+"""The seconds of a start, and of the command's earlier starts, for the journal."""
 
 import os
 import time
@@ -26,32 +26,28 @@ class StartupClock:
             self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
 
 
-def with_startup(
-    record: Callable[[Event], None],
-    clock: StartupClock,
-    *,
-    earlier: Earlier | None,
-    resumed_at: int,
+def machine_load() -> dict[str, Any]:
+    """The machine's load average, and its cores."""
+    return {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
+
+
+def after_others(
+    record: Callable[[Event], None], earlier: Earlier, *, resumed_at: int
 ) -> Callable[[Event], None]:
-    """Wrap `record`, so that events get the times of the start.
+    """Wrap record(), for a start that follows others of the same command.
 
-    `started` gets the seconds of the start's parts and the machine's load average. After the first
-    step of a restart a `recovered` line follows. The last line has the whole command's goodput.
+    A `recovered` line follows the first step. The last line has the whole command's goodput.
 
-    earlier: None: this is the command's first start.
     resumed_at: the step that this start goes on from.
     """
     recovery: list[float] = []  # the seconds of the recovery, once it is over
 
     def recorded(event: Event) -> None:
-        if event.kind == "started":
-            load = {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
-            event = replace(event, values={**event.values, **clock.seconds, **load})
-        if earlier and event.kind in {"finished", "stopped"}:
+        if event.kind in {"finished", "stopped"}:
             totals = _totals(event, earlier, recovery)
             event = replace(event, values={**event.values, **totals})
         record(event)
-        if earlier and event.kind == "step" and not recovery:
+        if event.kind == "step" and not recovery:
             recovery.append(round(event.time - earlier.failed, 3))
             record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed_at}))
 
@@ -59,7 +55,7 @@ def with_startup(
 
 
 def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
-    """Totals of all starts: wall seconds, steps, goodput, and the seconds of each recovery.
+    """The totals of all starts: wall seconds, steps, goodput, and the seconds of each recovery.
 
     Goodput is the share of the wall seconds in steps that still count.
     """

@@ -1,12 +1,13 @@
-"""Which microbatches of a step each device computes; and the tree along which they are added where
-every bit counts.
+"""Which microbatches of a step each device computes, and the tree along which they are added.
 
-A microbatch is at most `micro` neighbouring positions of a step, and one computation wherever it
-runs. Devices take contiguous runs of microbatches, as many as their speeds ask for, or all alike. A
-device with fewer of them than rounds idles in its first rounds, so that the last round, which
-reduces, is real on every device that has work at all. The assignment never sees the permutation.
+A microbatch is at most `micro_batch_size` neighbouring positions of a step, and it is the same
+computation on every device. Each device takes a contiguous run of microbatches: equally many, or as
+many as its speed allows. A device with fewer microbatches than others idles in its first rounds.
+The last round, which reduces gradients, is then real on every device that has work. The assignment
+never sees the permutation of the samples.
 
-times: what one microbatch takes each device, in any unit; empty: devices are alike.
+microbatch_seconds, below: what one microbatch takes each device, in any unit; empty: devices are
+alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,88 +17,102 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Node = tuple[int, int]  # level, index: microbatches [index << level, (index + 1) << level)
+# A node of the tree, (level, index): the microbatches [index << level, (index + 1) << level).
+Node = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one device does in a step, round by round."""
+    """A device's work in one step, round by round."""
 
-    # of each round, the microbatch's interval of the step's positions; None: the device idles
+    # for each round the microbatch, as an interval of the step's positions; None: the device idles
     rounds: tuple[tuple[int, int] | None, ...]
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """The microbatches, in the order in which they run."""
+        """The device's microbatches, in the order in which they run."""
         return [span for span in self.rounds if span is not None]
 
     @cached_property
     def extent(self) -> list[tuple[int, int]]:
-        """The one interval that they fill together; none, where there are none."""
+        """The one interval that its microbatches fill together; an empty list if it has none."""
         return [(self.spans[0][0], self.spans[-1][1])] if self.spans else []
 
 
-def split_batch(samples: int, micro: int) -> list[tuple[int, int]]:
-    """The intervals [first, last) that a step of so many samples is cut into."""
-    bounds = [*range(0, samples, micro), samples]
+def split_batch(samples: int, micro_batch_size: int) -> list[tuple[int, int]]:
+    """The intervals [first, last) of positions into which a step of `samples` is cut."""
+    bounds = [*range(0, samples, micro_batch_size), samples]
     return list(pairwise(bounds))
 
 
-def count_microbatches(samples: int, micro: int) -> int:
-    """How many intervals split_batch() gives."""
-    return -(-samples // micro)
+def count_microbatches(samples: int, micro_batch_size: int) -> int:
+    """The number of intervals that split_batch() gives."""
+    return -(-samples // micro_batch_size)
 
 
-def microbatches_of(count: int, device: int, world: int, times: Sequence[float] = ()) -> range:
-    """Which of `count` microbatches are one device's."""
-    if not times:
-        return range(count * device // world, count * (device + 1) // world)
-    counts = _soonest(count, times)
+def microbatches_of(
+    count: int, device: int, num_devices: int, microbatch_seconds: Sequence[float] = ()
+) -> range:
+    """The numbers of one device's microbatches, of the `count` that a step has."""
+    if not microbatch_seconds:
+        return range(count * device // num_devices, count * (device + 1) // num_devices)
+    counts = _earliest_finish(count, microbatch_seconds)
     first = sum(counts[:device])
     return range(first, first + counts[device])
 
 
-def _soonest(count: int, times: Sequence[float]) -> list[int]:
-    """How many microbatches each device takes so that the last is done as soon as can be.
+def _earliest_finish(count: int, microbatch_seconds: Sequence[float]) -> list[int]:
+    """How many microbatches each device takes so that the step ends as early as possible.
 
-    Each goes to whoever has it done first, which is optimal for jobs of one size on machines of any
-    speeds; those that all have done by the time in which they would be if microbatches could be cut
-    go first, at once. Of two devices that tie, the later one.
+    Each microbatch goes to the device that would finish it first, the later device in a tie. That
+    is optimal for jobs of one size on machines of any speeds. Those that every device has done in
+    the time of a perfectly even share are given out at once.
     """
-    if_cut = count / sum(1 / time for time in times) * (1 - 1e-9)
-    counts = [int(if_cut / time) for time in times]
+    even_share = count / sum(1 / seconds for seconds in microbatch_seconds) * (1 - 1e-9)
+    counts = [int(even_share / seconds) for seconds in microbatch_seconds]
 
     def done_with_one_more(device: int) -> tuple[float, int]:
-        return (counts[device] + 1) * times[device], -device
+        return (counts[device] + 1) * microbatch_seconds[device], -device
 
     while sum(counts) < count:
-        counts[min(range(len(times)), key=done_with_one_more)] += 1
+        counts[min(range(len(counts)), key=done_with_one_more)] += 1
     return counts
 
 
 def assign(
-    samples: int, micro: int, device: int, world: int, times: Sequence[float] = ()
+    samples: int,
+    micro_batch_size: int,
+    device: int,
+    num_devices: int,
+    microbatch_seconds: Sequence[float] = (),
 ) -> Assignment:
-    """What one of `world` devices does in a step of `samples`, cut into microbatches of `micro`."""
-    intervals = split_batch(samples, micro)
-    numbers = microbatches_of(len(intervals), device, world, times)
-    idle = accumulation_steps(len(intervals), world, times) - len(numbers)
-    return Assignment((None,) * idle + tuple(intervals[number] for number in numbers))
+    """Assign to one device its part of a step of `samples`."""
+    intervals = split_batch(samples, micro_batch_size)
+    numbers = microbatches_of(len(intervals), device, num_devices, microbatch_seconds)
+    rounds = accumulation_steps(len(intervals), num_devices, microbatch_seconds)
+    idle = (None,) * (rounds - len(numbers))
+    return Assignment(idle + tuple(intervals[number] for number in numbers))
 
 
-def accumulation_steps(count: int, world: int, times: Sequence[float] = ()) -> int:
-    """Microbatches of the device that has most of them."""
-    return max(_soonest(count, times)) if times else -(-count // world)
+def accumulation_steps(
+    count: int, num_devices: int, microbatch_seconds: Sequence[float] = ()
+) -> int:
+    """Rounds of a step: the microbatches of the device that has most of them."""
+    if microbatch_seconds:
+        return max(_earliest_finish(count, microbatch_seconds))
+    return -(-count // num_devices)
 
 
 class TreeSum(Generic[T]):
-    """What the microbatches of a step give, added along one binary tree, so that the sum does not
-    depend on who computed what.
+    """A sum over the microbatches of a step along one binary tree.
 
-    A node is the sum of its two children, (level - 1, 2 index) and the one after it; where the
-    right one would begin at or beyond `count`, the left one is passed on as it is. Values come from
-    left to right (some may be left out: they are another device's); what can be added is added at
-    once, so that at most log2(count) + 1 values are held for neighbouring microbatches.
+    The tree depends only on the number of microbatches, so the sum has the same bits whoever
+    computes which part. A node is the sum of its two children, (level - 1, 2 * index) and the one
+    after it. Where the right child would begin at or beyond `count`, the left child is passed on
+    unchanged.
+
+    Values come from left to right; some may be left out, because another device has them. What can
+    be added is added at once: at most log2(count) + 1 values of neighbouring microbatches are held.
 
     add: (left, right) -> their sum; it may use both up.
     """
@@ -107,6 +122,7 @@ class TreeSum(Generic[T]):
         self.held: list[tuple[Node, T]] = []
 
     def give(self, node: Node, value: T) -> None:
+        """Add the value of one node; (0, number) is a microbatch."""
         while True:
             (level, index), size = node, 1 << node[0]
             if index % 2 and self.held and self.held[-1][0] == (level, index - 1):
@@ -117,18 +133,18 @@ class TreeSum(Generic[T]):
         self.held.append((node, value))
 
     def take(self, node: Node) -> T | None:
-        """The last value, if it is this node's: its sibling is to be added to it elsewhere."""
+        """The last value, removed, if it is this node's: its sibling will be added elsewhere."""
         return self.held.pop()[1] if self.held and self.held[-1][0] == node else None
 
     def total(self) -> T:
-        """Once every microbatch was given."""
+        """The sum of all microbatches, each of which has been given."""
         ((_, value),) = self.held
         return value
 
 
 def subtrees(mine: range, count: int) -> list[Node]:
-    """The nodes whose sums one device has after its microbatches: the largest that lie within them,
-    from left to right.
+    """The nodes whose sums one device has after its microbatches `mine`, from left to right: the
+    largest nodes that lie within them.
     """
     sums: TreeSum[None] = TreeSum(count, lambda _left, _right: None)
     for number in mine:

@@ -1,7 +1,7 @@
-"""What randomness of one sample is keyed by: a pure function of (seed, epoch, sample id).
+"""Keys for the random numbers of one sample: a pure function of (seed, epoch, sample id).
 
-A mask or an augmentation drawn from such a key follows the sample: it is the same on whatever
-device, in whatever microbatch of whatever batch the sample is, under either engine.
+A mask or an augmentation drawn from such a key follows the sample. It is the same on every device,
+in every microbatch of every batch, and under both engines.
 """
 
 from dataclasses import dataclass, replace
@@ -11,20 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 HELD_OUT = -1  # the epoch of samples that are evaluated
-_SAMPLE_STREAM = 0x73616D65  # apart from what users make of default_rng((seed, id))
-_PHASE = 0xD1B54A32D192ED03  # between the seeds of phases
+_SAMPLE_STREAM = 0x73616D65  # keeps sample_rng() apart from a user's own default_rng((seed, id))
+_PHASE = 0xD1B54A32D192ED03  # between the seeds of the phases of a step
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @dataclass(eq=False)  # not frozen: one is made for every microbatch of every model
 class RowKeys:
-    """What the random numbers of a microbatch are keyed by; computed when it is asked for, since
-    most models draw nothing.
+    """Keys of a microbatch's rows. They are computed when somebody asks: most models draw nothing.
 
-    epoch: HELD_OUT for an evaluation.
-    step: of the run; 0 in an evaluation, which is to draw the same each time.
-    ids: of the samples, a row each.
+    epoch: HELD_OUT in an evaluation.
+    step: step of the run; 0 in an evaluation, which draws the same numbers each time.
+    ids: sample ids, one for each row.
     """
 
     seed: int
@@ -36,36 +35,38 @@ class RowKeys:
         return len(self.ids)
 
     def of_phase(self, number: int) -> "RowKeys":
-        """For the number-th phase of a step: each draws numbers of its own."""
+        """Keys for one of several updates in a step (a GAN's critic and generator): each phase
+        draws numbers of its own.
+        """
         return replace(self, seed=self.seed + number * _PHASE) if number else self
 
     @cached_property
     def values(self) -> NDArray[np.int64]:
-        """A key for each row."""
+        """Keys, one for each row."""
         return row_keys(self.seed, self.epoch, self.ids)
 
     @cached_property
     def step_key(self) -> int:
-        """For numbers that belong to no sample: the same in every microbatch of the step."""
+        """A key for numbers that belong to no sample: the same in every microbatch of the step."""
         return step_key(self.seed, self.epoch, self.step)
 
 
 def sample_rng(sample_id: int, epoch: int = 0, *, seed: int = 0) -> np.random.Generator:
     """A generator for one sample in one epoch: for an augmentation that follows the sample.
 
-    A pure function: the same numbers in whichever process, on whatever device, in a resumed run.
-    sample_id, epoch: at least 0. seed: another one for another stream; it is not the run's
-    train.seed, unless you pass that.
+    A pure function: it gives the same numbers in every process, on every device, and in a resumed
+    run.
+    sample_id, epoch: at least 0.
+    seed: another seed gives another stream. It is not the run's train.seed, unless you pass that.
     """
     return np.random.default_rng((_SAMPLE_STREAM, seed, epoch, sample_id))
 
 
 def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One well-mixed key in 0..2**63-1 for each sample id, in the shape of `ids`; masks keyed by it
-    follow the sample, not the device.
+    """Well-mixed keys in 0..2**63-1, one for each sample id, in the shape of `ids`.
 
-    A SplitMix64 stream for each (seed, epoch), entered at the sample's id: mix(start + id * step),
-    its top 63 bits.
+    Each (seed, epoch) has a SplitMix64 stream, which is entered at the sample's id:
+    mix(start + id * step). The key is its top 63 bits.
     """
     start = mix(mix(_word(seed) + _STEP) + _word(epoch) * _STEP)
     mixed: NDArray[np.uint64] = mix(start + ids.astype(np.uint64) * _STEP)
@@ -73,14 +74,14 @@ def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
-    """A well-mixed key in 0..2**63-1, of another stream than those of samples."""
+    """A well-mixed key in 0..2**63-1 for a step, from another stream than the keys of samples."""
     start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
     mixed = mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1)
     return int(mixed[0])
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finalizer, a bijection.
+    """SplitMix64's finalizer: a bijection of 64-bit words.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
     """
@@ -90,5 +91,5 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _word(value: int) -> NDArray[np.uint64]:
-    """As an array, whose arithmetic wraps silently where a scalar's warns."""
+    """Make a 64-bit word an array: arithmetic on arrays wraps silently, on scalars it warns."""
     return np.array([value % 2**64], np.uint64)

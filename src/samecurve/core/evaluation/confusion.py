@@ -13,7 +13,7 @@ CLASS_WEIGHT = "class_weight/"  # before the names of classes in a run's referen
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Of one class. What is divided by nothing is 0."""
+    """Scores of one class. A quotient with 0 below it is 0."""
 
     name: str
     samples: int  # with that label

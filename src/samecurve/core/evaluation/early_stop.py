@@ -1,4 +1,4 @@
-"""What evaluations mean for the run: which is the best, and whether it ends for want of a better.
+"""Consequences of evaluations: the best one so far, and whether the run ends early.
 
 All of it follows from summed metrics and from counters that checkpoints hold, so that it is the
 same on every rank, on any number of devices, and after a resume.
@@ -15,7 +15,7 @@ from samecurve.errors import UserError
 
 
 def metric_of(counters: Counters, goal: MetricGoal) -> float | None:
-    """Of the last evaluation; None: not finite. UserError: it has none of that name."""
+    """The goal's metric in the last evaluation; None: not finite. UserError: it is not there."""
     check_metric(goal, counters.metrics)
     return counters.metrics[goal.metric]
 
@@ -64,7 +64,7 @@ def count_waiting(counters: Counters, rule: EarlyStopRule, step: int) -> None:
 
 
 def why_it_ended(rule: EarlyStopRule, counters: Counters) -> dict[str, Any]:
-    """Of a run that stopped early, as the journal has it."""
+    """The reason of an early stop, as the journal has it."""
     return {
         "metric": rule.goal.metric,
         "best": counters.early_value,

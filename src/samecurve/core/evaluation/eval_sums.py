@@ -20,7 +20,7 @@ Metric = float | list[Any] | tuple[Any, ...] | NDArray[Any]  # a number, or an a
 
 
 class SumSpec(NamedTuple):
-    """What one of a task's sums looks like, the same for every microbatch."""
+    """The form of one of a task's sums, the same for every microbatch."""
 
     shape: tuple[int, ...] = ()  # (): one number
     integer: bool = False  # a count: added exactly, up to 2**63
@@ -66,7 +66,7 @@ def unpack_sums(
 
 
 def sums_of_ones(specs: SumSpecs) -> dict[str, EvalSum]:
-    """As an evaluation might give them."""
+    """Sums of ones in the form of an evaluation's sums."""
     floats, counts = (np.ones(size(specs, integer=integer)) for integer in (False, True))
     return unpack_sums(specs, floats, counts.astype(np.int64))
 

@@ -1,4 +1,4 @@
-"""Which evaluation is the best one, and when a run ends for want of a better one.
+"""The rules by which an evaluation is the best one, and by which a run ends early.
 
 Both follow from the metrics summed over all devices, so that every rank comes to the same answer.
 """
@@ -11,13 +11,16 @@ Mode = Literal["min", "max"]
 
 @dataclass(frozen=True)
 class MetricGoal:
-    """What is to become less, or more."""
+    """A metric, and whether less or more of it is better."""
 
     metric: str = "loss"
     mode: Mode = "min"
 
     def is_better(self, value: float | None, than: float | None, by: float = 0.0) -> bool:
-        """By more than `by`. None: not finite, or, of `than`, not known yet."""
+        """Whether `value` is better than `than` by more than `by`.
+
+        value None: not finite. than None: not finite, or not known yet.
+        """
         if value is None:
             return False
         if than is None:

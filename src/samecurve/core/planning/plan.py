@@ -183,13 +183,22 @@ class Plan:
         """What is to be done after so many steps; everything at the end."""
         if done >= self.steps:
             return self.actions_at_end()
+        return {what for what, gap in self._steps_between.items() if done % gap == 0}
+
+    def next_due(self, done: int) -> int:
+        """The first step after `done` for which actions_due() gives something."""
+        following = (done - done % gap + gap for gap in self._steps_between.values())
+        return min(self.steps, *following) if self._steps_between else self.steps
+
+    @property
+    def _steps_between(self) -> dict[str, int]:
         every = {
             "evaluate": self.every.evaluate,
             "sample": self.every.sample,
             "save": self.every.save,
             "hash": self.every.hash,
         }
-        return {what for what, gap in every.items() if gap and done % gap == 0}
+        return {what: gap for what, gap in every.items() if gap}
 
     def to_json(self) -> dict[str, Any]:
         """As plan.json and the journal hold it: their keys are public, and older than our names."""

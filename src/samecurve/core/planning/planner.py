@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from samecurve.core.config.sections import Config
 from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Anchor, Order
-from samecurve.core.determinism.mean import nominal_weight
+from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.evaluation.metric_goal import EarlyStopRule
 from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import BatchSplit, batch_warnings, check_count, choose_batch

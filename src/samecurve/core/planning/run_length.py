@@ -75,7 +75,7 @@ def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision
             "--max-steps N or --epochs N",
             "train.steps",
         )
-    peak, why_lr = _scale_lr(config, order.batch)
+    peak, why_lr = _scale_lr(config, order.global_batch_size)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     if by_task:
         _check_says_nothing(config)

@@ -1,14 +1,15 @@
 """The split check's errors: why a loss does not add up over samples, and what its author can do.
 
-Numbers and verdicts come from split_check.py; here they become a cause, a remedy and a place in
-the user's words. The first cause that the evidence supports is told, with the call that makes it.
+Each function turns a finding (additivity.py) and the evidence about it into a cause, a remedy and a
+line of the user's code. Where the evidence supports several causes, the most specific one is told.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from samecurve.core.split_check.split_verdicts import (
+from samecurve.core.split_check.additivity import (
+    MEAN,
     Finding,
     Trial,
     number_text,
@@ -17,12 +18,6 @@ from samecurve.core.split_check.split_verdicts import (
 )
 from samecurve.errors import UserError
 
-MEAN = (
-    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
-    " a mean times the weight), weight is how much that was (len(x) samples,"
-    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
-    " means would depend on the number of devices"
-)
 ALLOW = "--set train.allow_coupled=true trains it all the same"
 _WHOLE_BATCH = (
     "features(self, model, batch) -> {name: one row a sample} and batch_loss(self, features) in"
@@ -32,7 +27,7 @@ _SAMPLE_KEYED = (
     "samecurve.rng(batch) in the loss, whose numbers follow the sample; or draw them in the data,"
     " from np.random.default_rng((seed, id))"
 )
-# functions that take a mean unless they are told otherwise
+# functions of torch that return a mean by default
 _LOSSES = frozenset({
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
@@ -59,14 +54,15 @@ _DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
 
 
 class Place(NamedTuple):
-    """A call in the forward pass.
+    """A call of torch in the forward pass.
 
-    function: as people write it: F.cross_entropy, Tensor.mean
-    where: file:line, the user's where there is one
-    how: "reduced": samples go in, a number or table comes out that does not add up; "pairs": each
-        sample with each other; "rows": rows that depend on the others; "added": what does not
-        depend on the samples is added; "": nothing is known
-    is_number: one number comes out
+    function: the function's name as people write it: F.cross_entropy, Tensor.mean
+    where: file:line, in the user's code where possible
+    how: what the call does to the samples. "reduced": its result is one number or table for all
+        samples, which does not add up; "pairs": it compares each sample with each other; "rows": a
+        sample's row of the result depends on the other samples; "added": it adds a term that does
+        not depend on the samples; "": not known
+    is_number: whether the result is a single number
     """
 
     function: str
@@ -76,28 +72,33 @@ class Place(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A function that drew random numbers which follow no sample."""
+    """A call that drew random numbers which do not follow the samples."""
 
     function: str
     where: str
 
 
 class Backward(NamedTuple):
-    """A function of the user's that a backward pass calls."""
+    """A function in the user's code that the backward pass calls."""
 
-    function: str  # GradScaled.backward; a hook of head.weight
+    function: str  # as "GradScaled.backward" or "a hook of head.weight"
     where: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was learnt of a loss that does not add up.
+    """Everything that is known about a loss that does not add up.
 
-    ids: of the samples that were tried
-    singles: each of the first of them alone
-    pairs: two of them together, by their numbers among singles
-    state: what a forward pass changes and depends on, in words: attribute net.steps
-    state_at: file:line where it is changed
+    ids: the ids of the samples that were tried
+    singles: the loss of each of the first samples alone
+    pairs: the loss of two samples together, by their positions in singles
+    place: the call of torch that is most likely the cause
+    draws: calls that drew random numbers which do not follow the samples
+    backward: the user's function that takes part in the backward pass
+    state: what the forward pass changes and depends on, in words, as "attribute net.steps"
+    state_at: file:line that changes it
+    loss_at: file:line at which the user's loss begins
+    what: the subject of the error's sentence
     """
 
     ids: Sequence[int] = ()
@@ -108,12 +109,15 @@ class Evidence:
     backward: Backward | None = None
     state: str = ""
     state_at: str = ""
-    loss_at: str = ""  # file:line of the user's loss
+    loss_at: str = ""
     what: str = "the loss"
 
 
 def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserError:
-    """The cause in the user's words. rounded: differences that rounding may make."""
+    """The error for a finding.
+
+    rounded: the relative difference that rounding can cause
+    """
     if finding.kind == "repeat":
         return _explain_repeat(finding, evidence)
     if finding.kind == "gradient":
@@ -121,8 +125,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     where = evidence.place.where if evidence.place else evidence.loss_at
     if finding.kind in {"weight", "unweighted"}:
         remedy = (
-            "weight is how much was counted, as it grows with the samples: len(x) samples,"
-            " (labels != -100).sum() tokens; the sum is then the loss added over as much"
+            "weight is how much was counted, and grows with the samples: len(x) samples,"
+            " (labels != -100).sum() tokens; sum is the loss added over the same"
         )
         return UserError(
             f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where
@@ -137,10 +141,10 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
 
 
 def explain_hook(hook: Backward) -> UserError:
-    """One that sees gradients of some microbatches."""
+    """The error for a hook that is called with the gradients of only some microbatches."""
     return UserError(
-        f"{hook.function} is called after each backward pass, on the sum of the microbatches so far"
-        " of one device",
+        f"{hook.function} is called after each backward pass, on the gradient that one device has"
+        " summed so far",
         "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
         " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
         " into the optimizer or after_step(self, model, step)",
@@ -172,14 +176,18 @@ def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
     return UserError(
         f"{evidence.what} {finding.text}, and neither a generator of torch, numpy or Python nor an"
         " attribute of the model or the task has changed between the two",
-        "leave out what else it depends on: a variable of the module, a clock, a file, a cache"
-        " that is filled on the way",
+        "take out what else the loss depends on: a variable of a module, a class or a function, a"
+        " clock, a file, a cache",
         evidence.loss_at or "task",
     )
 
 
 def explain_draws(draws: Sequence[Draw], cause: str = "") -> UserError:
-    """cause: what was seen of it; '': the numbers alone."""
+    """The error for random numbers that do not follow the samples.
+
+    draws: at least one
+    cause: what was observed; '': nothing but the draws
+    """
     first = draws[0]
     more = f" (and {len(draws) - 1} more such calls)" if len(draws) > 1 else ""
     observed = cause or "the loss depends on random numbers"
@@ -192,28 +200,32 @@ def explain_draws(draws: Sequence[Draw], cause: str = "") -> UserError:
 
 
 def explain_state(evidence: Evidence, cause: str) -> UserError:
+    """The error for a loss that depends on how many microbatches were computed before it."""
     return UserError(
         f"{cause}: {evidence.state} is changed in each forward pass and the loss depends on it, so"
         " it depends on how many microbatches a device has computed",
         "def loss(self, model, batch, step) is given the step, the same on every device; what is"
-        " learnt from samples belongs into parameters, or changes in after_step(self, model, step)",
+        " learnt from samples belongs in parameters, or changes in after_step(self, model, step)",
         evidence.state_at or evidence.loss_at,
     )
 
 
 def explain_kept(name: str, reader: str, where: str) -> UserError:
-    """An attribute that is of the last microbatch, where something else reads it."""
+    """The error for an attribute that holds something of the last microbatch and is read elsewhere.
+
+    reader: what reads it; where: file:line at which the reader begins
+    """
     return UserError(
-        f"{reader} depends on attribute {name}, which is of the last microbatch that a device has"
-        " computed: of other samples on another number of devices",
-        "what follows from the weights and the step; a statistic of the whole batch:"
+        f"{reader} depends on attribute {name}, which holds something of the last microbatch that a"
+        " device has computed: of other samples on another number of devices",
+        "use what follows from the weights and the step; for a statistic of the whole batch,"
         " features(self, model, batch) and batch_loss(self, features), which see all of it",
         where,
     )
 
 
 def explain_buffer(name: str, where: str) -> UserError:
-    """A buffer that the rows of a microbatch change."""
+    """The error for a buffer whose new value depends on the samples of the microbatch."""
     return UserError(
         f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
         " on how a batch is split over devices and microbatches",
@@ -225,9 +237,9 @@ def explain_buffer(name: str, where: str) -> UserError:
 
 
 def explain_failure(whole: Trial, failed: UserError) -> UserError:
-    """The loss could be taken of all samples, and not of some of them."""
+    """The error for a loss that can be computed for all samples, but not for some of them."""
     return UserError(
-        f"the loss can be computed of {samples_text(whole.samples)} at once, and not of fewer of"
+        f"the loss can be computed for {samples_text(whole.samples)} at once, but not for fewer of"
         f" them: {failed.cause}",
         "a loss that takes any number of samples: devices and microbatches divide a batch, and the"
         f" last one of an epoch may be short; {ALLOW}",
@@ -236,7 +248,7 @@ def explain_failure(whole: Trial, failed: UserError) -> UserError:
 
 
 def _counted_once(evidence: Evidence, rounded: float) -> float | None:
-    """What each microbatch adds once, whatever its samples; None: nothing of the kind."""
+    """The number that each microbatch adds once, whatever its samples; None: there is none."""
     excess = {
         pair: sum(evidence.singles[number].sum for number in pair) - trial.sum
         for pair, trial in evidence.pairs.items()
@@ -255,7 +267,7 @@ def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
     at = f" ({evidence.place.function})" if evidence.place else ""
     return UserError(
         f"{evidence.what} counts {number_text(once)} once for each microbatch, however many samples"
-        f" that has{at}: with n microbatches it counts n times",
+        f" the microbatch has{at}: with n microbatches it counts n times",
         "what does not depend on the samples (a penalty on the weights) times the microbatch's"
         " weight: Mean(total + penalty * len(x), len(x)); divided by the whole weight it counts"
         " once",
@@ -264,7 +276,7 @@ def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
 
 
 def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: float) -> UserError:
-    """The call first, whose line the error names; then the numbers."""
+    """The error for samples that see each other, with the call that lets them first."""
     pair = _who_sees_whom(evidence, rounded)
     cause = f"{evidence.what} {finding.text}{pair}"
     place = evidence.place
@@ -292,7 +304,7 @@ _WORDS = {
     ),
     "pairs": ("compares each sample with each other of the microbatch", _WHOLE_BATCH),
     "rows": (
-        "gives a sample other numbers in the company of others",
+        "makes the numbers of a sample depend on the other samples",
         "let each sample's row follow from its own (a softmax or a norm over the batch's dimension,"
         " a permutation of the batch and dimensions in another order don't); for a loss over the"
         f" batch: {_WHOLE_BATCH}",
@@ -305,7 +317,7 @@ _WORDS = {
 
 
 def _who_sees_whom(evidence: Evidence, rounded: float) -> str:
-    """The two samples that change each other most."""
+    """A sentence about the two samples that change each other most; '': there is none."""
     largest, sentence = 4 * rounded, ""
     for (i, j), trial in evidence.pairs.items():
         alone = [evidence.singles[i].sum, evidence.singles[j].sum]
@@ -318,27 +330,3 @@ def _who_sees_whom(evidence: Evidence, rounded: float) -> str:
                 f" {number_text(trial.sum)}"
             )
     return sentence
-
-
-def lines_or_refuse(
-    error: UserError | None, *, repeats: bool, is_split: bool, allowed: bool
-) -> list[str]:
-    """Lines for the user of what is trained all the same.
-
-    repeats: whether the same samples gave the same loss.
-    is_split: a step has several microbatches.
-    allowed: train.allow_coupled.
-
-    UserError: it is not trained.
-    """
-    if error is None:
-        return []
-    if not allowed and (is_split or not repeats):
-        raise error
-    place = f"{error.where}: " if error.where else ""
-    if allowed:
-        return [f"{place}{error.cause}. Trained all the same (train.allow_coupled)"]
-    return [
-        f"{place}{error.cause}. One microbatch on one device trains it as it is; the result will"
-        " not carry over to several"
-    ]

@@ -222,7 +222,7 @@ def measure_layouts(
     ranks: Pool | None = None,
     job: Callable[..., Any] = watch_rank,
 ) -> Iterator[Row]:
-    """One row after the other.
+    """Measure the layouts, and give one row after the other.
 
     ranks: other processes than its own; for tests
     job: what they do, replaced only to plant faults
@@ -243,7 +243,7 @@ def measure_layout(
     ranks: Pool | None = None,
     job: Callable[..., Any] = watch_rank,
 ) -> LayoutResult:
-    """Its steps, in processes of its own; ranks, job: as measure_layouts().
+    """Measure one layout's steps in processes of its own. ranks, job: as in measure_layouts().
 
     home: a directory to make; its `run` has the journal of the steps
     """

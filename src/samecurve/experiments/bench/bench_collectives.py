@@ -43,7 +43,7 @@ _ROOM = 1 / 16  # of a device's memory: the largest array, of which there are co
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one size; its fields are keys of bench.json."""
+    """Timings of one size; the fields are keys of bench.json."""
 
     bytes: int
     seconds: float  # the median of what the slowest rank took
@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One collective on so many ranks; its fields are keys of bench.json.
+    """Timings of one collective on a number of ranks; the fields are keys of bench.json.
 
     seconds(size) = alpha_seconds + bus_factor x size / bytes_per_second
     """
@@ -144,7 +144,7 @@ def _most_ranks(usable: Sequence[Device], machine: Machine) -> int:
 
 
 def _devices_of_ranks(machine: Machine, usable: Sequence[Device], world: int) -> tuple[Device, ...]:
-    """One for each rank. UserError: there are too few of them."""
+    """Choose a device for each rank. UserError: there are too few."""
     remedy = "--worlds 2 on two GPUs or more, or --devices cpu:4 for CPU ranks"
     if world < 2:
         raise UserError("one rank has nobody to pass values on to", remedy, "--worlds")
@@ -169,7 +169,7 @@ def _backend(config: Config, devices: tuple[Device, ...]) -> str:
 def measure_curves(
     group: RankGroup, sizes: Sequence[int] = SIZES, times: int = _TIMES
 ) -> Iterator[Curve]:
-    """One collective after the other. What a backend doesn't have fails, and the others go on.
+    """Measure one collective after the other. If a backend lacks one, the others still run.
 
     sizes: bytes of the whole array
     times: how often each is timed
@@ -206,7 +206,7 @@ def measure_curves(
 def _time_sizes(
     name: str, group: RankGroup, sizes: Sequence[int], times: int
 ) -> tuple[list[Timing], str]:
-    """What was timed, and why larger sizes were not. RunError: it can't be, or a rank was lost."""
+    """Time the sizes; the text says why larger ones were left out. RunError: a rank was lost."""
     timings: list[Timing] = []
     places = [device.place for device in group.devices]
     element_bytes = 4 * group.size  # so that each rank has as many f32 elements

@@ -64,7 +64,7 @@ def drawable() -> bool:
 
 
 def bench_files(bench: Bench, rows: Sequence[Row]) -> dict[str, bytes]:
-    """By name. Without matplotlib there is no picture, and the page has tables alone."""
+    """Files of a benchmark, by name. Without matplotlib the page has tables and no picture."""
     panels = []
     if drawable():
         panels = _panels(bench, measured_rows(rows))
@@ -159,7 +159,7 @@ def _draw_scaling(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
 
 
 def _speedup_error(row: Row, quartile: int) -> float:
-    """Of the median step, to that of the first (quartile 0) or third (1)."""
+    """Distance of the median speed-up to that of the first (quartile 0) or third quartile (1)."""
     seconds = row["seconds"]
     return float(abs(row["speedup"] * (seconds["median"] / seconds["quartiles"][quartile] - 1)))
 

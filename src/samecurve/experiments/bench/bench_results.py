@@ -1,4 +1,4 @@
-"""What a benchmark measured: each number is worked out once, in a row; all else shows rows."""
+"""Results of a benchmark: each number is computed once, in a row; everything else shows rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class LayoutResult:
-    """What became of a layout: measured, failed, or neither, if it was refused."""
+    """The result of a layout: measured, failed, or neither if it was refused."""
 
     layout_plan: LayoutPlan
     profile: Profile | None = None
@@ -51,7 +51,7 @@ class LayoutResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What there is to know but the rows."""
+    """Everything about a benchmark except its rows."""
 
     name: str
     config: Config

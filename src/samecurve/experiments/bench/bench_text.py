@@ -13,7 +13,7 @@ _ODD = 1.1  # times what there is to gain
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
-    """What bench.json holds."""
+    """The content of bench.json."""
     first, measured = bench.plans[0], measured_rows(rows)
     flops, peak = first.flops_per_step, first.peak_flops
     return {
@@ -44,7 +44,7 @@ def dump_json(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """Of the table."""
+    """A column of the table."""
 
     title: str
     width: int
@@ -58,7 +58,7 @@ class Column:
 
 
 def columns(bench: Bench) -> list[Column]:
-    """Of the table and the page, as this benchmark needs them."""
+    """Columns of the table and of the page, as this benchmark needs them."""
     first = bench.plans[0]
     rate = "tokens" if first.tokens_per_sample > 1 else "samples"
     shown = []
@@ -128,7 +128,7 @@ def head(bench: Bench, width: int) -> str:
 
 
 def line(bench: Bench, row: Row, width: int) -> str:
-    """Of the table, with what else is to be said of this row."""
+    """A line of the table, with notes about this row below it."""
     name = f"       {row['layout']:<{width}}"
     if row["status"] != "measured":
         first, *more = row["why"].splitlines()
@@ -144,7 +144,7 @@ def line(bench: Bench, row: Row, width: int) -> str:
 
 
 def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
-    """What one must know to read the numbers, each with a word in front."""
+    """Notes that a reader of the numbers needs, each with a word in front."""
     measured = measured_rows(rows)
     if not measured:
         return []
@@ -180,7 +180,7 @@ def _shares_meaning(bench: Bench) -> str:
 
 
 def _core_notes(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
-    """What a CPU can't show."""
+    """Notes on what a CPU can't show."""
     cores = bench.cores
     if bench.plans[0].engine == "jax":
         note = (

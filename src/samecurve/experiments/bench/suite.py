@@ -52,7 +52,7 @@ class Suite:
         return "auto" if self.vendor else "cpu:2"
 
     def files(self) -> list[Path]:
-        """Of the working directory, or of the checkout. UserError: one of them is not there."""
+        """Configs from the working directory or the checkout. UserError: one is not there."""
         roots = [Path(), checkout() or Path()]
         home = next((root / "models" for root in roots if (root / "models").is_dir()), None)
         if home is None:
@@ -162,7 +162,7 @@ class SuiteRun:
         return entry
 
     def _key(self, layout_plan: LayoutPlan, versions: object) -> str:
-        """Of all that a result depends on."""
+        """A key of everything that a result depends on."""
         plan = layout_plan.plan
         parts = {
             "config": layout_plan.config.model_dump(mode="json"),
@@ -215,7 +215,7 @@ def _read(file: Path) -> Entry | None:
 
 
 def _steps(home: Path) -> dict[str, Any]:
-    """What the journal has of all steps, the first one included."""
+    """Read the journal's numbers of all steps, the first one included."""
     events = [event for event in read_events(Run(home / "run").journal) if event.kind == "step"]
     return {
         "losses": [event.values["loss"] for event in events],
@@ -224,7 +224,7 @@ def _steps(home: Path) -> dict[str, Any]:
 
 
 def _numbers(result: LayoutResult) -> dict[str, Any]:
-    """Of a combination: its row of a benchmark, and the rates in the origin's words."""
+    """Numbers of a combination: its row of a benchmark, and the rates under their usual names."""
     row = row_of(result, None)
     if result.profile is None:
         return row

@@ -54,7 +54,7 @@ def _reason(entry: Entry) -> str:
 
 
 def markdown(name: str, entries: Sequence[Entry]) -> str:
-    """One table of what was measured, and what was not, with its reason."""
+    """A table of the measured combinations, then the refused ones with their reasons."""
     measured = [entry for entry in entries if entry["status"] == "measured"]
     rows = [list(_COLUMNS)] + [[cell(entry) for cell in _COLUMNS.values()] for entry in measured]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -75,7 +75,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """Of each that failed, all that is known."""
+    """Lines on each combination that failed: its cause and remedy."""
     lines = []
     for entry in entries:
         if entry["status"] == "failed":

@@ -190,7 +190,7 @@ def run_profile(
 
 
 def _last_words(error: JobFailedError, log: Path) -> str:
-    """Of a rank that ended: what it wrote; of one that failed without a remedy of ours: where."""
+    """The last output of a rank that ended, or the log of one that failed without a remedy."""
     if error.ended and log.exists():
         return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
     innermost = error.trace.rfind("  File ")

@@ -38,7 +38,7 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the ranks of a plan measured."""
+    """Measurements of all ranks of a plan."""
 
     plan: Plan
     schedule: ProfileSchedule
@@ -135,7 +135,7 @@ def _part_lines(profile: Profile) -> list[str]:
 
 
 def _queueing_lines(profile: Profile) -> list[str]:
-    """What else is known of engine jax's one program."""
+    """Lines on the compiled step of engine jax: its collectives and its queueing."""
     first = profile.ranks[0]
     if first.queueing is None:
         return []
@@ -212,7 +212,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def memory_terms(profile: Profile) -> list[dict[str, Any]]:
-    """By plan term, and what was measured of it: the most that any rank has. None: not known."""
+    """Memory by term of the plan, with the measured maximum over ranks. None: not known."""
     measured = {
         name: max(rank.memory[name] for rank in profile.ranks) for name in profile.ranks[0].memory
     }
@@ -265,7 +265,7 @@ def _trace_lines(profile: Profile) -> list[str]:
 
 
 def as_json(profile: Profile, name: str, top: int) -> str:
-    """What --json prints.
+    """The output of --json.
 
     name: of the config
     top: so many of the costliest operations
@@ -318,7 +318,7 @@ def _rank_json(rank: RankProfile, parts: Sequence[str]) -> dict[str, Any]:
 
 
 def measured_json(profile: Profile) -> dict[str, Any]:
-    """What the clock says of the timed steps: the same here and in a benchmark."""
+    """Numbers of the timed steps, the same in a profile and in a benchmark."""
     seconds = durations(profile.ranks)
     return {
         "steps": {

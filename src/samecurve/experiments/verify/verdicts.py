@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.digest import combined, digest
 from samecurve.core.protocols import StoredArrays
+from samecurve.core.weights.digest import combined, digest
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner, Trajectory
 from samecurve.experiments.layouts import Layout
@@ -39,7 +39,7 @@ class Verdict:
 def compare_layouts(
     runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float
 ) -> Iterator[Verdict]:
-    """One verdict after the other.
+    """Compare layouts with one device, and give one verdict after the other.
 
     tolerance: relative; 0: every bit counts
 

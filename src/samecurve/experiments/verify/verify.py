@@ -20,7 +20,7 @@ from samecurve.experiments.verify.verify_report import column_width, conclusion,
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
-from samecurve.tasks.registry import engines_of, entry_of
+from samecurve.tasks.registry import entry_of
 from samecurve.terminal import echo
 
 _CPU_RANKS = 3  # worlds 2 and an odd one
@@ -109,7 +109,7 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
     unfit = machine.unfit if kind == "cuda" else {}
     engines = [
         engine
-        for engine in engines_of(config)
+        for engine in entry_of(config.task).engines(config)
         if not missing_libraries(engine) and (engine == config.engine or engine not in unfit)
     ]
     num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
@@ -132,7 +132,7 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
     lines = []
     if facts.coupled:
         lines.append("layouts with accumulation: the model mixes the samples of a microbatch")
-    for engine in engines_of(config):
+    for engine in entry_of(config.task).engines(config):
         missing = ", ".join(missing_libraries(engine))
         if missing:
             lines.append(f"engine {engine}: {missing} not installed ({install_command(engine)})")

@@ -1,42 +1,76 @@
-"""Requests to a live run: lines of control.jsonl that name the attempt. One rank reads them."""
+"""Requests to a live run: lines of control.jsonl that name the attempt, which one rank reads, and
+signals, which every rank may get.
+"""
 
 import json
 import os
+import signal
 import time
+from collections.abc import Sequence
 
 from samecurve.core.events import REQUESTS, Request
 from samecurve.core.system.files import regular_only, write_all
 from samecurve.run.directory.run_directory import Run
 
 _LOOK = 0.05  # seconds between two looks at the file
+# the launcher sends it where the control file can't be written, or is not its own
+STOP_SIGNAL = signal.SIGUSR1
+_NOTHING = (0,) * len(REQUESTS)
 
 
 def ask(run: Run, attempt: str, request: Request) -> None:
-    """Write a request to a live attempt, as one whole line."""
+    """Send a request to a live attempt: one whole line."""
     line = json.dumps({"time": time.time(), "attempt": attempt, "request": request})
     with open(run.control, "ab", buffering=0, opener=regular_only) as file:
         write_all(file, f"{line}\n".encode())
 
 
+class Requests:
+    """The requests to this rank, from the control file and from signals.
+
+    control: None: another rank reads the control file.
+    """
+
+    def __init__(self, control: "ControlFile | None") -> None:
+        self._control = control
+        self._stops = self._stops_seen = 0  # signals that asked for a stop; those passed on
+
+    def stop(self) -> None:
+        self._stops += 1
+
+    def pending(self) -> Sequence[int]:
+        """How many new requests there are of each of events.REQUESTS."""
+        counts = _NOTHING if self._control is None else self._control.pending()
+        if self._stops > self._stops_seen:  # a signal may come between any two lines of this
+            new = self._stops - self._stops_seen
+            self._stops_seen += new
+            counts = [*counts]
+            counts[REQUESTS.index("stop")] += new
+        return counts
+
+
 class ControlFile:
-    """Reads the requests to this attempt. The file is looked at 20 times a second at most."""
+    """The requests to this attempt, read by one rank.
+
+    Asked in each step, it looks at the file twenty times a second at most.
+    """
 
     def __init__(self, run: Run, attempt: str) -> None:
         self._path, self._attempt, self._position = run.control, attempt, 0
         self._next_look = 0.0
 
-    def pending(self) -> list[int]:
+    def pending(self) -> Sequence[int]:
         """How many new requests there are of each of events.REQUESTS."""
-        counts = [0] * len(REQUESTS)
         now = time.monotonic()
         if now < self._next_look:
-            return counts
+            return _NOTHING
         self._next_look = now + _LOOK
         try:
             if os.stat(self._path).st_size <= self._position:
-                return counts
+                return _NOTHING
         except FileNotFoundError:
-            return counts
+            return _NOTHING
+        counts = [0] * len(REQUESTS)
         with open(self._path, "rb", opener=regular_only) as file:
             file.seek(self._position)
             for line in file:
@@ -50,7 +84,7 @@ class ControlFile:
 
 
 def _read_request(line: bytes, attempt: str) -> Request | None:
-    """The request in a line; None: it is to another attempt, or no request."""
+    """The request of a line; None: it is for another attempt, or no request."""
     try:
         values = json.loads(line)
     except ValueError:

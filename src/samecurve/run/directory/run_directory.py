@@ -12,8 +12,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.user_class.class_place import find_kept_class
-from samecurve.tasks.user_class.kept_class import KEPT
+from samecurve.tasks.user_class.class_place import find_pickled_class
+from samecurve.tasks.user_class.pickled_class import TASK_PICKLE
 from samecurve.watch.live_ranks import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
@@ -57,7 +57,7 @@ class Run:
     @property
     def task(self) -> Path:
         """The task's class, where the run was begun from a session without a file of the class."""
-        return self.home / KEPT
+        return self.home / TASK_PICKLE
 
     @property
     def initial(self) -> Path:
@@ -153,7 +153,7 @@ class Run:
     def read_document(self) -> Document:
         """config.yaml as it stands, with the present place of a class that the run keeps."""
         document = read_file(self.config, regular=True)
-        find_kept_class(document, self.home)
+        find_pickled_class(document, self.home)
         return document
 
     def read_plan(self) -> Plan:

@@ -18,7 +18,7 @@ from samecurve.core.planning.facts import ModelArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
-from samecurve.tasks import Tasks, load_hf
+from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.units import first_and_count
 
@@ -110,7 +110,7 @@ def map_names(
     UserError: two names become one.
     """
     unwrapped, prefixes = _strip_wrappers(list(foreign_names), model.arrays)
-    names_here = load_hf(config, list(unwrapped.values()))
+    names_here = entry_of(config.task).load_hf(config, list(unwrapped.values()))
     mapped = {
         foreign_name: names_here[name]
         for foreign_name, name in unwrapped.items()

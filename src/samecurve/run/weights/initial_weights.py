@@ -35,7 +35,7 @@ from samecurve.run.weights.foreign_weights import (
     map_names,
     read_source,
 )
-from samecurve.tasks import convert_weights, first_weights, unlike
+from samecurve.tasks import entry_of
 from samecurve.units import first_and_count, show_bytes, show_count
 
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
@@ -62,7 +62,7 @@ def choose_initial_weights(
 
     UserError: the run began from other weights, they don't fit, or the run's copy is damaged.
     """
-    by_config = init_from is not None and init_from == first_weights(config)
+    by_config = init_from is not None and init_from == entry_of(config.task).first_weights(config)
     if origin.run is not None and origin.own:
         _check_own_weights(origin.run, origin, init_from, by_config=by_config)
         return None
@@ -84,7 +84,7 @@ def placed(config: Config, path: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.where != WHERE or path != first_weights(config):
+        if error.where != WHERE or path != entry_of(config.task).first_weights(config):
             raise
         raise UserError(error.cause, error.remedy, "model.path") from None
 
@@ -129,7 +129,7 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     Values are read only where two names share them. UserError: the weights don't fit.
     """
     arrays, foreign = fitting_arrays(path, config, facts)
-    fatal, differing = unlike(config, foreign.model_fields)
+    fatal, differing = entry_of(config.task).unlike(config, foreign.model_fields)
     if fatal:
         raise UserError(
             f"{path} is of another model: {', '.join(fatal)}",
@@ -173,7 +173,8 @@ def fitting_arrays(
     foreign = read_source(path)
     names, naming_notes = map_names(config, foreign.arrays, model)
     stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
-    arrays: Mapping[str, SourceArray] = convert_weights(config, stored, task)
+    entry = entry_of(config.task)
+    arrays: Mapping[str, SourceArray] = entry.convert_weights(config, stored, task)
     arrays, tying_notes = drop_aliases(arrays, model.aliases, path)
     trained = model.arrays.keys() - set(model.frozen) if model.frozen_base else set()
     check_weights(

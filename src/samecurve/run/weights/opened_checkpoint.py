@@ -18,7 +18,7 @@ from samecurve.core.weights.weight_check import AVERAGE
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.tasks import Tasks, open_trained
+from samecurve.tasks import Tasks, entry_of
 
 if TYPE_CHECKING:  # its engine is imported late
     from samecurve.tasks.adapter.engine_adapter import EngineAdapter
@@ -91,7 +91,8 @@ class OpenedCheckpoint:
     @cached_property
     def task(self) -> "EngineAdapter":
         """The run's task, opened to use its model."""
-        return open_trained(self.config, cache_home(), self.run.assets)
+        entry = entry_of(self.config.task)
+        return entry.open_trained(self.config, cache_home(), self.run.assets)
 
 
 def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> OpenedCheckpoint:

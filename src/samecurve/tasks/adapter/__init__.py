@@ -1,4 +1,4 @@
-"""What stands between a task's class and the engines, for every task.
+"""The adapter between a task's class and an engine.
 
-It fills in what the class leaves out, and checks what the class returns.
+The adapter fills in what the class leaves out, and checks what the class returns.
 """

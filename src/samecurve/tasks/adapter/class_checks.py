@@ -1,14 +1,16 @@
-"""What a task's class must have: its methods, its attributes and its phases, looked at as soon as
-there is an object of it, before any of its methods is called.
+"""Checks of a task's class: its methods, its attributes and its phases.
+
+They run once, when the task is opened, before any method of the class is called.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
+from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
+from samecurve.tasks.adapter.task_methods import TaskMethods
 from samecurve.tasks.protocol import MEMBERS
 
 NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
@@ -18,9 +20,9 @@ _WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # i
 def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_users: bool) -> None:
     """UserError: a method is missing, or hidden, or of another form.
 
-    name: the class's
+    name: the class's name
     needed: methods that every such class has, and how they are written
-    is_users: whether a user wrote the class, who may mistake names and signatures
+    is_users: whether a user wrote the class, and may have mistaken names and signatures
     """
     _check_hidden(task, name)
     _check_needed(task, name, needed)
@@ -29,11 +31,11 @@ def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_user
         check_signatures(task, name)
 
 
-def check_attributes(task: Any, name: str) -> None:
-    """UserError: what the class says of itself is of another form."""
-    if hasattr(task, "optimizer") and not callable(task.optimizer):
+def check_attributes(methods: TaskMethods, name: str) -> None:
+    """UserError: a value of the class has another form than MEMBERS says."""
+    if methods.optimizer is not None and not callable(methods.optimizer):
         raise UserError(
-            f"{name}.optimizer is {type(task.optimizer).__name__}, where a method"
+            f"{name}.optimizer is {type(methods.optimizer).__name__}, where a method"
             " optimizer(self, params) brings an optimizer",
             "another name for it",
             "task",
@@ -43,16 +45,15 @@ def check_attributes(task: Any, name: str) -> None:
         "frozen_base": "what is not trained comes from elsewhere, and is not saved",
     }
     for member, meaning in meanings.items():
-        if not isinstance(getattr(task, member, False), bool):
+        value = getattr(methods, member)
+        if not isinstance(value, bool):
             raise UserError(
-                f"{name}.{member} is {getattr(task, member)!r}",
-                f"True: {meaning}; or leave it out",
-                "task",
+                f"{name}.{member} is {value!r}", f"True: {meaning}; or leave it out", "task"
             )
-    coupled = getattr(task, "coupled", ())
-    if not isinstance(coupled, tuple | list) or not all(isinstance(word, str) for word in coupled):
+    words = methods.coupled
+    if not isinstance(words, tuple | list) or not all(isinstance(word, str) for word in words):
         raise UserError(
-            f"{name}.coupled is {coupled!r}",
+            f"{name}.coupled is {words!r}",
             'a tuple of words for what mixes the samples of a batch: ("contrastive loss",)',
             "task",
         )
@@ -72,7 +73,7 @@ def _check_hidden(task: object, name: str) -> None:
 
 
 def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
-    """UserError: methods are missing, or there are two losses."""
+    """UserError: a method that the class must have is missing, or it has two losses."""
     needed = _needed_by(task, name, needed)
     missing = [method for method in needed if not callable(getattr(task, method, None))]
     if not missing:
@@ -86,9 +87,9 @@ def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
 
 
 def _needed_by(task: object, name: str, needed: Mapping[str, str]) -> Mapping[str, str]:
-    """What this class must have. UserError: two losses.
+    """The methods that this class must have. UserError: it has two losses.
 
-    A method features() beside loss() is a helper of the class's own.
+    A class with loss() may have a helper of its own that is called features().
     """
     has_loss, has_features = hasattr(task, "loss"), hasattr(task, "features")
     whole_batch = hasattr(task, "batch_loss")
@@ -105,12 +106,17 @@ def _needed_by(task: object, name: str, needed: Mapping[str, str]) -> Mapping[st
     return {**others, **_WHOLE_BATCH}
 
 
-def read_phases(task: Any, name: str) -> dict[str, tuple[str, ...]]:
-    """The patterns of parameters by phase.
+def read_phases(methods: TaskMethods, name: str) -> dict[str, tuple[str, ...]]:
+    """The patterns of parameters by phase; empty: a step has one update.
 
-    UserError: the class's phases are of another form, or its loss does not hear of them.
+    UserError: the class's phases are of another form, or its loss does not ask for them.
     """
-    phases = getattr(task, "phases", {})
+    losses: dict[str, Any] = {"loss": methods.loss}
+    if methods.batch_loss is not None:
+        losses = {"features": methods.features, "batch_loss": methods.batch_loss}
+    if not all(map(callable, losses.values())):
+        return {}  # the engine-free part of a task
+    phases = methods.phases
     if not isinstance(phases, Mapping):
         phases = {"": phases}
     read = {}
@@ -118,14 +124,9 @@ def read_phases(task: Any, name: str) -> dict[str, tuple[str, ...]]:
         of_phase = (patterns,) if isinstance(patterns, str) else patterns
         is_list = isinstance(of_phase, tuple | list) and of_phase
         if not phase or not is_list or not all(isinstance(p, str) for p in of_phase):
-            raise UserError(f"{name}.phases is {task.phases!r}", MEMBERS["phases"], "task")
+            raise UserError(f"{name}.phases is {methods.phases!r}", MEMBERS["phases"], "task")
         read[str(phase)] = tuple(of_phase)
-    methods = ["features", "batch_loss"] if hasattr(task, "batch_loss") else ["loss"]
-    asks = [
-        method
-        for method in methods
-        if "phase" in inspect.signature(getattr(task, method)).parameters
-    ]
+    asks = [method for method, bound in losses.items() if "phase" in parameters_of(bound)]
     if asks and not read:
         raise UserError(
             f"{name}.{asks[0]}() asks for a phase, and the class has no phases",
@@ -133,9 +134,10 @@ def read_phases(task: Any, name: str) -> dict[str, tuple[str, ...]]:
             "task",
         )
     if read and not asks:
+        *_, last = losses
         raise UserError(
-            f"{name} has phases ({', '.join(read)}), and its {methods[-1]}() does not ask which",
-            f"phase among the parameters of {methods[-1]}(): the loss is that phase's",
+            f"{name} has phases ({', '.join(read)}), and its {last}() does not ask which",
+            f"phase among the parameters of {last}(): the loss is that phase's",
             "task",
         )
     return read

@@ -1,6 +1,6 @@
 """Columns: arrays with one row a sample, from what the data or a task's collate() gives.
 
-In errors, `origin` is who gave it: "the data of MyTask.train_data()", "MyTask.collate()".
+In errors, `origin` names the source: "the data of MyTask.train_data()", "MyTask.collate()".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ Columns = dict[str, NDArray[Any]]
 
 
 class Collation:
-    """A task's collate(self, samples[, ids][, epoch]) -> {name: array}.
+    """A task's method collate(self, samples[, ids][, epoch]) -> {name: array}.
 
-    name: of the method, for errors
+    name: the method, for errors: "MyTask.collate()"
     """
 
     def __init__(self, method: Callable[..., Any], name: str) -> None:
@@ -28,7 +28,7 @@ class Collation:
         self.by_epoch = "epoch" in self._parameters
 
     def __call__(self, samples: list[Any], ids: Ids, epoch: int) -> Columns:
-        """UserError: what it returns has no names, or another number of rows."""
+        """The arrays of these samples. UserError: they have no names, or other numbers of rows."""
         by_name = {"ids": ids, "epoch": epoch}
         columns = self._method(samples, **{name: by_name[name] for name in self._parameters})
         if not isinstance(columns, Mapping) or not columns:
@@ -42,7 +42,7 @@ class Collation:
 
 
 def samples_of(raw: Any, count: int, origin: str) -> list[Any]:
-    """What collate() is given: items as they are; of columns, a dict for each row."""
+    """The samples for collate(): items as they are, or one dict for each row of columns."""
     if isinstance(raw, list):
         _check_number(len(raw), count, origin)
         return raw
@@ -55,7 +55,7 @@ def samples_of(raw: Any, count: int, origin: str) -> list[Any]:
 
 
 def stacked(raw: Any, count: int, origin: str) -> Columns:
-    """Columns as they are; of items, their parts one on another."""
+    """The arrays of data that has no collate(): columns as they are, or items stacked."""
     if not isinstance(raw, list):
         _check_names(raw, count, origin)
         return columns_of(raw, count, origin)
@@ -73,7 +73,7 @@ def stacked(raw: Any, count: int, origin: str) -> Columns:
 
 
 def columns_of(columns: Mapping[Any, Any], count: int, origin: str) -> Columns:
-    """Arrays of numbers, one row a sample. UserError: they are not."""
+    """The columns as arrays. UserError: they are no numbers, or don't have one row a sample."""
     return {
         str(name): _column(str(name), column, count, origin) for name, column in columns.items()
     }

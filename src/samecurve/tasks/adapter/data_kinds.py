@@ -1,5 +1,6 @@
-"""Which data a task may give: by id, and of a length that is known. What is read in its own order
-is refused, with what serves in its place.
+"""Checks that a task's data has a known length and can be read by id.
+
+Data that is read in its own order is refused; the error names what to return in its place.
 """
 
 import inspect
@@ -17,11 +18,11 @@ FORM = (
 
 
 def count_samples(data: Any, what: str) -> int:
-    """How many samples there are.
+    """How many samples the data has.
 
     what: the call that gave the data, for errors
 
-    UserError: none, or nothing to count, or they can't be read by id.
+    UserError: the data has no sample or no length, or can't be read by id.
     """
     lack, remedy = _lack(data)
     if lack:
@@ -39,19 +40,19 @@ def count_samples(data: Any, what: str) -> int:
 
 
 def is_torch(data: Any, kind: str) -> bool:
-    """Whether it is one of torch's data sets, which only exist where torch has been imported."""
+    """Whether the data is of this class of torch.utils.data, if torch has been imported."""
     torch: Any = sys.modules.get("torch.utils.data")
     return torch is not None and isinstance(data, getattr(torch, kind))
 
 
 def is_from(data: Any, module: str) -> bool:
-    """Whether its class, or one that this derives from, is of this module or one below it."""
+    """Whether the data's class, or a base of it, is of this module or one below it."""
     modules = (kind.__module__ for kind in type(data).__mro__)
     return any(name == module or name.startswith(f"{module}.") for name in modules)
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of what it can be called with; none of a function that can't say."""
+    """The names of a function's parameters; none for a builtin that has no signature."""
     try:
         return frozenset(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -59,7 +60,7 @@ def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _lack(data: Any) -> tuple[str, str]:
-    """Why it can't be read by id, and what to return in its place; empty: it can."""
+    """Why the data can't be read by id, and what to return in its place; both empty: it can."""
     by_id = f"return {FORM}: which samples a step takes follows from their number and the seed"
     if is_torch(data, "DataLoader"):
         return "reads in its own order, and makes batches", (

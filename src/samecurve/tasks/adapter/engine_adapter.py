@@ -1,10 +1,9 @@
-"""A task's class with the model of one engine: its losses and metrics, as engines take them.
+"""A task with the model of one engine: its losses and metrics, as engines take them.
 
-What a class's methods return is checked on its first use. torch_adapter.py and jax_adapter.py know
-the model.
+What a class's methods return is checked each time. torch_adapter.py and jax_adapter.py know the
+model.
 """
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import UserError
 from samecurve.observe.pictures import check_picture
+from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _RESERVED = {"best_loss", "best_value", "best_step", "seconds"}  # names in the journal's lines
@@ -40,30 +40,38 @@ class EngineAdapter(TaskAdapter, ABC):
         """The class's model, built anew."""
 
     @abstractmethod
-    def describe_model(self) -> Mapping[str, Any]: ...
+    def describe_model(self) -> Mapping[str, Any]:
+        """The fields of Facts about the model, found by building it without its values."""
+
+    def _model_facts(self) -> Mapping[str, Any]:
+        return super()._model_facts() if "arrays" in self.own_facts else self.describe_model()
 
     @abstractmethod
     def check_loss(self, loss: object, what: str) -> None:
-        """UserError: it can't be added up and divided once."""
+        """UserError: what a method returns as the loss can't be added up and divided once.
+
+        what: the method, for errors
+        """
 
     @abstractmethod
     def check_features(self, features: object) -> None:
-        """UserError: they are not arrays by name, with one row a sample."""
+        """UserError: what features() returns is not arrays by name, with one row a sample."""
 
     @abstractmethod
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
-        """What metrics() gives, learnt from one held-out row."""
+        """The sums that metrics() gives, learnt from one held-out row."""
 
     @abstractmethod
     def load(self, weights: StoredArrays) -> Any:
         """The model with these weights, by a checkpoint's names, in eval mode."""
 
     def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> Any:
-        """load(), of a class with a frozen base.
+        """The model of a class with a frozen base, with these weights, in eval mode.
 
-        weights: what they lack of the base has its first values
-        seed: of those
-        digest: of the base that the weights were trained on; path: where they lie
+        weights: may lack arrays of the base, which then have their first values
+        seed: the seed of those first values
+        digest: the digest of the base that the weights were trained on
+        path: where the weights lie, for errors
 
         UserError: it is another base.
         """
@@ -71,7 +79,7 @@ class EngineAdapter(TaskAdapter, ABC):
         raise self._all_is_saved()
 
     def model_arrays(self) -> DescribedArrays:
-        """Of the model, built without values."""
+        """The arrays of the model, which is built without values."""
         raise self._all_is_saved()
 
     def _all_is_saved(self) -> UserError:
@@ -98,12 +106,11 @@ class EngineAdapter(TaskAdapter, ABC):
     def losses(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
-        """The loss, as "loss", and what the class gives to be logged beside it."""
-        returned = self.task.loss(model, batch, **self.arguments_of("loss", progress, phase))
-        return self._named(returned, "loss")
+        """The loss of a microbatch, as "loss", and what the class gives to be logged beside it."""
+        return self._named(self._loss(model, batch, progress=progress, phase=phase), "loss")
 
     def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
-        """What a method gives as the loss, and to be logged beside it, checked."""
+        """The loss that a method has returned, and what is logged beside it, checked."""
         losses: Mapping[str, Mean] = (
             returned if isinstance(returned, Mapping) else {"loss": returned}
         )
@@ -112,55 +119,51 @@ class EngineAdapter(TaskAdapter, ABC):
         return losses
 
     def _check_logged(self, losses: Mapping[str, Mean], method: str) -> None:
-        """UserError: what it gives beside the loss can't be added up and divided once."""
+        """UserError: a Mean beside the loss has no free name, or can't be added up."""
         for name, mean in losses.items():
             if not isinstance(name, str) or not name or name in STEP_VALUES:
-                raise self._wrong_loss(
-                    method, f"gives {name!r}, a name that is taken", "another name"
-                )
+                raise self._wrong(method, f"gives {name!r}, a name that is taken", "another name")
             is_single = isinstance(mean, Mean) and not any(getattr(n, "ndim", 0) for n in mean)
             if name != "loss" and not is_single:
-                raise self._wrong_loss(
+                raise self._wrong(
                     method,
                     f'gives no single Mean as "{name}"',
                     "Mean(sum, weight), each a number or a tensor with one",
                 )
         if "loss" not in losses:
-            raise self._wrong_loss(
+            raise self._wrong(
                 method,
                 f'gives {", ".join(losses)}, but no "loss"',
                 'return {"loss": Mean(...), ...}: the others are logged beside it',
             )
 
-    def _wrong_loss(self, method: str, cause: str, remedy: str) -> UserError:
+    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
         return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
 
     @property
     def follows_progress(self) -> bool:
         """Whether the loss asks for the step or the epoch."""
-        methods = ["features", "batch_loss"] if self.whole_batch else ["loss"]
-        return any(self.arguments_of(method).keys() & {"step", "epoch"} for method in methods)
+        calls = [self._features, self._batch_loss] if self.whole_batch else [self._loss]
+        return any(call.asks & {"step", "epoch"} for call in calls)
 
     def arguments_of(
         self, method: str, progress: Progress = START, phase: str = "", **others: Any
     ) -> dict[str, Any]:
-        """What a method of the class asks for by the names of its parameters.
+        """The arguments that a method of the class asks for by name.
 
         phase: '': the first
         """
         values = {"step": progress.step, "epoch": progress.epoch, **others}
         if self.phases:
             values["phase"] = phase or next(iter(self.phases))
-        if method not in self._parameters:
-            self._parameters[method] = set(inspect.signature(getattr(self.task, method)).parameters)
-        return {name: value for name, value in values.items() if name in self._parameters[method]}
+        parameters = parameters_of(getattr(self.methods, method))
+        return {name: value for name, value in values.items() if name in parameters}
 
     def features(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Arrays:
-        """What the class's batch_loss() needs of a microbatch: one row a sample."""
-        arguments = self.arguments_of("features", progress, phase)
-        features: Arrays = self.task.features(model, batch, **arguments)
+        """The features of a microbatch, which batch_loss() takes: one row a sample."""
+        features: Arrays = self._features(model, batch, progress=progress, phase=phase)
         self.check_features(features)
         return features
 
@@ -168,9 +171,7 @@ class EngineAdapter(TaskAdapter, ABC):
         self, features: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
         """The loss of a whole batch, and what is logged beside it."""
-        returned = self.task.batch_loss(
-            features, **self.arguments_of("batch_loss", progress, phase)
-        )
+        returned = self._batch_loss(features, progress=progress, phase=phase)
         return self._named(returned, "batch_loss")
 
     def eval_sums(self) -> SumSpecs:
@@ -181,8 +182,9 @@ class EngineAdapter(TaskAdapter, ABC):
         }
 
     def evaluate(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Any]:
-        """Sums and weights of one microbatch; the loss among them, as zeros where batch_loss()
-        gives it.
+        """Sums and weights of one microbatch, the loss first.
+
+        Where batch_loss() gives the loss, it has zeros here.
         """
         metrics = self.measure(model, batch)
         if self.whole_batch:
@@ -192,7 +194,8 @@ class EngineAdapter(TaskAdapter, ABC):
         if metrics.keys() != self._metric_specs.keys():
             here = ", ".join(name for name in metrics if name != "loss")
             before = ", ".join(name for name in self._metric_specs if name != "loss")
-            raise self._wrong_metrics(
+            raise self._wrong(
+                "metrics",
                 f"gives {here} for one batch and {before} for another",
                 "the same names for every batch; a weight may be 0",
             )
@@ -203,7 +206,7 @@ class EngineAdapter(TaskAdapter, ABC):
         }
 
     def summarize(self, sums: EvalSums, /) -> dict[str, Metric]:
-        """What is shown, from sums over all devices; the loss first."""
+        """The metrics that are shown, from sums over all devices; the loss first."""
         totals = {
             name: Mean(sums[f"{name}.sum"], sums[f"{name}.weight"]) for name in self._metric_specs
         }
@@ -211,13 +214,13 @@ class EngineAdapter(TaskAdapter, ABC):
             if total.weight < 0:
                 raise UserError(
                     f'the weights of "{name}" add up to {total.weight:g} in the evaluation',
-                    NEGATIVE,
+                    NEGATIVE_WEIGHT_REMEDY,
                     "task",
                 )
-        if not hasattr(self.task, "summarize"):
+        if self.methods.summarize is None:
             return {name: _shown(total) for name, total in totals.items()}
         with self.calling("summarize"):
-            return {"loss": _shown(totals["loss"]), **self.task.summarize(totals)}
+            return {"loss": _shown(totals["loss"]), **self.methods.summarize(totals)}
 
     def respond(
         self,
@@ -229,20 +232,21 @@ class EngineAdapter(TaskAdapter, ABC):
         seed: int,
         **options: Any,
     ) -> str:
-        """The class's own answer to a prompt (it must have respond(), which takes the options)."""
+        """The class's own answer to a prompt.
+
+        The class must have respond(), which takes the options.
+        """
+        assert self.methods.respond is not None
+        settings = {"tokens": tokens, "temperature": temperature, "seed": seed, **options}
         with self.calling("respond"):
-            return str(
-                self.task.respond(
-                    model, prompt, tokens=tokens, temperature=temperature, seed=seed, **options
-                )
-            )
+            return str(self.methods.respond(model, prompt, **settings))
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:
-        """Texts, and pictures as uint8 arrays; none, if the class has no sample()."""
-        if not hasattr(self.task, "sample"):
+        """Texts, and pictures as uint8 arrays; none if the class has no sample()."""
+        if self.methods.sample is None:
             return []
         with self.calling("sample"):
-            samples = list(self.task.sample(model, seed))
+            samples = list(self.methods.sample(model, seed))
         for sample in samples:
             if not isinstance(sample, str):
                 check_picture(sample)
@@ -250,42 +254,46 @@ class EngineAdapter(TaskAdapter, ABC):
 
     @cached_property
     def _metric_specs(self) -> dict[str, Mean]:
-        """What is added up of each metric, the loss first: SumSpecs in place of numbers.
+        """The form of each metric's sums, the loss first: SumSpecs in place of numbers.
 
         A rank without held-out rows of its own needs them too.
         """
         number = Mean(SumSpec(), SumSpec())
-        names: Sequence[str] = getattr(self.task, "metric_names", ())
+        names = self.methods.metric_names
         specs = dict.fromkeys(names, number)
         rows = self._train if self._held_out is None else self._held_out  # as eval -d reads them
-        if not names and hasattr(self.task, "metrics") and rows is not None:
+        if not names and self.methods.metrics is not None and rows is not None:
             specs = self.metric_specs(rows[np.arange(1)])
         return {"loss": number, **specs}
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        """What metrics() gives, checked; the loss is among it only if the class gives it there."""
-        metrics = self.task.metrics(model, batch) if hasattr(self.task, "metrics") else {}
+        """The class's metrics, checked. The loss is one of them only if metrics() gives it."""
+        if self.methods.metrics is None:
+            return {}
+        metrics: Mapping[str, Mean] = self._metrics(model, batch)
         if not isinstance(metrics, Mapping):
-            raise self._wrong_metrics(
-                f"returns {type(metrics).__name__}", "a dict of name -> Mean(sum, weight)"
+            raise self._wrong(
+                "metrics",
+                f"returns {type(metrics).__name__}",
+                "a dict of name -> Mean(sum, weight)",
             )
         for name, mean in metrics.items():
             if name in _RESERVED or (name == "loss" and self.whole_batch):
-                raise self._wrong_metrics(f'gives "{name}", a name that is taken', "another name")
+                raise self._wrong(
+                    "metrics", f'gives "{name}", a name that is taken', "another name"
+                )
             if not isinstance(mean, Mean) or not _can_be_added(mean):
-                raise self._wrong_metrics(
+                raise self._wrong(
+                    "metrics",
                     f'gives no single Mean as "{name}"',
                     "Mean(sum, weight), each a number or a tensor with one, or the sum an array of"
                     " whole numbers (counts); both are added over all devices and divided once",
                 )
         return metrics
 
-    def _wrong_metrics(self, cause: str, remedy: str) -> UserError:
-        return UserError(f"{self.name}.metrics() {cause}", remedy, "task")
-
 
 def spec_of(mean: Mean) -> Mean:
-    """What is added up of a metric: an array of whole numbers is counted exactly."""
+    """The form of a metric's sum and weight: an array of whole numbers is counted exactly."""
     shape = tuple(getattr(mean.sum, "shape", ()))
     return Mean(SumSpec(shape, integer=bool(shape) and _is_whole(mean.sum)), SumSpec())
 
@@ -295,12 +303,12 @@ def _can_be_added(mean: Mean) -> bool:
 
 
 def _is_whole(array: Any) -> bool:
-    """Of integers or booleans, whichever library's array it is."""
+    """Whether an array, of whichever library, has integers or booleans."""
     return any(kind in str(array.dtype) for kind in ("int", "bool"))
 
 
 def _shown(total: Mean) -> Metric:
-    """Sum / weight; counts as they are."""
+    """The value that is shown of a total: sum / weight, and counts as they are."""
     if isinstance(total.sum, np.ndarray) and _is_whole(total.sum):
         return total.sum
     if not total.weight:

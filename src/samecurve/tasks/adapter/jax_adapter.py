@@ -2,9 +2,8 @@
 
 import inspect
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -13,10 +12,9 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
-from samecurve.core.split_check.split_errors import MEAN
+from samecurve.core.protocols import Arrays, StoredArrays
+from samecurve.core.split_check.additivity import MEAN
 from samecurve.core.weights.weight_check import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
@@ -45,50 +43,21 @@ class JaxAdapter(EngineAdapter):
         ),
     }
 
-    def __init__(
-        self,
-        task_class: type,
-        config: Config,
-        cache: Path | str,
-        *,
-        assets: Path | None = None,
-        file: Path | None = None,
-    ) -> None:
-        super().__init__(task_class, config, cache, assets=assets, file=file)
-        if hasattr(self.task, "leave_out"):
-            self.leave_out, self.is_ours = self.task.leave_out, file is None
+    @property
+    def leave_out(self) -> Callable[[Arrays, jax.Array], Arrays] | None:
+        """The class's own way to leave rows out of a whole microbatch; None: row by row."""
+        return self.methods.leave_out
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the class is one of this program's."""
+        return self._file is None
 
     def describe_model(self) -> Mapping[str, Any]:
         with jax.enable_x64(self._config.train.precision == "f64"):
             model = abstract_model(self.model)
         self._refuse(model)
-        if hasattr(self.task, "optimizer"):
-            raise UserError(
-                f"{self.name}.optimizer(): engine jax trains with the config's adamw and sgd"
-                " only, in this version",
-                "leave it out of the class, or --engine torch with a torch model",
-                "task",
-            )
-        if self.phases:
-            raise UserError(
-                f"{self.name}.phases: engine jax has one loss and one optimizer a step, in this"
-                " version",
-                "--engine torch with a torch model",
-                "task",
-            )
-        if self.frozen_base:
-            raise UserError(
-                f"{self.name}.frozen_base: engine jax saves all of a model, in this version",
-                "leave it out of the class, or --engine torch with a torch model",
-                "task",
-            )
-        if hasattr(self.task, "after_step"):
-            raise UserError(
-                f"{self.name}.after_step(): engine jax changes weights by its own update only, in"
-                " this version",
-                "leave it out of the class, or --engine torch with a torch model",
-                "task",
-            )
+        self._check_engine_serves_class()
         sizes = {
             ".".join(map(str, path)): sum(map(_scalars, jax.tree.leaves(leaf)))
             for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))
@@ -110,11 +79,37 @@ class JaxAdapter(EngineAdapter):
             "blocks": len(parts),
             "block_params": max(parts),
             "arrays": param_shapes(model),
-            "coupled": tuple(getattr(self.task, "coupled", ())),
+            "coupled": tuple(self.methods.coupled),
         }
 
+    def _check_engine_serves_class(self) -> None:
+        """UserError: the class has a member that this engine can't honour."""
+        refused = {
+            "optimizer()": (
+                self.methods.optimizer is not None,
+                "trains with the config's adamw and sgd only",
+            ),
+            "phases": (bool(self.phases), "has one loss and one optimizer a step"),
+            "frozen_base": (self.frozen_base, "saves all of a model"),
+            "after_step()": (
+                self.methods.after_step is not None,
+                "changes weights by its own update only",
+            ),
+        }
+        for member, (is_there, instead) in refused.items():
+            if is_there:
+                remedy = "--engine torch with a torch model"
+                if member != "phases":
+                    remedy = f"leave it out of the class, or {remedy}"
+                raise UserError(
+                    f"{self.name}.{member}: engine jax {instead}, in this version", remedy, "task"
+                )
+
     def model(self) -> nnx.Module:
-        takes = inspect.signature(self.task.model).parameters
+        """The class's model, its generators begun at the run's seed."""
+        build = self.methods.model
+        assert build is not None
+        takes = inspect.signature(build).parameters
         if self._config.train.precision in {"bf16", "f16"} and "dtype" not in takes:
             raise UserError(
                 f"{self.name}.model() can't be told to compute in {self._config.train.precision}",
@@ -130,7 +125,7 @@ class JaxAdapter(EngineAdapter):
         }
         arguments = {name: value for name, value in arguments.items() if name in takes}
         with self.calling("model"):
-            model = self.task.model(**arguments)
+            model = build(**arguments)
         if isinstance(model, nnx.Module):
             return model
         remedy = self.needed["model"]
@@ -142,31 +137,8 @@ class JaxAdapter(EngineAdapter):
             "task",
         )
 
-    def losses(
-        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
-    ) -> Mapping[str, Mean]:
-        with self.calling("loss"):
-            return super().losses(model, batch, progress, phase)
-
-    def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        with self.calling("metrics"):
-            return super().measure(model, batch)
-
     def check_loss(self, loss: object, what: str) -> None:
         _check_loss(loss, what)
-        self._loss_checked = True
-
-    def features(
-        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
-    ) -> Arrays:
-        with self.calling("features"):
-            return super().features(model, batch, progress, phase)
-
-    def batch_losses(
-        self, features: Arrays, progress: Progress = START, phase: str = ""
-    ) -> Mapping[str, Mean]:
-        with self.calling("batch_loss"):
-            return super().batch_losses(features, progress, phase)
 
     def check_features(self, features: object) -> None:
         if not isinstance(features, Mapping) or not features:
@@ -186,9 +158,8 @@ class JaxAdapter(EngineAdapter):
             metrics = self.measure(self.model(), row)
             specs.update({name: spec_of(mean) for name, mean in metrics.items()})
 
-        with self.calling("metrics"):
-            count = len(next(iter(row.values())))
-            jax.eval_shape(partial(with_numbers, look), with_trial_keys(row, count))
+        count = len(next(iter(row.values())))
+        jax.eval_shape(partial(with_numbers, look), with_trial_keys(row, count))
         return specs
 
     def load(self, weights: StoredArrays) -> nnx.Module:
@@ -226,7 +197,7 @@ class JaxAdapter(EngineAdapter):
         }
 
     def _refuse(self, model: nnx.Module) -> None:
-        """UserError: what this engine can't train as it is meant."""
+        """UserError: the model has a part that this engine can't train as it is meant."""
         for path, module in nnx.iter_modules(model):
             where = ".".join(map(str, path))
             if isinstance(module, nnx.BatchNorm):
@@ -258,7 +229,7 @@ def _scalars(leaf: Any) -> int:
 
 
 def _check_loss(loss: object, what: str) -> None:
-    """UserError: it can't be added up and divided once."""
+    """UserError: what a method returns as the loss can't be added up and divided once."""
     if not isinstance(loss, Mean):
         raise UserError(f"{what} returns {type(loss).__name__}, not a samecurve.Mean", MEAN, "task")
     total, weight = jnp.asarray(loss.sum), jnp.asarray(loss.weight)

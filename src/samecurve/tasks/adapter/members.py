@@ -1,8 +1,8 @@
-"""What a task's class has beside the members that we know: mistaken names, mistaken signatures.
+"""Mistaken names and signatures of a task's members, told when the task is opened.
 
-A public method is a helper, and nobody's business, if the class's own code uses its name or one of
-its bases from torch or Python has it. One that nothing in the class uses waits to be called by a
-trainer: it is refused if other trainers call such a method, or if it is a near name of ours. Names
+A public method is a helper of the class if the class's own code uses its name, or if a base from
+torch or Python has it. A method that nothing in the class uses is meant to be called by a trainer:
+it is refused if other trainers call such a method, or if its name is close to one of ours. Names
 with an underscore in front are never looked at.
 """
 
@@ -10,7 +10,7 @@ import dis
 import inspect
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -24,92 +24,53 @@ from samecurve.units import join_words
 
 _WITH_FLAX = {"model": ("dtype", "rngs")}
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_NEAR = 0.84  # of difflib: metric and metrics, train_datas and train_data; not losses and loss
-_PLAIN = {"torch", "builtins", "abc", "typing", "collections"}  # whose bases are no trainers
+_NEAR = 0.84  # difflib's ratio: metric and metrics are near, losses and loss are not
+_PLAIN = {"torch", "builtins", "abc", "typing", "collections"}  # packages without trainers
 
-# what other trainers' hooks are called
+# names of other trainers' hooks
 _HOOK = re.compile(r"on_(train|training|validation|val|test|epoch|fit|step|batch|before|after)_\w+")
-_LOSS = MEMBERS["loss"]
-_METRICS = MEMBERS["metrics"]
-_OPTIMIZER = f"the config's optimizer section, or {MEMBERS['optimizer']}"
-_SCHEDULE = "the config's schedule section" + (
-    f", or {MEMBERS['schedule']}" if "schedule" in MEMBERS else ""
-)
-# what other trainers call: names -> what does it here
-_FOREIGN: Mapping[tuple[str, ...], str] = {
-    ("training_step", "train_step", "compute_loss", "forward"): _LOSS,
-    (
-        "configure_optimizers",
-        "configure_optimizer",
-        "create_optimizer",
-        "create_optimizer_and_scheduler",
-        "get_optimizer",
-        "make_optimizer",
-        "build_optimizer",
-    ): _OPTIMIZER,
-    (
-        "lr_scheduler",
-        "lr_schedule",
-        "lr_lambda",
-        "scheduler",
-        "configure_scheduler",
-        "create_scheduler",
-        "get_scheduler",
-    ): _SCHEDULE,
-    (
-        "train_dataset",
-        "train_dataloader",
-        "train_loader",
-        "training_data",
-        "get_train_dataloader",
-    ): MEMBERS["train_data"],
-    (
-        "eval_dataset",
-        "eval_dataloader",
-        "val_data",
-        "val_dataset",
-        "val_dataloader",
-        "val_loader",
-        "valid_data",
-        "valid_dataset",
-        "validation_data",
-        "validation_dataset",
-        "get_eval_dataloader",
-    ): MEMBERS["eval_data"],
-    ("test_dataset", "test_dataloader", "test_loader", "get_test_dataloader"): MEMBERS["test_data"],
-    (
-        "validation_step",
-        "val_step",
-        "valid_step",
-        "eval_step",
-        "evaluation_step",
-        "test_step",
-        "prediction_step",
-        "predict_step",
-    ): f"train.eval_every in the config evaluates on eval_data(); {_METRICS}",
-    ("metric", "compute_metrics", "get_metrics", "eval_metrics", "val_metrics"): _METRICS,
-    ("configure_model", "model_init"): MEMBERS["model"],
-    ("collate_fn", "data_collator", "collator"): MEMBERS["collate"],
-    ("optimizer_step", "post_step"): MEMBERS["after_step"],
-    ("clip_gradients", "configure_gradient_clipping"): "optimizer.clip in the config",
-    ("on_load_checkpoint", "on_save_checkpoint", "state_dict", "load_state_dict"): (
+# what other trainers call a method -> what does its work here
+_FOREIGN = {
+    "training_step train_step compute_loss forward": MEMBERS["loss"],
+    "configure_optimizers configure_optimizer create_optimizer create_optimizer_and_scheduler"
+    " get_optimizer make_optimizer build_optimizer": (
+        f"the config's optimizer section, or {MEMBERS['optimizer']}"
+    ),
+    "lr_scheduler lr_schedule lr_lambda scheduler configure_scheduler create_scheduler"
+    " get_scheduler": f"the config's schedule section, or {MEMBERS['schedule']}",
+    "train_dataset train_dataloader train_loader training_data get_train_dataloader": (
+        MEMBERS["train_data"]
+    ),
+    "eval_dataset eval_dataloader val_data val_dataset val_dataloader val_loader valid_data"
+    " valid_dataset validation_data validation_dataset get_eval_dataloader": MEMBERS["eval_data"],
+    "test_dataset test_dataloader test_loader get_test_dataloader": MEMBERS["test_data"],
+    "validation_step val_step valid_step eval_step evaluation_step test_step prediction_step"
+    " predict_step": (
+        f"train.eval_every in the config evaluates on eval_data(); {MEMBERS['metrics']}"
+    ),
+    "metric compute_metrics get_metrics eval_metrics val_metrics": MEMBERS["metrics"],
+    "configure_model model_init": MEMBERS["model"],
+    "collate_fn data_collator collator": MEMBERS["collate"],
+    "optimizer_step post_step": MEMBERS["after_step"],
+    "clip_gradients configure_gradient_clipping": "optimizer.clip in the config",
+    "on_load_checkpoint on_save_checkpoint state_dict load_state_dict": (
         "what is to be saved belongs into the model, as a parameter or a buffer (register_buffer)"
     ),
 }
-_INSTEAD = {name: remedy for names, remedy in _FOREIGN.items() for name in names}
+_INSTEAD = {name: remedy for names, remedy in _FOREIGN.items() for name in names.split()}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a method is called, as MEMBERS says it."""
+    """The parameters of a method, as MEMBERS says them."""
 
-    needed: tuple[str, ...]  # by place
-    by_name: tuple[str, ...]  # by name, always
-    optional: tuple[str, ...]  # by name, if it asks for them
+    needed: tuple[str, ...]  # given by place
+    by_name: tuple[str, ...]  # always given by name
+    optional: tuple[str, ...]  # given by name if the method asks for them
 
 
 def form_of(member: str) -> Form | None:
-    """'loss(self, model, batch[, step])' -> its parameters; None: no method of an object."""
+    """The parameters in "loss(self, model, batch[, step])"; None: no method of an object."""
     match = re.match(r"\w+\(self(?:, )?([^)]*)\)", MEMBERS[member])
     if match is None:
         return None
@@ -123,12 +84,12 @@ def form_of(member: str) -> Form | None:
 
 
 def other_trainers(task: object) -> list[str]:
-    """Methods of the class that other trainers call, and nothing here does."""
+    """The class's unused methods that other trainers would call."""
     return [name for name, value in _unused(type(task)) if callable(value) and _instead(name)]
 
 
 def check_names(task: object, what: str) -> None:
-    """UserError: a public member that nothing uses, where one of ours is meant.
+    """UserError: a public member is used by nothing, and seems to be meant as one of ours.
 
     what: the class's name
     """
@@ -149,7 +110,7 @@ def check_names(task: object, what: str) -> None:
 
 
 def _instead(name: str) -> str | None:
-    """What does here what another trainer calls so."""
+    """The remedy for a name that another trainer calls; None: no trainer does."""
     return _INSTEAD.get(name) or (MEMBERS["after_step"] if _HOOK.fullmatch(name) else None)
 
 
@@ -158,7 +119,7 @@ def _near(name: str, members: list[str]) -> str | None:
 
 
 def _unused(task_class: type) -> Iterator[tuple[str, Any]]:
-    """Public members that are none of ours, and that no code of the class reads."""
+    """The class's public members that are none of ours, and that none of its code reads."""
     own = dict(_own_members(task_class))
     names = {base.__name__ for base in task_class.__mro__}
     used = {name for value in own.values() for name in _read_by(value, names)}
@@ -168,9 +129,9 @@ def _unused(task_class: type) -> Iterator[tuple[str, Any]]:
 
 
 def _own_members(task_class: type) -> Iterator[tuple[str, Any]]:
-    """What the class, and the user's bases of it, have written; the nearest first.
+    """The members that the class and the user's bases of it define; the nearest first.
 
-    Not what overrides a member of torch's or Python's own bases, which use it themselves.
+    Members that override one of torch's or Python's bases are left out: those bases use them.
     """
     mro = task_class.__mro__
     plain = [base for base in mro if base.__module__.partition(".")[0] in _PLAIN]
@@ -186,14 +147,14 @@ def _own_members(task_class: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_library(base: type, task_class: type) -> bool:
-    """Of an installed package that the task's class is no part of."""
+    """Whether a base is of an installed package that the task's class is no part of."""
     top = base.__module__.partition(".")[0]
     file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
     return top != task_class.__module__.partition(".")[0] and "site-packages" in file
 
 
 def _read_by(value: object, classes: Container[str]) -> Iterator[str]:
-    """Names that the code of a member reads of `self`, of its class or of its bases."""
+    """The names that the code of a member reads of `self`, of its class or of its bases."""
     if isinstance(value, property | cached_property):
         value = getattr(value, "fget", None) or getattr(value, "func", None)
     function = inspect.unwrap(value) if callable(value) else None
@@ -221,7 +182,7 @@ def _read_in(code: CodeType, objects: Container[str], classes: Container[str]) -
 
 
 def check_signatures(task: object, what: str) -> None:
-    """UserError: a method that can't be called as it is called here."""
+    """UserError: a method of the class can't be called as it is called here."""
     for member in MEMBERS:
         form, method = form_of(member), getattr(task, member, None)
         is_helper = member == "features" and not hasattr(task, "batch_loss")
@@ -258,7 +219,7 @@ def _check_signature(method: Callable[..., Any], form: Form, what: str, usage: s
 def _check_own_parameters(
     parameters: list[inspect.Parameter], form: Form, what: str, usage: str
 ) -> None:
-    """Those beyond what every such method is given by place."""
+    """UserError: a parameter beyond those given by place has no default and is not given."""
     known = (*form.by_name, *form.optional)
     for parameter in parameters:
         is_filled = parameter.kind is parameter.VAR_KEYWORD or parameter.name in known

@@ -1,18 +1,21 @@
-"""What loss() and features() of a class for PyTorch return: its form, and its gradients."""
+"""The form of what loss() and features() of a class for PyTorch return, and its gradients."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from samecurve.core.determinism.mean import NEGATIVE, Mean
-from samecurve.core.split_check.split_errors import MEAN
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.split_check.additivity import MEAN
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import FEATURES
 
 
 def check_loss(loss: object, what: str) -> None:
-    """UserError: it can't be added up and divided once."""
+    """UserError: what a method returns as the loss can't be added up and divided once.
+
+    what: the method, for errors
+    """
     if not isinstance(loss, Mean):
         raise UserError(f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", MEAN, "task")
     total, weight = loss
@@ -38,11 +41,11 @@ def check_loss(loss: object, what: str) -> None:
     if not is_one_number:
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
     if not isinstance(weight, torch.Tensor) and weight < 0:
-        raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE, "task")
+        raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE_WEIGHT_REMEDY, "task")
 
 
 def check_features(features: object, what: str) -> None:
-    """UserError: they are not tensors by name, with rows."""
+    """UserError: what features() returns is not tensors by name, with rows."""
     if not isinstance(features, Mapping) or not features:
         raise UserError(f"{what} returns {_kind_of(features)}", FEATURES, "task")
     for name, feature in features.items():
@@ -56,7 +59,7 @@ def _kind_of(value: object) -> str:
 
 
 def without_gradient(losses: Mapping[str, Mean]) -> Mapping[str, Mean]:
-    """All but the loss."""
+    """The means with those beside the loss taken off their graphs: they are only logged."""
     if len(losses) == 1:
         return losses
     return {

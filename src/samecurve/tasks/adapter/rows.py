@@ -1,4 +1,4 @@
-"""A user's data as a source: rows by ids, as numpy arrays, whatever it gives.
+"""A user's data as a source: rows by ids, as numpy arrays, whatever form the data has.
 
 The same id must give the same row whenever it is read in an epoch, or else a resumed run would see
 other data.
@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property
+from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,19 @@ from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
 from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
-from samecurve.tasks.user_class.user_errors import calling
+from samecurve.tasks.user_class.user_errors import calling, end_copy, raise_explained
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 
 
 class Rows:
-    """data: a source, or a torch Dataset, whose items are stacked. Where its __getitem__ has a
-    parameter `epoch`, it is told.
+    """The rows of a task's data.
 
-    what: the call that gave it, for errors
+    data: a source, or a torch Dataset, whose items are stacked; its __getitem__ is given the epoch
+        if it has a parameter `epoch`
+    what: the call that gave the data, for errors
     path: the user's file, which may raise; None: the code is ours
-    collation: what makes arrays of samples of unlike length, in place of stacking
+    collation: makes arrays of samples of unlike length, in place of stacking
     """
 
     def __init__(
@@ -51,19 +53,19 @@ class Rows:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether a row may be another one in another epoch."""
+        """Whether an id may give another row in another epoch."""
         return self._by_epoch or (self._collation is not None and self._collation.by_epoch)
 
     @property
     def by_microbatch(self) -> bool:
-        """Whether the shape of a row follows from those that are read with it."""
+        """Whether the shape of a row follows from the rows that are read with it."""
         return self._collation is not None
 
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
-        """The data's row_lengths, where rows are padded by microbatch.
+        """The data's row_lengths, where rows are padded by microbatch; else None.
 
-        UserError: they are not one whole number for each row.
+        UserError: row_lengths is not one whole number for each row.
         """
         lengths = getattr(self._data, "row_lengths", None)
         if lengths is None or self._collation is None:
@@ -86,10 +88,20 @@ class Rows:
         return self.read(ids, 0)
 
     def read(self, ids: Ids, epoch: int) -> Columns:
-        """The rows of these ids in an epoch (0 for held-out data)."""
-        with calling(self._origin, self._path):
+        """The rows of these ids in an epoch (0 for held-out data).
+
+        Every step goes through here: arrays of numbers are passed on as they are.
+        """
+        process = getpid()
+        try:
             raw = self._read_raw(ids, epoch)
+        except BaseException as error:
+            raise_explained(error, self._origin, self._path, UserError, process)
+        if self._path is not None and getpid() != process:
+            end_copy(self._origin)
         if self._collation is None:
+            if _are_columns(raw, len(ids)):
+                return dict(raw)
             return stacked(raw, len(ids), self._origin)
         return self._collated(samples_of(raw, len(ids), self._origin), ids, epoch)
 
@@ -99,8 +111,9 @@ class Rows:
             return self._collation(samples, ids, epoch)
 
     def fingerprint(self) -> str:
-        """The data's own fingerprint() where it has one; else a hash over its length and up to 16
-        rows spread over it: a change elsewhere is not seen.
+        """The data's own fingerprint(), or else a hash over its length and up to 16 of its rows.
+
+        The hash does not see a change of other rows.
         """
         if self._own_fingerprint:
             return str(self._own_fingerprint())
@@ -110,11 +123,10 @@ class Rows:
         return by_rows
 
     def check(self, *, is_known: bool = False) -> None:
-        """UserError: a row is not the same when it is read again, or alone; collate() gives it
-        otherwise by how samples come.
+        """UserError: a row changes when it is read again or alone, or with collate()'s order.
 
-        is_known: by a fingerprint of the task's own; so it is where the data has one, and the first
-            is not asked then.
+        is_known: whether the task has a fingerprint() of its own. Rows of data that has one, or
+            whose task has, are not read again.
         """
         if self._collation:
             self._check_collation(self._collation.name)
@@ -132,8 +144,9 @@ class Rows:
                 )
 
     def _check_collation(self, name: str) -> None:
-        """UserError: it gives other arrays for the same samples, or not their rows in their order
-        (it sorts them by length, say).
+        """UserError: collate() gives other arrays for the same samples, or rows in another order.
+
+        A collate() that sorts samples by their length does the latter.
         """
         ids = self._spread()
         with calling(self._origin, self._path):
@@ -170,7 +183,7 @@ class Rows:
     def _check_alone(
         self, what: str, row_among_others: NDArray[Any], row_alone: NDArray[Any]
     ) -> None:
-        """UserError: other bits, and not only padding to the longest of those read together."""
+        """UserError: the row has other bits when read alone; another length is mere padding."""
         if row_alone.shape != row_among_others.shape or (
             row_alone.tobytes() == row_among_others.tobytes()
         ):
@@ -184,7 +197,7 @@ class Rows:
         )
 
     def _check_wrapped(self) -> None:
-        """UserError: a data set inside of this one asks for the epoch, and would not be told."""
+        """UserError: a data set inside of this one asks for the epoch, and would not get it."""
         inner = self._data.datasets if is_torch(self._data, "ConcatDataset") else ()
         asking = [one for one in inner if _asks_for_epoch(one)]
         if asking:
@@ -195,7 +208,7 @@ class Rows:
             )
 
     def _spread(self) -> Ids:
-        """Up to 16 ids, spread over the data."""
+        """At most 16 ids, spread over the data."""
         count = min(self._count, _KNOWN_BY)
         return np.unique(np.linspace(0, self._count - 1, count).astype(np.int64))
 
@@ -207,7 +220,7 @@ class Rows:
         return digest.hexdigest()
 
     def _read_raw(self, ids: Ids, epoch: int) -> Any:
-        """What the data gives: columns by name, or a list with one item an id."""
+        """The data's own answer: columns by name, or a list with one item an id."""
         if self._subset is not None:
             ids = self._subset[ids]
         by_name = {"epoch": epoch} if self._by_epoch else {}
@@ -235,8 +248,20 @@ class Rows:
         return UserError(f"{self._origin} {cause}", remedy, "task")
 
 
+def _are_columns(raw: Any, count: int) -> bool:
+    """Whether these are arrays of numbers by name, one row a sample: what stacked() makes."""
+    if type(raw) is not dict or not raw:
+        return False
+    for name, column in raw.items():
+        if type(name) is not str or type(column) is not np.ndarray or not column.ndim:
+            return False
+        if column.dtype.kind not in "biufc" or len(column) != count:
+            return False
+    return True
+
+
 def _equal(first: Columns, second: Columns) -> bool:
-    """To the bit."""
+    """Whether two sets of columns are equal to the bit."""
     return first.keys() == second.keys() and all(
         column.shape == second[name].shape and column.tobytes() == second[name].tobytes()
         for name, column in first.items()
@@ -244,8 +269,9 @@ def _equal(first: Columns, second: Columns) -> bool:
 
 
 def _outside_of_subsets(data: Any) -> tuple[Any, Ids | None]:
-    """Data, and the ids in it of what was given: a torch Subset does not tell the epoch to what it
-    is part of. None: all of it, or the epoch is not asked for.
+    """The data inside of torch Subsets that asks for the epoch, and the ids chosen of it.
+
+    A Subset does not pass the epoch on. None: all ids, or the data does not ask for the epoch.
     """
     inner, chosen = data, None
     while is_torch(inner, "Subset"):

@@ -1,4 +1,4 @@
-"""A task's class as far as no engine is needed: its data, its schedule, what plan() must know.
+"""A task as far as no engine is needed: its data, its schedule, what plan() must know.
 
 engine_adapter.py adds the model; together they are what engines see (core.protocols.Task).
 """
@@ -8,8 +8,9 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,20 +24,27 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
+from samecurve.tasks.adapter.task_methods import TaskMethods
+from samecurve.tasks.adapter.user_call import LossHistory, UserCall
+from samecurve.tasks.free_sections import section_argument
 from samecurve.tasks.protocol import MEMBERS
-from samecurve.tasks.registry import section_argument
 from samecurve.tasks.user_class.user_errors import calling
 
 
 class TaskAdapter:
-    """A task of this class, its data open.
+    """A task's object, made from its class, with its data open.
 
     task_class: as people write it (tasks/protocol.py)
     config: the whole config
     cache: a directory where the task may keep what it prepares
-    assets: what the run has kept of the task, where it is opened to use a trained model; a class
-        whose __init__ asks for it is then opened without its data
+    assets: the files that a run keeps of its task, where the task is opened to use a trained
+        model; a class whose __init__ asks for them is then opened without its data
     file: the user's file, whose lines its errors name; None: the code is ours
+
+    task: the object itself
+    methods: its members, looked up once
+    phases: the patterns of parameters that each phase of a step trains; empty: one update a step
+    loss_history: whether the loss has come out well, which decides the kind of later errors
     """
 
     needed: ClassVar[Mapping[str, str]] = {"train_data": MEMBERS["train_data"]}
@@ -50,10 +58,7 @@ class TaskAdapter:
         assets: Path | None = None,
         file: Path | None = None,
     ) -> None:
-        self.name, self._file = task_class.__name__, file
-        self._config, self._loss_checked = config, False
-        self._parameters: dict[str, set[str]] = {}  # by method
-        self.phases: Mapping[str, tuple[str, ...]] = {}  # of a step: patterns of parameters
+        self.name, self._file, self._config = task_class.__name__, file, config
         self._train: Rows | None = None
         self._held_out: Rows | None = None
         self._test: Rows | None = None
@@ -68,43 +73,48 @@ class TaskAdapter:
             with self.calling("__init__"):
                 self.task = _instance(task_class, arguments)
             check_methods(self.task, self.name, self.needed, is_users=file is not None)
-            if callable(getattr(self.task, "loss", None)):
-                self.phases = read_phases(self.task, self.name)
-            check_attributes(self.task, self.name)
-            if hasattr(self.task, "schedule"):
-                self.lr_factor = self._checked_factor
+            self.methods = TaskMethods.of(self.task)
+            self.phases = read_phases(self.methods, self.name)
+            check_attributes(self.methods, self.name)
+            self.loss_history = LossHistory()
+            steps = ("loss", "features", "batch_loss", "metrics")
+            self._loss, self._features, self._batch_loss, self._metrics = map(self._call_of, steps)
             if assets is None or "assets" not in inspect.signature(task_class).parameters:
-                self._open_data()
+                self._train = self._rows("train_data")
+                self._held_out = self._rows("eval_data")
+                self._test = self._rows("test_data")
+
+    def _call_of(self, method: str) -> UserCall:
+        return UserCall(
+            getattr(self.methods, method),
+            f"{self.name}.{method}()",
+            file=self._file,
+            phases=self.phases,
+            history=self.loss_history,
+        )
 
     @property
     def whole_batch(self) -> bool:
         """Whether the class has a loss over the whole batch's features in place of loss()."""
-        return hasattr(self.task, "batch_loss")
+        return self.methods.batch_loss is not None
 
-    def _open_data(self) -> None:
-        with self.calling("train_data"):
-            train = self.task.train_data()
-            self._train = Rows(train, f"{self.name}.train_data()", self._file, self._collation())
-        with self.calling("eval_data"):
-            held_out = self.task.eval_data() if hasattr(self.task, "eval_data") else None
-            if held_out is not None:
-                self._held_out = Rows(
-                    held_out, f"{self.name}.eval_data()", self._file, self._collation()
-                )
-        with self.calling("test_data"):
-            test = self.task.test_data() if hasattr(self.task, "test_data") else None
-            if test is not None:
-                name = f"{self.name}.test_data()"
-                self._test = Rows(test, name, self._file, self._collation())
+    def _rows(self, method: str) -> Rows | None:
+        """The data that one of the class's methods gives; None: it has none."""
+        with self.calling(method):
+            data = getattr(self.methods, method)()
+            if data is None and method != "train_data":
+                return None
+            return Rows(data, f"{self.name}.{method}()", self._file, self._collation())
 
     def _collation(self) -> Collation | None:
         """How samples of unlike length become arrays. UserError: this engine can't have that."""
-        if not hasattr(self.task, "collate"):
+        collate = self.methods.collate
+        if collate is None:
             return None
         name = f"{self.name}.collate()"
-        if not callable(self.task.collate):
+        if not callable(collate):
             raise UserError(
-                f"{self.name}.collate is {type(self.task.collate).__name__}, where a method"
+                f"{self.name}.collate is {type(collate).__name__}, where a method"
                 " collate(self, samples) pads samples of unlike length",
                 "another name for it",
                 "task",
@@ -116,24 +126,29 @@ class TaskAdapter:
                 "pad the rows to one length in the data, and take collate() out; or --engine torch",
                 "task",
             )
-        return Collation(self.task.collate, name)
+        return Collation(collate, name)
 
-    def describe_model(self) -> Mapping[str, Any]:
-        """What Facts says of the model, found by building it without its values."""
-        raise UserError(
-            f"{self.name}.facts() tells no `arrays`, and without an engine no model can be built",
-            'give the shape of each parameter: {"arrays": {"head.weight": (10, 64), ...}, ...}',
-            "task",
-        )
+    @cached_property
+    def own_facts(self) -> Mapping[str, Any]:
+        """The result of the class's own facts(). UserError: no plan asks for one of them."""
+        with self.calling("facts"):
+            own = dict(self.methods.facts())
+        known = {field.name for field in fields(Facts)}
+        for name in own:
+            if name not in known:
+                raise UserError(
+                    f"{self.name}.facts() tells {name}, which no plan asks for",
+                    suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
+                    "task",
+                )
+        return own
 
     def facts(self) -> Facts:
-        """What plan() must know: what the class tells, and what else is found."""
+        """The facts that plan() needs: what the class tells, and what is found beside it.
+
+        Without an engine no model can be built, so the class must tell its `arrays`.
+        """
         self._check_rows()
-        task_facts = self._task_facts()
-        if "arrays" in task_facts:
-            described: Mapping[str, Any] = self._describe_arrays(task_facts)
-        else:
-            described = self.describe_model()
         return Facts(
             **{
                 "samples": len(self.train_data()),
@@ -142,22 +157,22 @@ class TaskAdapter:
                 "tokens_per_sample": 1,
                 "bytes_per_sample": None,
                 "flops_per_sample": None,
-                "coupled": tuple(getattr(self.task, "coupled", ())),
+                "coupled": tuple(self.methods.coupled),
                 "whole_batch": self.whole_batch,
                 "frozen_base": self.frozen_base,
                 "fingerprint": self.fingerprint(),
                 "schedule": self._schedule_facts(),
-                **described,
-                **task_facts,
+                **self._model_facts(),
+                **self.own_facts,
             }
         )
 
-    def _describe_arrays(self, task_facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What follows from the shapes that the class tells: no blocks are known."""
-        buffers = task_facts.get("buffers", ())
+    def _model_facts(self) -> Mapping[str, Any]:
+        """The fields about the model that follow from told shapes; no blocks are known."""
+        buffers = self.own_facts.get("buffers", ())
         sizes = {
             name: math.prod(shape)
-            for name, shape in task_facts["arrays"].items()
+            for name, shape in self.own_facts["arrays"].items()
             if name not in buffers
         }
         groups = self._config.optimizer.rules.describe(sizes)
@@ -165,40 +180,26 @@ class TaskAdapter:
 
     def _check_rows(self) -> None:
         """UserError: a row is not the same when it is read again."""
-        is_known = hasattr(self.task, "fingerprint")
-        with self.calling("train_data"):
-            self.train_data().check(is_known=is_known)
-        if self._held_out is not None:
-            with self.calling("eval_data"):
-                self._held_out.check(is_known=is_known)
-        if self._test is not None:
-            with self.calling("test_data"):
-                self._test.check(is_known=is_known)
-
-    def _task_facts(self) -> dict[str, Any]:
-        """What the class's own facts() gives."""
-        if not hasattr(self.task, "facts"):
-            return {}
-        with self.calling("facts"):
-            task_facts = dict(self.task.facts())
-        known = {field.name for field in fields(Facts)}
-        for name in task_facts:
-            if name not in known:
-                raise UserError(
-                    f"{self.name}.facts() tells {name}, which no plan asks for",
-                    suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
-                    "task",
-                )
-        return task_facts
+        is_known = self.methods.fingerprint is not None
+        sources = {
+            "train_data": self.train_data(),
+            "eval_data": self._held_out,
+            "test_data": self._test,
+        }
+        for method, rows in sources.items():
+            if rows is not None:
+                with self.calling(method):
+                    rows.check(is_known=is_known)
 
     def fingerprint(self) -> str:
-        """Of the task or its training data, where they have a fingerprint() of their own.
+        """The fingerprint of the training data: the class's own, or else the data's own.
 
-        Else a hash over the number of samples and up to 16 of them, spread over the data.
+        Without either, a hash over the number of samples and up to 16 of them, spread over the
+        data.
         """
-        if hasattr(self.task, "fingerprint"):
+        if self.methods.fingerprint is not None:
             with self.calling("fingerprint"):
-                return str(self.task.fingerprint())
+                return str(self.methods.fingerprint())
         with self.calling("train_data"):
             return self.train_data().fingerprint()
 
@@ -213,10 +214,12 @@ class TaskAdapter:
         return self._test
 
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
-        if not hasattr(self.task, "initial"):
-            return None
+        """The class's rule for a parameter's first values; None: the module's own values.
+
+        UserError: what the class returns is no samecurve.Initial.
+        """
         with self.calling("initial"):
-            initial = self.task.initial(name, shape)
+            initial = self.methods.initial(name, shape)
         if initial is not None and not isinstance(initial, Initial):
             raise UserError(
                 f"{self.name}.initial({name}) returns {type(initial).__name__}",
@@ -227,27 +230,26 @@ class TaskAdapter:
 
     @property
     def frozen_base(self) -> bool:
-        """Whether the class says so."""
-        return bool(getattr(self.task, "frozen_base", False))
+        """Whether what the model does not train comes from elsewhere, and is not saved."""
+        return self.methods.frozen_base
 
     @property
     def init_module(self) -> Callable[[Any, Any], None] | None:
         """The class's own first values of a module; None: it has no such method."""
-        if not hasattr(self.task, "init_module"):
+        method = self.methods.init_module
+        if method is None:
             return None
 
         def init_module(model: Any, module: Any) -> None:
             with self.calling("init_module"):
-                self.task.init_module(model, module)
+                method(model, module)
 
         return init_module
 
     def export(self, model: Any, directory: Path) -> list[str]:
-        """Lets the class write what belongs beside the weights. Returns lines for the user."""
-        if not hasattr(self.task, "export"):
-            return []
+        """Let the class write what belongs beside the weights. Returns lines for the user."""
         with self.calling("export"):
-            return list(self.task.export(model, directory) or [])
+            return list(self.methods.export(model, directory) or [])
 
     def export_hf(
         self, tensors: Mapping[str, Any], directory: Path, dtype: str
@@ -256,34 +258,41 @@ class TaskAdapter:
 
         The class must have export_hf().
         """
+        assert self.methods.export_hf is not None
         with self.calling("export_hf"):
-            renamed, lines = self.task.export_hf(tensors, directory, dtype)
+            renamed, lines = self.methods.export_hf(tensors, directory, dtype)
             return dict(renamed), list(lines)
 
     def export_adapter(
         self, tensors: Mapping[str, Any], directory: Path
     ) -> tuple[dict[str, Any], list[str]]:
-        """As export_hf(), of the adapter alone. The class must have export_adapter()."""
+        """The tensors of the adapter alone under the names of peft, and lines for the user.
+
+        The class must have export_adapter().
+        """
+        assert self.methods.export_adapter is not None
         with self.calling("export_adapter"):
-            renamed, lines = self.task.export_adapter(tensors, directory)
+            renamed, lines = self.methods.export_adapter(tensors, directory)
             return dict(renamed), list(lines)
 
     def assets(self) -> Mapping[str, Path]:
-        if not hasattr(self.task, "assets"):
-            return {}
+        """The files that a run keeps, by name, so that its model can be used later."""
         with self.calling("assets"):
-            return dict(self.task.assets())
+            return dict(self.methods.assets())
 
     def calling(
         self, method: str, kind: type[SamecurveError] = UserError
     ) -> AbstractContextManager[None]:
-        """Around a call of a user's code: what it raises becomes an error that names its line."""
-        if self._file is None:
-            return nullcontext()
+        """Surround a call of a user's code: what it raises becomes an error that names its line."""
         return calling(f"{self.name}.{method}()", self._file, kind)
 
+    @property
+    def lr_factor(self) -> Callable[[int], float] | None:
+        """The factor of the learning rate by the class's own schedule; None: the config's holds."""
+        return self._checked_factor if self.methods.schedule is not None else None
+
     def _checked_factor(self, step: int) -> float:
-        """Of the learning rate, by the class's own schedule. UserError: it is none."""
+        """The class's own factor at a step. UserError: it is no number of at least 0."""
         with self.calling("schedule"):
             factor = self.task_factor(step)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
@@ -295,20 +304,23 @@ class TaskAdapter:
         return float(factor)
 
     def task_factor(self, step: int) -> float:
-        """What the class's schedule() says of a step."""
-        if self._schedules_optimizer():
+        """The result of the class's schedule() at a step, not checked yet."""
+        if self._schedules_optimizer:
             raise UserError(
                 f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has"
                 " no optimizer for",
                 "def schedule(self, step): the factor of optimizer.lr at that step",
                 "task",
             )
-        factor: float = self.task.schedule(step)
+        assert self.methods.schedule is not None
+        factor: float = self.methods.schedule(step)
         return factor
 
+    @cached_property
     def _schedules_optimizer(self) -> bool:
         """Whether schedule() asks for an optimizer. UserError: neither for that nor for a step."""
-        names = list(inspect.signature(self.task.schedule).parameters)
+        assert self.methods.schedule is not None
+        names = list(inspect.signature(self.methods.schedule).parameters)
         if names not in (["step"], ["optimizer"]):
             raise UserError(
                 f"{self.name}.schedule() asks for {', '.join(names) or 'nothing'}",
@@ -318,8 +330,8 @@ class TaskAdapter:
         return names == ["optimizer"]
 
     def _schedule_facts(self) -> str:
-        """The class's own schedule in words: what it gives at some steps, as far as it goes."""
-        if not hasattr(self.task, "schedule"):
+        """The class's own schedule in words: its factors at some steps, as far as it goes."""
+        if self.methods.schedule is None:
             return ""
         shown = [f"{self._checked_factor(0):.4g} at step 0"]
         for step in (10, 100, 1000):
@@ -331,7 +343,7 @@ class TaskAdapter:
 
 
 def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
-    """Called with what its __init__ asks for by name; else with both sections, in their order."""
+    """The object, made with what its __init__ asks for by name; else with both sections."""
     parameters = inspect.signature(task_class).parameters
     sections = {name: arguments[name] for name in ("model", "data")}
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -344,10 +356,7 @@ def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The global generators begin at the seed, so that every process draws the same values.
-
-    They are put back afterwards.
-    """
+    """Seed the global generators, so that every process draws the same values, for a while."""
     torch: Any = sys.modules.get("torch")  # if the task's file has imported it
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = torch and torch.random.get_rng_state()

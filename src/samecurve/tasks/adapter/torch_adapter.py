@@ -2,9 +2,9 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
+from os import getpid
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.core.planning.update_phases import names_by_phase
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.class_checks import NEEDED
+from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
 from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
@@ -52,20 +51,15 @@ class TorchAdapter(EngineAdapter):
         "model": "model(self) -> torch.nn.Module: the model, built anew",
     }
 
-    def __init__(
-        self,
-        task_class: type,
-        config: Config,
-        cache: Path | str,
-        *,
-        assets: Path | None = None,
-        file: Path | None = None,
-    ) -> None:
-        super().__init__(task_class, config, cache, assets=assets, file=file)
-        if hasattr(self.task, "optimizer"):
-            self.optimizer = self._build_optimizer
-        if hasattr(self.task, "after_step"):
-            self.after_step = self._call_after_step
+    @property
+    def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
+        """The class's own optimizer, made from parameters, lr and phase; None: the config's."""
+        return self._build_optimizer if self.methods.optimizer is not None else None
+
+    @property
+    def after_step(self) -> Callable[[nn.Module, int], None] | None:
+        """The class's own after_step(), called after each update; None: it has none."""
+        return self._call_after_step if self.methods.after_step is not None else None
 
     def describe_model(self) -> Mapping[str, Any]:
         model = self._outline()
@@ -79,8 +73,8 @@ class TorchAdapter(EngineAdapter):
         feature_bytes = None
         if self.whole_batch:
             feature_bytes = try_features(self, num_params, self._config.train.seed)
-        elif losses := try_loss(self, num_params, self._config.train.seed):
-            check_adds(losses, f"{self.name}.loss()")
+        else:
+            try_loss(self, num_params, self._config.train.seed)
         named = dict(model.named_parameters())
         groups = self._config.optimizer.rules.describe(
             {name: _scalars(p) for name, p in named.items()},
@@ -94,7 +88,7 @@ class TorchAdapter(EngineAdapter):
             **groups,
             "phases": self._phase_facts(model),
             "user_optimizer": self._optimizer_facts(model),
-            "after_step": f"{self.name}.after_step()" if hasattr(self.task, "after_step") else "",
+            "after_step": f"{self.name}.after_step()" if self.after_step else "",
             "params": num_params,
             "blocks": len(blocks),
             "block_params": max(block_params),
@@ -102,7 +96,7 @@ class TorchAdapter(EngineAdapter):
             "block_packed": max(
                 sum(p.numel() for p in block.parameters() if _is_packed(p)) for block in blocks
             ),
-            "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
+            "coupled": (*self.methods.coupled, *coupling_layers(model)),
             "kept_in_eval": kept_in_eval(model),
             "from_pretrained": mode.from_pretrained,
             **describe_arrays(model),
@@ -114,9 +108,11 @@ class TorchAdapter(EngineAdapter):
 
     def model(self) -> nn.Module:
         """The class's model. RuntimeError: on the meta device, its code looks at values."""
+        build = self.methods.model
+        assert build is not None
         flax_arguments = [
             name
-            for name, parameter in inspect.signature(self.task.model).parameters.items()
+            for name, parameter in inspect.signature(build).parameters.items()
             if name in {"rngs", "dtype"} and parameter.default is parameter.empty
         ]
         if flax_arguments:
@@ -128,7 +124,7 @@ class TorchAdapter(EngineAdapter):
             )
         try:
             with self.calling("model"):
-                model = self.task.model()
+                model = build()
         except UserError as error:
             if torch.get_default_device().type == "meta":
                 raise RuntimeError(error.cause) from error
@@ -149,11 +145,11 @@ class TorchAdapter(EngineAdapter):
     def _build_optimizer(
         self, params: NamedParams, lr: float, phase: str = ""
     ) -> torch.optim.Optimizer:
-        """The class's own optimizer."""
+        """The class's own optimizer over these parameters."""
+        assert self.methods.optimizer is not None
+        arguments = self.arguments_of("optimizer", phase=phase, lr=lr)
         with self.calling("optimizer"):
-            optimizer = self.task.optimizer(
-                params, **self.arguments_of("optimizer", phase=phase, lr=lr)
-            )
+            optimizer = self.methods.optimizer(params, **arguments)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(
                 f"{self.name}.optimizer() returns {type(optimizer).__name__}, not a"
@@ -171,25 +167,23 @@ class TorchAdapter(EngineAdapter):
         return optimizer
 
     def task_factor(self, step: int) -> float:
-        if not self._schedules_optimizer():
+        if not self._schedules_optimizer:
             return super().task_factor(step)
         return self._scheduler_factors(step)
 
     @cached_property
     def _scheduler_factors(self) -> SchedulerFactors:
-        return SchedulerFactors(
-            self.task.schedule, self._config.optimizer, f"{self.name}.schedule()"
-        )
+        make = self.methods.schedule
+        assert make is not None
+        return SchedulerFactors(make, self._config.optimizer, f"{self.name}.schedule()")
 
     def _call_after_step(self, model: nn.Module, step: int) -> None:
+        assert self.methods.after_step is not None
         with self.calling("after_step", RunError if step else UserError):
-            self.task.after_step(model, step)
-
-    def _takes_lr(self) -> bool:
-        return "lr" in inspect.signature(self.task.optimizer).parameters
+            self.methods.after_step(model, step)
 
     def _phase_facts(self, model: nn.Module) -> tuple[str, ...]:
-        """Each phase in words. UserError: a parameter belongs to none, or to two."""
+        """Each phase in words. UserError: a parameter belongs to no phase, or to two."""
         if not self.phases:
             return ()
         sizes = {name: _scalars(p) for name, p in model.named_parameters() if p.requires_grad}
@@ -200,7 +194,7 @@ class TorchAdapter(EngineAdapter):
         )
 
     def _optimizer_facts(self, model: nn.Module) -> UserOptimizerFacts | None:
-        if not hasattr(self.task, "optimizer"):
+        if self.methods.optimizer is None:
             return None
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         by_phase = {"": set(named)}
@@ -218,40 +212,47 @@ class TorchAdapter(EngineAdapter):
         return UserOptimizerFacts(
             name=" and ".join(dict.fromkeys(tried.name for tried in tried_ones)),
             by=f"{self.name}.optimizer()",
-            elementwise=getattr(self.task, "elementwise", False),
-            takes_lr=self._takes_lr(),
+            elementwise=self.methods.elementwise,
+            takes_lr="lr" in parameters_of(self.methods.optimizer),
             scales=tuple(scale for tried in tried_ones for scale in tried.lr_scales),
             num_states=max(states) if len(states) == len(tried_ones) else None,
         )
 
-    def check_loss(self, loss: object, what: str) -> None:
-        check_loss(loss, what)
-        self._loss_checked = torch.is_grad_enabled()
-
     def losses(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
-        """What is logged beside the loss comes without its gradient."""
-        with self.calling("loss", RunError if self._loss_checked else UserError):
-            return without_gradient(super().losses(model, batch, progress, phase))
+        """The loss of a microbatch, as "loss", and what is logged beside it, without its gradient.
 
-    def features(
-        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
-    ) -> Arrays:
-        with self.calling("features", RunError if self._loss_checked else UserError):
-            return super().features(model, batch, progress, phase)
+        Every step goes through here. A class whose loss(self, model, batch) returns one Mean pays
+        for nothing else: this calls the method itself, and checks what comes back.
+        """
+        loss, process = self._loss, getpid()
+        try:
+            if loss.asks:
+                returned = loss.method(model, batch, **loss.named(progress, phase))
+            else:
+                returned = loss.method(model, batch)
+        except BaseException as error:
+            loss.raise_explained(error, process)
+        if getpid() != process:
+            loss.end_copy(process)
+        if type(returned) is Mean and _is_plain(*returned):
+            self.loss_history.worked = self.loss_history.worked or returned.sum.requires_grad
+            return {"loss": returned}
+        return self._named(returned, "loss")
 
-    def batch_losses(
-        self, features: Arrays, progress: Progress = START, phase: str = ""
-    ) -> Mapping[str, Mean]:
-        with self.calling("batch_loss", RunError if self._loss_checked else UserError):
-            return without_gradient(super().batch_losses(features, progress, phase))
+    def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
+        return without_gradient(super()._named(returned, method))
+
+    def check_loss(self, loss: object, what: str) -> None:
+        check_loss(loss, what)
+        self.loss_history.worked = self.loss_history.worked or torch.is_grad_enabled()
 
     def check_features(self, features: object) -> None:
         check_features(features, f"{self.name}.features()")
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
-        """On a model without values, or else on a real one."""
+        """The sums that metrics() gives, by a model without values, or else by a real one."""
         rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in row.items()}
         with torch.no_grad():
             try:
@@ -259,19 +260,16 @@ class TorchAdapter(EngineAdapter):
                     empty = {name: tensor.to("meta") for name, tensor in rows.items()}
                     metrics = self.measure(self.model().eval(), empty)
             except Exception:  # it looks at values
-                with (
-                    torch.random.fork_rng(devices=[]),
-                    self.calling("metrics"),
-                    keyed_trial(len(next(iter(rows.values())))),
-                ):
+                count = len(next(iter(rows.values())))
+                with torch.random.fork_rng(devices=[]), keyed_trial(count):
                     metrics = self.measure(self.model().eval(), rows)
         return {name: spec_of(mean) for name, mean in metrics.items()}
 
     def load(self, weights: StoredArrays) -> nn.Module:
         """The model with these weights, by a checkpoint's names, in eval mode.
 
-        The values that it draws for itself first are let go of, and leave torch's generators as
-        they were.
+        The values that the model first draws for itself are dropped, and torch's generators are
+        left as they were.
         """
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
@@ -321,7 +319,7 @@ class TorchAdapter(EngineAdapter):
         return model.state_dict()
 
     def _outline(self) -> nn.Module:
-        """The model without values, or with them where it can't be built so."""
+        """The model without values, or with values where it can't be built without."""
         try:
             with on_meta(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of values that go nowhere
@@ -331,8 +329,19 @@ class TorchAdapter(EngineAdapter):
                 return self.model()
 
 
+def _is_plain(total: Any, weight: Any) -> bool:
+    """Whether a Mean is one that check_loss() would pass, by the quickest questions."""
+    if type(total) is not torch.Tensor or total.ndim or not total.is_floating_point():
+        return False
+    if not total.requires_grad and torch.is_grad_enabled():
+        return False
+    if type(weight) is int or type(weight) is float:
+        return weight >= 0
+    return type(weight) is torch.Tensor and not weight.ndim
+
+
 def _with_device_remedy(cause: str) -> UserError | None:
-    """Of model(), where it lays itself out before there are devices; None: it is something else."""
+    """The error of a model() that goes to devices by itself; None: the cause is another one."""
     if not any(sign in cause for sign in ("process group", "CUDA enabled", "NVIDIA driver")):
         return None
     remedy = (
@@ -343,12 +352,12 @@ def _with_device_remedy(cause: str) -> UserError | None:
 
 
 def _scalars(parameter: torch.Tensor) -> int:
-    """Packed ones are counted apart."""
+    """How many numbers a parameter holds; 0 for a packed one, which is counted apart."""
     if _is_packed(parameter):
         return 0
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
 def _is_packed(parameter: torch.Tensor) -> bool:
-    """Whether it holds a frozen array's values in codes of a byte (quantized)."""
+    """Whether a parameter holds a frozen array's values in codes of a byte (quantized)."""
     return parameter.dtype in {torch.uint8, torch.int8}

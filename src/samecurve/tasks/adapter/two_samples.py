@@ -1,77 +1,73 @@
-"""The loss of two samples on a CPU, before anything is trained: whether there is one, of the right
-form, and what it says of the run.
+"""The loss of two samples on a CPU, computed when a task is described, before anything is trained.
+
+It shows whether the loss returns what it has to, and the commonest mistake: a mean in place of a
+sum, or a weight that doesn't count, which is wrong on any number of devices, one included. `plan`
+refuses these two. Everything else is tried by the split check as a run starts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import START
+from samecurve.core.split_check.additivity import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.returned_tensors import check_loss
-from samecurve.torch_engine.randomness.generators import GeneratorWatch
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
-from samecurve.torch_engine.split_check.split_state import attributes_kept
+from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.gathered_features import Features, check_rows
 
-# parameters at most of a model that is tried on two samples beforehand: a second or so
+# parameters at most, of a model that is tried on two samples: a second or so
 _TRIED = 50_000_000
+_CLOSE = 1e-3  # more than f32 and another order of adding change
 
 
 def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
-    """The bytes of one sample's features; and whether two samples have a loss.
+    """The bytes of one sample's features; None: they can't be computed here, which proves nothing.
 
-    params: of the model, in numbers
-    None: they can't be had here, which proves nothing of the run; its first step will tell.
+    params: the model's numbers
+
+    UserError: features() or batch_loss() returns what it must not.
     """
-    if params > _TRIED or len(adapter.train_data()) < 2:
+    if not _is_tried(adapter, params):
         return None
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
-        torch.default_generator.manual_seed(seed)
+    task = adapter.task
+    with _kept(adapter, seed):
         try:
-            model, rows = adapter.model().eval(), _first_rows(adapter, 2)
+            model, rows = adapter.model().eval(), _two_rows(adapter)
             with keyed_trial(2):
-                features: Features = adapter.task.features(
+                features: Features = task.features(
                     model, rows, **adapter.arguments_of("features", START)
                 )
         except Exception:  # a model for GPUs only, say
             return None
         adapter.check_features(features)
         check_rows(features, 2)
-        watch = GeneratorWatch(torch.device("cpu"))
         try:
-            loss = adapter.task.batch_loss(features, **adapter.arguments_of("batch_loss", START))
+            loss = task.batch_loss(features, **adapter.arguments_of("batch_loss", START))
             if isinstance(loss, Mapping):
                 loss = loss["loss"]
         except Exception:  # of more samples than two, say
             return None
         check_loss(loss, f"{adapter.name}.batch_loss()")
-        if drawn := watch.moved():
-            raise UserError(
-                f"{adapter.name}.batch_loss() draws random numbers ({', '.join(drawn)}): each"
-                " device, which takes the loss of the whole batch, would draw its own",
-                "draw them in features(), a row a sample",
-                "task",
-            )
     return sum(feature.nbytes for feature in features.values()) // 2
 
 
-def try_loss(adapter: EngineAdapter, params: int, seed: int) -> list[Mean] | None:
-    """The loss of two samples, and of each alone.
+def try_loss(adapter: EngineAdapter, params: int, seed: int) -> None:
+    """Compute the loss of two samples together, and of each alone, where that is possible here.
 
-    params: of the model, in numbers
-    None: it can't be had here, which proves nothing of the run; its first step will tell.
+    params: the model's numbers
+
+    UserError: loss() returns what it must not, a mean, or a weight that doesn't count.
     """
-    if params > _TRIED or len(adapter.train_data()) < 2:
-        return None
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
-        torch.default_generator.manual_seed(seed)
-        model = adapter.model().eval()
-        rows = _first_rows(adapter, 2)
-        losses = []
+    if not _is_tried(adapter, params):
+        return
+    what, trials = f"{adapter.name}.loss()", []
+    with _kept(adapter, seed):
+        model, rows = adapter.model().eval(), _two_rows(adapter)
         for ids in ([0, 1], [0], [1]):
             batch = {name: tensor[ids] for name, tensor in rows.items()}
             try:
@@ -80,14 +76,29 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> list[Mean] | Non
                 if isinstance(loss, Mapping):
                     loss = loss["loss"]
             except Exception:  # a model for GPUs only, say
-                return None
-            check_loss(loss, f"{adapter.name}.loss()")
-            losses.append(Mean(*map(float, loss)))
-    return losses
+                return
+            check_loss(loss, what)
+            trials.append(Trial(len(ids), *map(float, loss)))
+    whole, *parts = trials
+    finding = compare_parts(whole, parts, _CLOSE)
+    if finding and finding.kind in {"mean", "unweighted"}:
+        raise UserError(f"{what} {finding.text}", MEAN, "task")
 
 
-def _first_rows(adapter: EngineAdapter, count: int) -> dict[str, torch.Tensor]:
+def _is_tried(adapter: EngineAdapter, params: int) -> bool:
+    return params <= _TRIED and len(adapter.train_data()) >= 2
+
+
+@contextmanager
+def _kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
+    """Afterwards the task's attributes and torch's generator are as before."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(np.ascontiguousarray(array))
-        for name, array in adapter.train_data()[np.arange(count)].items()
+        for name, array in adapter.train_data()[np.arange(2)].items()
     }

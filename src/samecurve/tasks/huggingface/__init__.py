@@ -1,15 +1,12 @@
 """Any causal language model of the transformers library, from a directory or a config."""
 
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.registry import TaskEntry
+from samecurve.tasks.entry import TaskEntry
+from samecurve.tasks.huggingface.sections import HFData, HFModel
 
 ENTRY = TaskEntry(
     classes={"torch": "samecurve.tasks.huggingface.torch_task:TorchHuggingFace"},
     engine_free="samecurve.tasks.huggingface.task:HuggingFaceTask",
-    described_by_engine=True,
     model=HFModel,
     data=HFData,
     libraries=("transformers.modeling_utils",),
-    built_in=True,
 )

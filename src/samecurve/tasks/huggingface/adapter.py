@@ -39,7 +39,7 @@ _LAYER = "samecurve_layer"  # attribute of a base layer: (the layer that it lies
 
 
 def linear_layers(model: Any) -> dict[str, nn.Module]:
-    """Of a plain model by name, but for the one that gives its answers."""
+    """The linear layers of a plain model by name, without the one that gives its answers."""
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
@@ -94,7 +94,7 @@ def target_layers(model: Any, adapter: Adapter) -> list[str]:
 
 
 def transposed_layers(model: Any) -> list[str]:
-    """Those that have their weights as [in, out]. model: plain"""
+    """Names of the layers whose weights are [in, out]. model: a plain model."""
     layers = linear_layers(model)
     return [name for name, layer in layers.items() if not isinstance(layer, nn.Linear)]
 
@@ -110,7 +110,7 @@ def describe_adapter(model: Any, adapter: Adapter) -> str:
 
 
 def possible_adapters(model: Any) -> dict[str, int]:
-    """As Facts has them: of a plain model that is trained whole."""
+    """Adapters that a plain model could have, as Facts lists them: trained numbers by name."""
     adapter = Adapter()
     layers: dict[str, Any] = dict(linear_layers(model))
     shapes = [tuple(layer.weight.shape) for layer in layers.values()]
@@ -144,7 +144,7 @@ def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
 
 
 def add_adapter(model: Any, adapter: Adapter, quantize: Quantize = "none") -> None:
-    """Its matrices into the model; all else is frozen, but for the head of a classifier.
+    """Put an adapter's matrices into the model; freeze all else except a classifier's head.
 
     model: plain, before its head is replaced
     quantize: what its linear layers are packed in
@@ -185,7 +185,7 @@ def _make_real(model: Any, layer: Any) -> None:
 
 @torch.no_grad()
 def first_values(model: Any, module: Any) -> None:
-    """As a task's init_module(): the adapter's rules where it has some, else the library's."""
+    """Set a module's first values: by the adapter's rules if it has some, else the library's."""
     rule = getattr(module, _RULE, None)
     if rule == "A":
         nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
@@ -202,7 +202,7 @@ def first_values(model: Any, module: Any) -> None:
 
 @torch.no_grad()
 def _set_magnitude(base: Any) -> None:
-    """Of dora: it comes with the weights beneath it."""
+    """Set DoRA's magnitude, which follows from the weights beneath it."""
     for layer in getattr(base, _LAYER, ()):
         rows = base.weight.T if layer.fan_in_fan_out else base.weight
         layer.lora_magnitude_vector[_NAME].weight.copy_(torch.linalg.norm(rows, dim=1))

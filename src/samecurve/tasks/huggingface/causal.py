@@ -33,7 +33,7 @@ class LossHead(Head):
             self.passes = False
 
     def loss(self, hidden: Tensor, labels: Tensor, *, score: bool) -> Any:
-        """As Head's forward pass with labels."""
+        """The loss from hidden states and labels, with the arguments of Head's forward pass."""
         return Head.forward(self, hidden, labels, score=score)
 
 

@@ -1,4 +1,4 @@
-"""What training one row of a library's model takes, as the plan asks: operations and memory."""
+"""Operations and memory that training one row of a library's model takes, for the plan."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -196,8 +196,10 @@ def _without_values(model: Any, length: int, *, packed: bool) -> Iterator[None]:
 def _alike_experts(
     experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """What the library's grouped experts keep, and those one after the other: of each token a row
-    for each expert that it chooses. All are computed by the first one, in the weights' format.
+    """Stand in for the library's experts while memory is counted: each token keeps a row for each
+    expert that it chooses, whether experts run grouped or one after the other.
+
+    The first expert computes all rows, in the weights' number format.
     """
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
@@ -220,7 +222,7 @@ def _alike_experts(
 
 
 def _to_empty(model: nn.Module) -> None:
-    """Its tensors as on a CPU; module.to_empty() can't, within a mode of tensors without values."""
+    """Make the model's tensors CPU tensors without values: module.to_empty() can't in this mode."""
     others: dict[int, nn.Parameter] = {}  # tied ones stay so
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

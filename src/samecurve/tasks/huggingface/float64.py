@@ -16,9 +16,9 @@ from samecurve.torch_engine.model.model_setup import repeated_blocks
 
 
 def keep_float64(model: nn.Module) -> None:
-    """What the model computes in float32 is float64 where its weights are.
+    """Make a model compute in float64 what the library computes in float32, if its weights are.
 
-    Each block by itself too, which may run again in backward.
+    Each block is switched by itself too, since it may run again in backward.
     """
     for part in (*repeated_blocks(model), model):
         part.forward = _Widened(part, part.forward)

@@ -1,6 +1,6 @@
-"""What the installed transformers library makes of the `model` section: its config, its class.
+"""The transformers config, class and attention that the `model` section stands for.
 
-The library is imported late: it takes two seconds.
+The library is imported late, because its import takes two seconds.
 """
 
 import dataclasses
@@ -9,14 +9,15 @@ import inspect
 import json
 import re
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.document import suggest
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.sections import HFModel, Objective
-from samecurve.tasks.huggingface.task import CONFIG, directory_of
+from samecurve.tasks.huggingface.model_directory import CONFIG, WRITTEN, check_directory
+from samecurve.tasks.huggingface.sections import Attention, HFModel, Objective
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,8 +40,12 @@ _MAPPINGS = {
     "embed": "MODEL_MAPPING",
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
-_ADAPTER = "adapter_config.json"
-_WRITTEN = "a directory as save_pretrained() or `samecurve export` writes it"
+_ATTENTION_NAMES = {"flash": "flash_attention_2", "flex": "flex_attention"}
+_ATTENTION_SUPPORT = {
+    "sdpa": "_supports_sdpa",
+    "flash": "_supports_flash_attn",
+    "flex": "_supports_flex_attn",
+}
 
 
 def read_config(
@@ -56,7 +61,7 @@ def read_config(
     _import_library()
     if assets is not None and (assets / CONFIG).is_file():
         return _config_of(assets, {}, fields.objective)
-    home = directory_of(fields)
+    home = fields.directory
     if home is not None:
         return _config_of(home, fields.config_fields, fields.objective)
     assert fields.architecture is not None
@@ -94,6 +99,47 @@ def has_plain_head(forward: Any) -> bool:
     return (
         len(changes) == 1 and re.fullmatch(r"self\.lm_head\([\w\[\]:, ]+\)", changes[0]) is not None
     )
+
+
+def choose_attention(wanted: Attention, model_class: Any, *, has_gpu: bool) -> tuple[str, str]:
+    """(the library's name of it, the reason).
+
+    UserError: the model, the machine or the installation has it not.
+    """
+    flags = _ATTENTION_SUPPORT.items()
+    supported = [name for name, flag in flags if getattr(model_class, flag, False)]
+    if wanted == "auto":
+        return _automatic_attention(supported, model_class)
+    if wanted in _ATTENTION_SUPPORT and wanted not in supported:
+        raise UserError(
+            f"model.attention {wanted}: {model_class.__name__} of the installed transformers has"
+            " it not",
+            f"model.attention: {' or '.join(['auto', *supported, 'eager'])}",
+            "model.attention",
+        )
+    if wanted == "flash" and find_spec("flash_attn") is None:
+        raise UserError(
+            "model.attention flash: flash_attn is not installed",
+            f"{install_command('hf')} has it not: install flash-attn as its authors say; or"
+            " model.attention: sdpa",
+            "model.attention",
+        )
+    if wanted in _ATTENTION_NAMES and not has_gpu:
+        raise UserError(
+            f"model.attention {wanted}: there is no GPU here, and on a CPU it has no backward pass",
+            "model.attention: auto",
+            "model.attention",
+        )
+    return _ATTENTION_NAMES.get(wanted, wanted), "model.attention"
+
+
+def _automatic_attention(supported: list[str], model_class: Any) -> tuple[str, str]:
+    if "sdpa" not in supported:
+        return "eager", f"{model_class.__name__} has no sdpa"
+    reason = "torch's fused kernels, on any device"
+    if "flash" in supported and find_spec("flash_attn") is not None:
+        reason += "; flash-attn is installed: model.attention=flash takes it, on GPUs in bf16"
+    return "sdpa", reason
 
 
 def _import_library() -> None:
@@ -134,7 +180,7 @@ def _config_of(
     file = directory / CONFIG
     check_directory(directory)
     if not file.is_file():
-        raise UserError(f"{directory} has no {CONFIG}", _WRITTEN, "model.path")
+        raise UserError(f"{directory} has no {CONFIG}", WRITTEN, "model.path")
     try:
         written = json.loads(file.read_text())
         kind = str(written["model_type"])
@@ -155,23 +201,6 @@ def _config_of(
     return _built(
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, **values), str(file)
     )
-
-
-def check_directory(directory: Path) -> None:
-    """UserError: there is nothing there, or an adapter alone."""
-    if not directory.exists():
-        raise UserError(
-            f"there is no directory {directory}, and nothing is downloaded",
-            f"{_WRITTEN}, on this machine",
-            "model.path",
-        )
-    if (directory / _ADAPTER).is_file() and not (directory / CONFIG).is_file():
-        raise UserError(
-            f"{directory} holds an adapter ({_ADAPTER}), and no model",
-            "merge it into its base first (peft's merge_and_unload(), save_pretrained()), or name"
-            " the base",
-            "model.path",
-        )
 
 
 def _built(build: Any, what: str) -> "PretrainedConfig":
@@ -204,7 +233,7 @@ def _check_fields(
 
 
 def _read_fields(config_class: Any, objective: Objective) -> set[str]:
-    """What the model's code reads of its config where there is no such field (head_dim)."""
+    """Names that the model's code reads from its config although they are no fields (head_dim)."""
     classes = _classes(objective)
     if config_class not in classes:
         return set()
@@ -223,7 +252,7 @@ def _near_architectures(name: str, objective: Objective) -> str:
 
 
 def _classes(objective: Objective) -> Mapping[Any, Any]:
-    """By the class of the config."""
+    """Model classes by the class of their config."""
     from transformers.models.auto import modeling_auto
 
     classes: Mapping[Any, Any] = getattr(modeling_auto, _MAPPINGS[objective])

@@ -22,7 +22,7 @@ from samecurve.tasks.huggingface.causal import (
     suit_experts,
     token_errors,
 )
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 
 _MASK_BELOW, _RANDOM_BELOW = 0.8, 0.9  # of a hidden token's draw: 80 %, 10 %, 10 % as it is

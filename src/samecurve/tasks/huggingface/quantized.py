@@ -94,7 +94,7 @@ class Packing:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of its codes and scales."""
+        """Shapes of the codes and scales, by name."""
         size = self.rows * self.columns
         if self.quantize == "4bit":
             return {CODES: (-(-size // 2),), SCALES: (-(-size // _BLOCK),)}
@@ -177,7 +177,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """As the layer had it, unpacked."""
+        """The layer's weight, unpacked."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - see _Product
             rows = self.packing.unpack(self.codes, self.scales, self.scales.dtype)
         return rows.T if self.is_transposed else rows
@@ -234,7 +234,7 @@ def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> Non
 
 
 def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, Packing]:
-    """By name. layers: linear ones of a plain model"""
+    """Packings of layers, by name. layers: the linear layers of a plain model."""
     packings = {}
     for name, layer in layers.items():
         shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
@@ -257,7 +257,7 @@ class PackedArrays:
         self._last: tuple[str, dict[str, torch.Tensor]] | None = None
 
     def rounded(self, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-        """Of the same names and shapes."""
+        """Arrays of the same names and shapes, rounded as packing rounds them."""
         return {
             name: replace(array, read=partial(self._read_rounded, name, array))
             if self._layer(name)
@@ -282,7 +282,7 @@ class PackedArrays:
         return result
 
     def _layer(self, name: str) -> str:
-        """Whose packed weight it is; '': none's."""
+        """The layer whose packed weight has this name; '': none."""
         layer, _, leaf = name.rpartition(".")
         return layer if leaf == "weight" and layer in self._packings else ""
 
@@ -343,7 +343,7 @@ def describe_quantized(packings: Mapping[str, Packing], quantize: Quantize) -> s
 
 
 def packed_formula(packings: Mapping[str, Packing], quantize: Quantize) -> str:
-    """Of the memory that codes take."""
+    """The formula of the memory that codes and scales take."""
     size = sum(packing.rows * packing.columns for packing in packings.values())
     scales = sum(math.prod(packing.shapes[SCALES]) for packing in packings.values())
     width = "0.5 B" if quantize == "4bit" else "1 B"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve.tasks.language.task import draw_token
 
 
@@ -73,7 +73,7 @@ def _generate(
 
 
 class _Drawn:
-    """As a logits processor: leaves the token that is drawn as the only one."""
+    """A logits processor that leaves the drawn token as the only possible one."""
 
     def __init__(self, size: int, temperature: float, seed: int) -> None:
         self._size, self._temperature = size, temperature

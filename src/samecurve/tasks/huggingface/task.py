@@ -3,7 +3,6 @@
 No engine is imported here; torch_task.py brings the model.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,26 +17,24 @@ from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes
-from samecurve.tasks.huggingface.data.columns import Learns
-from samecurve.tasks.huggingface.data.prepare import (
+from samecurve.tasks.huggingface.data.document_columns import Learns
+from samecurve.tasks.huggingface.data.prepared_data import (
     PreparedData,
     other_data,
     prepare_data,
     stamp_data,
 )
-from samecurve.tasks.huggingface.data.tokenizer import NOTES, TOKENIZER, TextTokenizer
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel, Objective
-
-CONFIG = "config.json"
-PROMPTS = "prompts.json"  # how a prompt is read, among a run's assets
-# beside a model's weights, what its library reads to use it
-BESIDE = (
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
+from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TOKENIZER, TextTokenizer
+from samecurve.tasks.huggingface.library import read_config
+from samecurve.tasks.huggingface.model_directory import (
+    BESIDE_WEIGHTS,
+    CONFIG,
+    classes_of_classifier,
+    read_config_file,
 )
+from samecurve.tasks.huggingface.sections import HFData, HFModel, Objective
+
+PROMPTS = "prompts.json"  # how a prompt is read, among a run's assets
 # of a config, what no shape shows: what makes weights meaningless, and what changes their use
 _DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
 _CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
@@ -57,10 +54,10 @@ class HuggingFaceTask:
     @staticmethod
     def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
         """In the run's own tokens; of a classifier, with its own classes and their weights."""
-        values = dict(other_data(source, assets, reference))
-        config = _read_json(assets / CONFIG) if (assets / CONFIG).is_file() else {}
-        if _is_classifier(config):
-            values["model.classes"] = _classes_of(config)
+        values = dict(other_data(source, assets))
+        classes = classes_of_classifier(assets)
+        if classes is not None:
+            values["model.classes"] = classes
             values["model.class_weights"] = {
                 name.removeprefix(CLASS_WEIGHT): weight
                 for name, weight in reference.items()
@@ -81,12 +78,12 @@ class HuggingFaceTask:
 
     @staticmethod
     def data_stamp(data: HFData, model: HFModel) -> object:
-        """Of the data's files, the library's version, and the model directory's config."""
+        """A stamp of the data's files, the library's version and the model directory's config."""
         try:
             installed = version("transformers")
         except PackageNotFoundError:
             installed = ""
-        home = directory_of(model)
+        home = model.directory
         stamp: list[object] = [installed, stamp_data(data, home)]
         if home is not None and (home / CONFIG).is_file():
             status = (home / CONFIG).stat()
@@ -95,7 +92,7 @@ class HuggingFaceTask:
 
     @staticmethod
     def first_weights(model: HFModel) -> Path | None:
-        return directory_of(model)
+        return model.directory
 
     @cached_property
     def prepared(self) -> PreparedData:
@@ -103,7 +100,7 @@ class HuggingFaceTask:
         return prepare_data(
             self.data,
             self._cache,
-            model=directory_of(self.fields),
+            model=self.fields.directory,
             vocab_size=vocab_size,
             learns=_LEARNS.get(self.fields.objective, "tokens"),
             classes=self._wanted_classes() if self.classifies else (),
@@ -120,17 +117,11 @@ class HuggingFaceTask:
         return self.fields.objective == "classify"
 
     def _wanted_classes(self) -> list[str]:
-        """Those of the config, else of a classifier's directory; empty: those of the data."""
-        home = directory_of(self.fields)
-        if self.fields.classes or home is None or not (home / CONFIG).is_file():
-            return self.fields.classes
-        config = _read_json(home / CONFIG)
-        return _classes_of(config) if _is_classifier(config) else []
+        """Classes of the config, else of a classifier's directory; empty: those of the data."""
+        return self.fields.classes or classes_of_classifier(self.fields.directory) or []
 
     def _model_vocab_size(self) -> int:
-        """Of which random tokens are drawn."""
-        from samecurve.tasks.huggingface.library import read_config  # of the library, late
-
+        """The size of the vocabulary from which random tokens are drawn."""
         size: int = read_config(self.fields, self._kept).vocab_size
         return size
 
@@ -152,7 +143,7 @@ class HuggingFaceTask:
         if self._kept is None:
             return self.prepared.has_chats
         if (self._kept / PROMPTS).is_file():
-            return bool(_read_json(self._kept / PROMPTS)["chat"])
+            return bool(read_config_file(self._kept / PROMPTS)["chat"])
         return self.tokenizer is not None and self.tokenizer.notes.chat_template is not None
 
     def train_data(self) -> Source:
@@ -175,11 +166,11 @@ class HuggingFaceTask:
 
     def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """In what other weights' config differs, though no shape shows it."""
-        there = _read_json(fields[CONFIG]) if CONFIG in fields else _as_config(fields)
-        home = directory_of(self.fields)
+        there = read_config_file(fields[CONFIG]) if CONFIG in fields else _as_config(fields)
+        home = self.fields.directory
         here = _as_config(self.fields.model_dump())
         if home is not None:
-            here = {**_read_json(home / CONFIG), **self.fields.config_fields}
+            here = {**read_config_file(home / CONFIG), **self.fields.config_fields}
         pairs = {
             name: f"{name} {there[name]}, here {here[name]}"
             for name in (*_DECISIVE, *_CHANGING)
@@ -194,56 +185,27 @@ class HuggingFaceTask:
         if self.prepared.tokenizer is not None:
             home = self.prepared.tokenizer.home
             kept = {name: home / name for name in (TOKENIZER, NOTES) if (home / name).is_file()}
-        directory = directory_of(self.fields)
+        directory = self.fields.directory
         if directory is not None:
-            there = [name for name in BESIDE if (directory / name).is_file()]
+            there = [name for name in BESIDE_WEIGHTS if (directory / name).is_file()]
             kept |= {f"{_KEPT}{name}": directory / name for name in there}
         return kept
 
     def _copy_beside(self, to: Path) -> None:
-        """What a run has kept of the model's directory, under its names there."""
+        """Copy the files that a run has kept of the model's directory, under their own names."""
         if self._kept is None:
             return
-        for name in BESIDE:
+        for name in BESIDE_WEIGHTS:
             if (self._kept / f"{_KEPT}{name}").is_file():
                 shutil.copyfile(self._kept / f"{_KEPT}{name}", to / name)
         if (self._kept / TOKENIZER).is_file():
             shutil.copyfile(self._kept / TOKENIZER, to / TOKENIZER)
 
 
-def _is_classifier(config: Mapping[str, Any]) -> bool:
-    names = config.get("architectures") or []
-    return any(str(name).endswith("ForSequenceClassification") for name in names)
-
-
-def _classes_of(config: Mapping[str, Any]) -> list[str]:
-    """By number."""
-    names = config.get("id2label") or {}
-    return [str(names[number]) for number in sorted(names, key=int)]
-
-
-def directory_of(model: HFModel) -> Path | None:
-    """Of the model; None: it is made from its fields."""
-    return Path(model.path).expanduser() if model.path else None
-
-
 def _as_config(section: Mapping[str, Any]) -> dict[str, Any]:
     """A `model` section as the library's config has it."""
     values = {name: value for name, value in section.items() if value is not None}
     return {**values, "model_type": section["architecture"]} if section.get("architecture") else {}
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """UserError: it is none."""
-    try:
-        values: dict[str, Any] = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{file} can't be read as a model's config: {error}",
-            "a directory as save_pretrained() writes it",
-            str(file),
-        ) from None
-    return values
 
 
 def _refuse_what_is_not_built(model: HFModel) -> None:

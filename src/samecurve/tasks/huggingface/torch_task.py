@@ -31,23 +31,30 @@ from samecurve.tasks.huggingface.adapter import (
     with_adapter_names,
     write_config,
 )
-from samecurve.tasks.huggingface.attention import choose_attention
-from samecurve.tasks.huggingface.balance import BatchBalanced, RowBalanced, make_causal
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
 from samecurve.tasks.huggingface.classify import Classify, say_classes
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data.labelled import prompted
-from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.embed import Embed
 from samecurve.tasks.huggingface.float64 import keep_float64
 from samecurve.tasks.huggingface.library import (
+    choose_attention,
     has_plain_head,
     longest_sequence,
     model_class,
     read_config,
 )
 from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
-from samecurve.tasks.huggingface.positions import check_length, check_positions
+from samecurve.tasks.huggingface.model_directory import CONFIG
+from samecurve.tasks.huggingface.model_limits import (
+    check_length,
+    check_packing,
+    check_positions,
+    check_vocabulary,
+    check_vocabulary_is_known,
+    is_recurrent,
+    recurrent_kernels,
+)
 from samecurve.tasks.huggingface.quantized import (
     PackedArrays,
     Packing,
@@ -57,12 +64,10 @@ from samecurve.tasks.huggingface.quantized import (
     packed_formula,
     unpacked,
 )
-from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
+from samecurve.tasks.huggingface.router_balance import BatchBalanced, RowBalanced, make_causal
 from samecurve.tasks.huggingface.sampling import continue_text
-from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.huggingface.task import CONFIG, PROMPTS, HuggingFaceTask
-from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
-from samecurve.tasks.huggingface.vocabulary import check_vocabulary_is_known, unknown_tokens
+from samecurve.tasks.huggingface.sections import HFData, HFModel
+from samecurve.tasks.huggingface.task import PROMPTS, HuggingFaceTask
 from samecurve.tasks.huggingface.weights import (
     StoredArray,
     from_files,
@@ -107,7 +112,7 @@ class TorchHuggingFace(HuggingFaceTask):
         self._take_objective()
 
     def _take_objective(self) -> None:
-        """Its methods are this task's own."""
+        """Make the objective's methods this task's own."""
         objective: Causal | Classify | Masked | Embed
         if self.classifies:
             objective, self._balance = Classify(self._class_weights()), ""
@@ -132,7 +137,7 @@ class TorchHuggingFace(HuggingFaceTask):
 
     @property
     def _class_names(self) -> list[str]:
-        """By number."""
+        """Names of the classes, in the order of their numbers."""
         names: Mapping[Any, str] = self.config.id2label or {}
         return list(names.values())
 
@@ -153,8 +158,7 @@ class TorchHuggingFace(HuggingFaceTask):
         size = self.prepared.vocab_size
         check_vocabulary_is_known(self)
         config = read_config(self.fields, vocab_size=size)
-        if max(size, self.prepared.largest_id + 1) > config.vocab_size:
-            raise unknown_tokens(self, size, config.vocab_size)
+        check_vocabulary(self, size, config.vocab_size)
         if self.fields.objective != "causal":
             assert self.prepared.tokenizer is not None
             config.pad_token_id = self.prepared.tokenizer.pad
@@ -177,8 +181,8 @@ class TorchHuggingFace(HuggingFaceTask):
             add_adapter(built, self.fields.adapter, self.fields.quantize)
         # else in the first forward pass, before which a trial would put the model back
         maybe_install_capturing_hooks(built.base_model)
-        if is_recurrent(built):
-            self._check_packing()
+        if self.packed:
+            check_packing(built, self._class.__name__)
         check_positions(built, self.data.seq_len)
         if self.fields.objective == "causal" and _has_fusible_head(built):
             with_loss_head(built)
@@ -217,7 +221,7 @@ class TorchHuggingFace(HuggingFaceTask):
         return packer.packed(converted, BASE)
 
     def _packings(self, outline: Any) -> dict[str, Packing]:
-        """Of the layers that are packed, by name. outline: the plain model"""
+        """Packings of the packed layers, by name. outline: the plain model."""
         if self.fields.quantize == "none":
             return {}
         return layer_packings(linear_layers(outline), self.fields.quantize)
@@ -238,12 +242,12 @@ class TorchHuggingFace(HuggingFaceTask):
     def export_hf(
         self, tensors: Mapping[str, torch.Tensor], directory: Path, dtype: str
     ) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """As save_pretrained() names them; config and tokenizer beside them."""
+        """Export tensors under save_pretrained()'s names, with config and tokenizer beside them."""
         config = copy.deepcopy(self.config)
         config.dtype = dtype
         config.architectures = [self._class.__name__]
         config.save_pretrained(directory)
-        lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(config))
+        lines = self._write_tokenizer(directory)
         self._copy_beside(directory)
         outline = self._outline()
         if self.fields.adapter is not None:
@@ -257,16 +261,22 @@ class TorchHuggingFace(HuggingFaceTask):
             tensors = merged(tensors, self.fields.adapter, transposed)
         return to_files(outline, tensors), lines
 
+    def _write_tokenizer(self, directory: Path) -> list[str]:
+        """Write the tokenizer as AutoTokenizer reads it. Returns lines for the user."""
+        if self.tokenizer is None:
+            return ["no tokenizer is written: the run was trained on ids alone"]
+        return self.tokenizer.write(directory, longest_sequence(self.config))
+
     def export_adapter(
         self, tensors: Mapping[str, torch.Tensor], directory: Path
     ) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """As peft's save_pretrained() names them; its config beside them.
+        """Export adapter tensors under the names of peft's save_pretrained(), with its config.
 
         UserError: there is no adapter, or no directory that it is for.
         """
         adapter, home = separable(self.fields, classifies=self.classifies)
         write_config(self._outline(), adapter, home, directory)
-        lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(self.config))
+        lines = self._write_tokenizer(directory)
         if self.fields.quantize != "none":
             lines.append(
                 f"trained on the base in {self.fields.quantize}: on the base itself its answers"
@@ -341,7 +351,7 @@ class TorchHuggingFace(HuggingFaceTask):
             notes.append(describe_quantized(packings, self.fields.quantize))
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
-            notes.append(kernel_note())
+            notes.append(recurrent_kernels())
         reference = dict(self.prepared.reference)
         if self.classifies:
             pairs = zip(self.prepared.classes, self._class_weights(), strict=True)
@@ -372,18 +382,6 @@ class TorchHuggingFace(HuggingFaceTask):
         if self.fields.adapter is not None or not may_have_one:
             return {}
         return possible_adapters(self._outline())
-
-    def _check_packing(self) -> None:
-        """UserError: a recurrent model would carry its state from one document into the next."""
-        if self.packed:
-            raise UserError(
-                f"data.packing: {self._class.__name__} carries a state from token to token, and the"
-                " library's path through torch can't begin anew within a row: a document would see"
-                " the one before it",
-                "--set data.packing=false: a document a row, padded to the longest of its"
-                " microbatch",
-                "data.packing",
-            )
 
 
 def _has_fusible_head(model: Any) -> bool:

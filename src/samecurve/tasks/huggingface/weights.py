@@ -22,7 +22,7 @@ StoredArray = Any
 
 
 def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """By the model's own names; no value is read.
+    """Map a directory's arrays to the model's own names; no value is read.
 
     model: without values
     """
@@ -101,7 +101,7 @@ def _new_value(model: Any, name: str) -> NDArray[Any]:
 
 
 def to_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As save_pretrained() writes them."""
+    """Map a model's tensors to the names and shapes that save_pretrained() writes."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return dict(revert_weight_conversion(model, dict(tensors)))
@@ -121,7 +121,7 @@ def _joined(
     operations: Mapping[str, Any],
     arrays: Mapping[str, StoredArray],
 ) -> dict[str, StoredArray]:
-    """What several arrays become; their shapes by the same operations on the meta device."""
+    """Arrays joined from several; shapes follow from the same operations on the meta device."""
 
     def convert(*, real: bool) -> Mapping[str, Any]:
         converter = deepcopy(operations[sources[0][1]])

@@ -1,7 +1,7 @@
 """A decoder that learns to continue text."""
 
+from samecurve.tasks.entry import TaskEntry
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
-from samecurve.tasks.registry import TaskEntry
 
 ENTRY = TaskEntry(
     classes={
@@ -11,5 +11,4 @@ ENTRY = TaskEntry(
     engine_free="samecurve.tasks.language.task:LanguageTask",
     model=LanguageModel,
     data=LanguageData,
-    built_in=True,
 )

@@ -1,11 +1,10 @@
-"""Text files -> one token file, made once and mapped by every rank.
+"""Text files -> one file of token ids, made once and mapped by every rank.
 
-It is found again by what it was made from.
+The token file is found again by the files and the tokenizer from which it was made.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -14,27 +13,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.files import directory_made_once
+from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer, train_bpe
-from samecurve.tasks.text_files import files_below, files_matching, standard_library
+from samecurve.tasks.text.source_files import cache_key, files_of_source, no_files, stamp_file
+from samecurve.tasks.text.token_files import check_cached_tokens, check_whole_tokens, id_blocks
+from samecurve.tasks.text.tokenizer import (
+    PROBED,
+    ByteTokenizer,
+    LibraryTokenizer,
+    Tokenizer,
+    open_tokenizer,
+    train_bpe,
+)
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
 _FORMAT = 2  # of the cache
-_PROBED = 1 << 18  # bytes of text on which a foreign tokenizer is tried
-_LEAST_KNOWN = 0.99  # share of their characters that it must know
 _KEYS = {"num_tokens": "count", "vocab_size": "size", "largest_id": "top"}  # field: key in a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A token file."""
+    """A token file and its properties."""
 
     path: str
     dtype: str
     num_tokens: int
-    vocab_size: int  # the tokenizer's; 0: there is none, of a .bin file
+    vocab_size: int  # of the tokenizer; 0: a .bin file without one
     largest_id: int
     sha256: str  # of the ids
     entropy: float  # of single tokens, nats: what a model that knows only frequencies would lose
@@ -42,12 +47,10 @@ class Corpus:
     tokenizer: str  # "bytes", or the path of a tokenizer.json
 
     def decoder(self) -> Tokenizer:
-        if self.tokenizer == "bytes":
-            return ByteTokenizer()
-        return LibraryTokenizer(Path(self.tokenizer))
+        return open_tokenizer(self.tokenizer)
 
-    def to_json(self) -> str:
-        return json.dumps({_KEYS.get(name, name): value for name, value in asdict(self).items()})
+    def write(self, file: Path) -> None:
+        write_json(file, {_KEYS.get(name, name): value for name, value in asdict(self).items()})
 
     @staticmethod
     def read(file: Path) -> "Corpus":
@@ -64,25 +67,18 @@ def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
     if any(source.endswith(".bin") for source in data.sources):
         return _read_raw_tokens(data, cache)
     files = _files(data.sources)
-    key = _key(
-        {
-            "files": [_stamp(file) for file in files],
-            "tokenizer": _tokenizer_stamp(data.tokenizer),
-            "format": _FORMAT,
-        }
-    )
-    home = cache / "corpus" / key
+    identity = {
+        "files": [stamp_file(file) for file in files],
+        "format": _FORMAT,
+        "tokenizer": _tokenizer_stamp(data.tokenizer),
+    }
+    home = cache / "corpus" / cache_key(identity)
     if not (home / "corpus.json").exists():
         with directory_made_once(home) as scratch:
             tokenized = _tokenize(data, files, home, scratch)
-            (scratch / "corpus.json").write_text(tokenized.to_json())
+            tokenized.write(scratch / "corpus.json")
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
-    if os.path.getsize(corpus.path) != corpus.num_tokens * np.dtype(corpus.dtype).itemsize:
-        raise UserError(
-            f"the token file {corpus.path} has been cut off",
-            f"remove {home}: it is made anew",
-            "data",
-        )
+    check_cached_tokens(Path(corpus.path), corpus.dtype, corpus.num_tokens)
     trained_tokenizer = home / "tokenizer.json"
     if trained_tokenizer.exists():
         return replace(corpus, tokenizer=str(trained_tokenizer))
@@ -90,57 +86,41 @@ def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
 
 
 def stamp_corpus(data: LanguageData) -> object:
-    """Names, sizes and times of what the corpus is made from."""
-    files = [Path(source).expanduser() for source in data.sources if source.endswith(".bin")]
-    if not files:
-        files = _files(data.sources)
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise UserError(
-            f"there is no data file {missing[0]}",
-            "check the path given with -d or data.source",
-            "data.source",
-        )
-    return [*(_stamp(file) for file in files), _tokenizer_stamp(data.tokenizer)]
+    """Names, sizes and times of the files from which the corpus is made."""
+    raw = [source for source in data.sources if source.endswith(".bin")]
+    files = [_existing(source) for source in raw] or _files(data.sources)
+    return [*(stamp_file(file) for file in files), _tokenizer_stamp(data.tokenizer)]
 
 
 def _files(sources: tuple[str, ...]) -> list[Path]:
     """The text files of all sources, each once. UserError: a source has none."""
     files: list[Path] = []
     for source in sources:
-        if source == "python-stdlib":
-            files += standard_library()
-            continue
-        path = Path(source).expanduser()
-        if path.is_dir():
-            files += files_below(path)
-        elif path.is_file():
-            files.append(path)
-        else:
-            matching_files = files_matching(path)
-            if not matching_files:
-                raise UserError(
-                    f"data source {source}: no such file, directory or match",
-                    "text files, globs or directories; python-stdlib; or one .bin file",
-                    "data.source",
-                )
-            files += matching_files
+        matching = files_of_source(source)
+        if not matching and not Path(source).expanduser().is_dir():
+            raise no_files(
+                source, "text files, globs or directories; python-stdlib; or one .bin file"
+            )
+        files += matching
     return list(dict.fromkeys(file.resolve() for file in files))
 
 
-def _stamp(file: Path) -> list[Any]:
-    status = file.stat()
-    return [str(file), status.st_size, status.st_mtime_ns]
+def _existing(source: str) -> Path:
+    """UserError: there is no such file."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise UserError(
+            f"there is no data file {path}",
+            "check the path given with -d or data.source",
+            "data.source",
+        )
+    return path
 
 
 def _tokenizer_stamp(tokenizer: str) -> Any:
     if tokenizer.endswith(".json") and Path(tokenizer).is_file():
-        return _stamp(Path(tokenizer))
+        return stamp_file(Path(tokenizer))
     return tokenizer
-
-
-def _key(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _texts(files: list[Path]) -> Iterator[list[bytes]]:
@@ -178,19 +158,13 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
         tokenizer, name = LibraryTokenizer(scratch / "tokenizer.json"), str(home / "tokenizer.json")
     else:
         tokenizer = LibraryTokenizer(Path(name))
-        sample = b"".join(next(_texts(files), []))[:_PROBED].decode("utf-8", "ignore")
-        known = tokenizer.coverage(sample)
-        if known < _LEAST_KNOWN:
-            raise UserError(
-                f"{name} knows {known:.1%} of the text's characters and would leave the rest out",
-                "a tokenizer made for such text (bpe:N makes one)",
-                "data.tokenizer",
-            )
+        sample = b"".join(next(_texts(files), []))[:PROBED]
+        tokenizer.check_coverage(sample.decode("utf-8", "ignore"))
     dtype = _narrowest_dtype(tokenizer.size)
     tally = _Tally()
     with open(scratch / "tokens.bin", "wb") as out:
         for block in _texts(files):
-            ids = tokenizer.encode(block).astype(dtype)
+            ids = tokenizer.encode_bytes(block).astype(dtype)
             tally.add(ids)
             out.write(ids.tobytes())
     return tally.corpus(
@@ -218,32 +192,13 @@ def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
             "one .bin file alone, or text",
             "data.source",
         )
-    path = Path(data.sources[0]).expanduser()
-    if not path.is_file():
-        raise UserError(
-            f"there is no data file {path}",
-            "check the path given with -d or data.source",
-            "data.source",
-        )
-    path = path.resolve()
-    width = np.dtype(data.token_dtype).itemsize
-    size = path.stat().st_size
-    if size % width:
-        remedy = "was it copied whole?"
-        if size % 2 == 0:
-            remedy = "--set data.token_dtype=uint16, if that is what it holds"
-        raise UserError(
-            f"{path} has {size} bytes, which are no whole number of {data.token_dtype} tokens",
-            remedy,
-            "data.token_dtype",
-        )
-    note = cache / "raw" / f"{_key([_stamp(path), data.token_dtype])}.json"
+    path = _existing(data.sources[0]).resolve()
+    check_whole_tokens(path, data.token_dtype)
+    note = cache / "raw" / f"{cache_key([stamp_file(path), data.token_dtype])}.json"
     if not note.exists():
         corpus = _tally_raw_tokens(path, data.token_dtype)
         note.parent.mkdir(parents=True, exist_ok=True)
-        scratch = note.with_suffix(f".{os.getpid()}")
-        scratch.write_text(corpus.to_json())
-        scratch.replace(note)
+        corpus.write(note)
     corpus = Corpus.read(note)
     if not data.tokenizer.endswith(".json"):
         return corpus
@@ -252,13 +207,10 @@ def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
 
 
 def _tally_raw_tokens(path: Path, dtype: str) -> Corpus:
-    size = path.stat().st_size
-    ids: NDArray[Any] = np.zeros(0, dtype)
-    if size:  # an empty file can't be mapped
-        ids = np.memmap(path, dtype=dtype, mode="r")
     tally = _Tally()
-    for first in range(0, len(ids), _BLOCK):
-        tally.add(np.asarray(ids[first : first + _BLOCK]))
+    for ids in id_blocks(path, dtype):
+        tally.add(ids)
+    size = path.stat().st_size
     return tally.corpus(path=path, dtype=dtype, vocab_size=0, text_bytes=size, tokenizer="bytes")
 
 

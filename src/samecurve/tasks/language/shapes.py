@@ -51,7 +51,7 @@ def initial(name: str, fields: LanguageModel) -> Initial:
 
 
 def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str, Any]:
-    """What the plan must know of the decoder, by the names of Facts.
+    """Facts about the decoder that the plan needs, by the names of Facts.
 
     unfused: attention keeps its length x length scores for backward, and the loss all logits,
         where no fused kernel does without
@@ -107,7 +107,7 @@ def _formulas(
     *,
     unfused: bool,
 ) -> dict[str, str]:
-    """What the numbers are made of, in words.
+    """Formulas of the numbers, in words.
 
     multiplied: weights that a token is multiplied with
     logit_counts: tokens whose logits are computed at a time, by kind of device
@@ -136,7 +136,7 @@ def _formulas(
 
 @dataclass(frozen=True)
 class _Activations:
-    """Of a token, in numbers or in bytes."""
+    """Activations that one token keeps, in numbers or in bytes."""
 
     layers: int
     block: int

@@ -17,11 +17,10 @@ from samecurve.core.weights.initial_values import Initial
 from samecurve.data.spread import Spread
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.language import huggingface
 from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
 from samecurve.tasks.language.shapes import initial, model_facts
-from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
+from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
 
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 _LINE_BREAK = 10  # the id that stands for an empty prompt: a line break, in bytes
@@ -87,7 +86,7 @@ class LanguageTask:
         return count
 
     def tokenizer(self) -> Tokenizer:
-        """What the text is written in.
+        """The tokenizer of the text.
 
         UserError: these are raw tokens, and nothing says what they mean.
         """
@@ -159,7 +158,7 @@ class LanguageTask:
     ) -> str:
         """The prompt and its continuation; the same seed gives the same text."""
         tokenizer = self.tokenizer()
-        ids = [int(i) for i in tokenizer.encode([prompt.encode()])]
+        ids = [int(i) for i in tokenizer.encode([prompt])[0]]
         if not ids:
             ids = [_LINE_BREAK if tokenizer.size > _LINE_BREAK else 0]
         random = np.random.default_rng(seed)
@@ -172,8 +171,11 @@ class LanguageTask:
     def export_hf(
         self, tensors: Mapping[str, Any], directory: Path, dtype: str
     ) -> tuple[dict[str, Any], list[str]]:
-        renamed = huggingface.rename_to_hf(tensors)
-        huggingface.write_config(self.fields, self.vocab, dtype, directory)
+        from samecurve.tasks.language.llama_files import rename_to_hf, write_config
+        from samecurve.tasks.text.tokenizer_files import write_tokenizer
+
+        renamed = rename_to_hf(tensors)
+        write_config(self.fields, self.vocab, dtype, directory)
         try:
             self.tokenizer()
         except UserError as error:
@@ -181,13 +183,17 @@ class LanguageTask:
         source = None
         if self._kept and (self._kept / TOKENIZER).exists():
             source = self._kept / TOKENIZER
-        return renamed, huggingface.write_tokenizer(source, directory, self.length)
+        return renamed, write_tokenizer(source, directory, self.length)
 
     def load_hf(self, names: Sequence[str]) -> dict[str, str]:
-        return huggingface.names_from_hf(names)
+        from samecurve.tasks.language.llama_files import names_from_hf
+
+        return names_from_hf(names)
 
     def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        return huggingface.compare_with_hf(self.fields, fields)
+        from samecurve.tasks.language.llama_files import compare_with_hf
+
+        return compare_with_hf(self.fields, fields)
 
     def assets(self) -> Mapping[str, Path]:
         if self.corpus.tokenizer == "bytes":

@@ -1,13 +1,11 @@
 """Classifiers of sensor windows: activities from accelerometer and gyroscope, and their like."""
 
-from samecurve.tasks.registry import TaskEntry
+from samecurve.tasks.entry import TaskEntry
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 
 ENTRY = TaskEntry(
     classes={"torch": "samecurve.tasks.timeseries.torch_task:TorchTimeSeries"},
     engine_free="samecurve.tasks.timeseries.task:TimeSeriesTask",
-    described_by_engine=True,
     model=TimeSeriesModel,
     data=TimeSeriesData,
-    built_in=True,
 )

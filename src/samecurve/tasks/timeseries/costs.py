@@ -1,4 +1,4 @@
-"""What training one row takes, as the plan asks: operations and memory."""
+"""Operations and memory that training one row takes, for the plan."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -196,7 +196,7 @@ def _numbers(line: str, file: Path, line_number: int) -> NDArray[np.float32]:
 
 
 def _lines(file: Path) -> Iterable[tuple[int, str]]:
-    """Those that are not blank, numbered from 1. UserError: it is no text."""
+    """Lines that are not blank, numbered from 1. UserError: the file is no text."""
     try:
         text = file.read_text(encoding="ascii")
     except UnicodeDecodeError as error:

@@ -84,7 +84,7 @@ class ResidualBlock(nn.Module):
 
 
 def _convolution(before: int, after: int, size: int, stride: int = 1) -> nn.Conv1d:
-    """Its bias would be taken away by the norm that follows."""
+    """A convolution without bias: the norm that follows would take a bias away."""
     return nn.Conv1d(before, after, size, stride, padding=size // 2, bias=False)
 
 

@@ -58,7 +58,7 @@ def read_npz(file: Path) -> WindowSet:
 
 
 class _Part:
-    """One split of an .npz file, its arrays checked."""
+    """A split of an .npz file, with its arrays checked."""
 
     def __init__(self, arrays: Mapping[str, Array], suffix: str, file: Path) -> None:
         x = arrays[f"x{suffix}"]

@@ -1,4 +1,4 @@
-"""What every source is checked for: labels that are classes, subjects in one split alone."""
+"""Checks of every source: labels are classes, and each subject is in one split only."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -118,7 +118,7 @@ def write_set(home: Path) -> list[str]:
 
 
 def record(subject: int, activity: str, samples: int) -> Signal:
-    """What the nine channels read while somebody does something: [channels, samples]."""
+    """Readings of the nine channels during an activity: [channels, samples]."""
     random = np.random.default_rng((_STREAM, subject, ACTIVITIES.index(activity)))
     person = _subject(subject)
     if activity in _GAITS:
@@ -174,7 +174,7 @@ def _walk(
 def _rest(
     rest: _Rest, person: _Subject, samples: int, random: np.random.Generator
 ) -> tuple[Signal, Signal, Signal]:
-    """As _walk(). What sways turns, and gravity with it."""
+    """Signals of a resting person, like _walk(). A swaying body turns, and gravity with it."""
     time = np.arange(samples) / HERTZ
     sway = rest.sway * np.exp(0.25 * random.standard_normal())
     rate = 2 * np.pi * rest.hertz * (1 + 0.1 * random.standard_normal())

@@ -36,7 +36,7 @@ WINDOW_PREFIX = "window_"  # before the metrics of whole windows, in mode flatte
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFormat:
-    """What a model must know of the windows that it is given."""
+    """Properties of the windows that a model is given."""
 
     channels: Sequence[str]
     classes: Sequence[str]  # by number
@@ -122,7 +122,7 @@ class TimeSeriesTask:
 
     @property
     def model_channels(self) -> int:
-        """Those of a row that the model is given."""
+        """The number of channels in a row that the model is given."""
         return len(self.format.channels) if self.data.mode == "joint" else 1
 
     @cached_property
@@ -168,7 +168,7 @@ class TimeSeriesTask:
 
     @cached_property
     def _all_windows(self) -> Windows:
-        """Of both splits, with the numbers that the run has for their classes.
+        """Windows of both splits, with the run's numbers for their classes.
 
         UserError: they are not as the run's are.
         """
@@ -221,7 +221,7 @@ class TimeSeriesTask:
         }
 
     def assets(self) -> Mapping[str, Path]:
-        """What the model must know of its windows."""
+        """Files that a run keeps: the properties of the model's windows."""
         text = self.format.to_json()
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         home = self._cache / "timeseries" / "formats" / key

@@ -50,7 +50,7 @@ class WindowSet:
 
 @dataclass(frozen=True)
 class Normalization:
-    """Of each channel, over all windows and time steps that are trained on."""
+    """Mean and deviation of each channel, over all windows and time steps that are trained on."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]

@@ -1,12 +1,12 @@
-"""How a class that a Python session has is named for other processes.
+"""How a class of this Python session is named for other processes.
 
-A class of a module is named by that; any other one is written to a file as it is in memory, which
-kept_class.py reads.
+A class of a module is named by its module. Any other class is written to a file as it is in memory,
+and pickled_class.py reads it: a class of a script (`__main__`), of a notebook, of an interactive
+session or inside of a function.
 
-That is so of a script's own classes (of `__main__`), a notebook's, those of an interactive session
-or inside of a function. What they use of their session goes with them by value, so that a script
-is not run again by its ranks, and what it has set (a width from its arguments) is what they have.
-Whatever can be imported is named, not copied.
+What such a class uses of its session is copied with it. Ranks therefore don't run the script again,
+and they see the values that the script has set (a width from its arguments). What can be imported
+is named, not copied.
 """
 
 import hashlib
@@ -29,25 +29,25 @@ from typing import Any
 import cloudpickle
 
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.kept_class import (
+from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
-    KEPT,
     OWN_FILE,
+    TASK_PICKLE,
     Header,
     python_version,
     remember,
 )
 from samecurve.units import show_bytes
 
-_NOTED = 100 << 20  # bytes of a kept class that are worth a word
+_NOTED = 100 << 20  # bytes of a pickled class from which the user is told its size
 
 
 def task_of(task_class: type, directory: Path) -> str:
     """The config's `task`, by which any other process started here finds the class.
 
-    directory: where it is kept if it stands in no module that can be imported there
+    directory: where the class is written if no other process can import it
 
-    UserError: it uses something that can't be pickled.
+    UserError: the class uses something that can't be pickled.
     """
     module, name = task_class.__module__, task_class.__name__
     file = _module_file(task_class)
@@ -55,11 +55,11 @@ def task_of(task_class: type, directory: Path) -> str:
         return f"{os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file}:{name}"
     if file is not None and _found_by_others(module) == file:
         return f"{module}:{name}"
-    return f"{keep(task_class, directory)}:{name}"
+    return f"{write_pickled(task_class, directory)}:{name}"
 
 
 def _module_file(task_class: type) -> Path | None:
-    """Of the module that has the class under its own name; None: there is none."""
+    """The file of the module that has the class under its own name; None: there is none."""
     module = _module_of(task_class)
     if module is None or module.__name__ == "__main__":
         return None
@@ -85,10 +85,10 @@ def _found_by_others(module: str) -> Path | None:
     return Path(done.stdout.strip()).resolve() if done.stdout.strip() else None
 
 
-def keep(task_class: type, directory: Path) -> Path:
+def write_pickled(task_class: type, directory: Path) -> Path:
     """Write the class to a file in this directory.
 
-    UserError: it uses something that can't be pickled.
+    UserError: the class uses something that can't be pickled.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
@@ -112,7 +112,7 @@ def keep(task_class: type, directory: Path) -> Path:
         paths=_paths(),
         sources={name: text for name, text in sources.items() if text},
     )
-    path = directory / KEPT
+    path = directory / TASK_PICKLE
     with open(path, "wb") as file:
         file.write(json.dumps(asdict(header)).encode() + b"\n")
         file.write(payload)
@@ -121,11 +121,11 @@ def keep(task_class: type, directory: Path) -> Path:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, but for three things.
+    """The pickler of cloudpickle with three changes.
 
     Functions of a module that is pickled by value share the namespace of a module of ours when
-    they are read again, as compilers expect. The code of cells goes by the cells' names. A class
-    that is read again is a new one, where cloudpickle would write over the session's own.
+    they are read again, as compilers expect. The code of a cell is named by the cell. A class that
+    is read again is a new one, where cloudpickle would write over the session's own.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -133,7 +133,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.codes: list[CodeType] = []
 
     def persistent_id(self, obj: object) -> tuple[int, str] | None:
-        """Of the namespace of a session's module: its number, and its package."""
+        """The number and the package of a module, for the namespace of a session's module."""
         if isinstance(obj, dict):
             for number, namespace in enumerate(self.globals_ref.values()):
                 if obj is namespace:
@@ -152,13 +152,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _without_tracking(argument: object) -> object:
-    """By its id cloudpickle finds the class that it has pickled before."""
+    """The argument, or None for the id by which cloudpickle would find the session's own class."""
     is_id = isinstance(argument, str) and re.fullmatch("[0-9a-f]{32}", argument)
     return None if is_id else argument
 
 
 def _shown(code: CodeType) -> str:
-    """What the lines of a code are named by: its file, or `Cell In[3]`."""
+    """The name that tracebacks give the file of a code: a path, or `Cell In[3]`."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is not None and (cell := shell.compile.format_code_name(code.co_filename)):
@@ -169,7 +169,7 @@ def _shown(code: CodeType) -> str:
 
 
 def _own_methods(task_class: type) -> list[FunctionType]:
-    """The class's own, in their order."""
+    """The methods that the class itself defines, in their order."""
     members = [getattr(value, "__func__", value) for value in vars(task_class).values()]
     return [member for member in members if isinstance(member, FunctionType)]
 
@@ -193,7 +193,7 @@ def _paths() -> tuple[str, ...]:
 
 
 def _digest(task_class: type, codes: Sequence[CodeType]) -> str:
-    """The same in every process that has the same code."""
+    """A digest of the class's code, the same in every process that has the same code."""
     texts = sorted(
         repr((code.co_qualname, code.co_code, code.co_names, *map(_constant, code.co_consts)))
         for code in codes
@@ -213,7 +213,7 @@ def _constant(value: object) -> str:
 
 
 def _used_values(task_class: type, codes: Sequence[CodeType]) -> dict[str, Any]:
-    """What the class uses of its session by name; classes and functions last."""
+    """The values of the session that the class uses, by name; classes and functions last."""
     used = {name for code in codes for name in code.co_names}
     namespaces = [method.__globals__ for method in _own_methods(task_class)]
     values = {name: value for name, value in ChainMap(*namespaces).items() if name in used}
@@ -221,7 +221,7 @@ def _used_values(task_class: type, codes: Sequence[CodeType]) -> dict[str, Any]:
 
 
 def _size(value: object) -> int:
-    """Bytes of its pickle; -1: it has none."""
+    """How many bytes the pickle of a value has; -1: it can't be pickled."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(value)

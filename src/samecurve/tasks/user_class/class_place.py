@@ -1,5 +1,7 @@
-"""Where a task's class is: `path/to/file.py:MyTask`, `package.module:MyTask`, or kept in a
-file of its own (kept_class.py). Nothing is imported or run to know it.
+"""Where a task's class is: in a file, in a module, or pickled (pickled_class.py).
+
+A place is written `path/to/file.py:MyTask`, `package.module:MyTask` or `run/task.pickle:MyTask`.
+Nothing is imported or run to find it.
 """
 
 import hashlib
@@ -11,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samecurve.core.config.document import Document
-from samecurve.tasks.user_class.kept_class import KEPT, is_kept, read_header
+from samecurve.tasks.user_class.pickled_class import TASK_PICKLE, is_pickled, read_header
 
 
 class Place(NamedTuple):
-    """Where a class is: in a file, in a module imported by its name, or kept (kept_class.py)."""
+    """The file of a class, its name, and the module if it is imported by name."""
 
     path: Path
     name: str
@@ -31,31 +33,31 @@ def place_of(task: object) -> Place | None:
     if match is None:
         return None
     path = Path(match[1])
-    if path.suffix == ".py" or is_kept(path):
+    if path.suffix == ".py" or is_pickled(path):
         return Place(path, match[2]) if path.stem else None
     file = file_of_module(match[1])
     return Place(file, match[2], match[1]) if file else None
 
 
 def identity_of(task: str) -> str:
-    """The task by what it is; a kept class by its name, wherever it is kept."""
+    """A task's identity: its config value, or the name of a pickled class, wherever it lies."""
     place = place_of(task)
-    return f"class {place.name}" if place and is_kept(place.path) else task
+    return f"class {place.name}" if place and is_pickled(place.path) else task
 
 
-def find_kept_class(document: Document, home: Path) -> None:
-    """Point a config to the kept class that lies beside it, wherever both were moved to.
+def find_pickled_class(document: Document, home: Path) -> None:
+    """Point a config to the pickled class that lies beside it, wherever both were moved to.
 
     home: the config's directory
     """
     place = place_of(document.value.get("task"))
-    if place and is_kept(place.path) and (home / KEPT).is_file():
-        document.value["task"] = f"{home / KEPT}:{place.name}"
+    if place and is_pickled(place.path) and (home / TASK_PICKLE).is_file():
+        document.value["task"] = f"{home / TASK_PICKLE}:{place.name}"
 
 
 def code_of(place: Place) -> tuple[str, str]:
-    """What the class is written in, and a digest of it. The same in every process."""
-    if is_kept(place.path):
+    """The source of the class in words, and its digest; both are the same in every process."""
+    if is_pickled(place.path):
         header = read_header(place.path)
         return f"the class {place.name} of {header.origin}", header.digest
     return f"the file {place.path}", hashlib.sha256(place.path.read_bytes()).hexdigest()

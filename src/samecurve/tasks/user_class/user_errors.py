@@ -1,6 +1,6 @@
-"""What a user's code raises, as an error with its place in the user's own file.
+"""Errors of a user's code, turned into errors that name the line in the user's own file.
 
-Around each call of that code: `with calling("MyTask.loss()", file): ...`.
+`with calling("MyTask.loss()", file): ...` surrounds each call of that code.
 """
 
 import dis
@@ -16,9 +16,9 @@ from typing import NoReturn
 
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
-from samecurve.tasks.user_class.kept_class import is_kept, read_header
+from samecurve.tasks.user_class.pickled_class import is_pickled, read_header
 
-# what a moment later may not be
+# errors that may be gone a moment later
 _TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
@@ -29,43 +29,58 @@ _TRANSIENT = {
     errno.EREMOTEIO,
     errno.EAGAIN,
 }
+# torch's words for an input of another type than the weights
+_UNLIKE_TYPES = ("mat1 and mat2 must have the same dtype", "and bias type (", "and weight type (")
 
 
 class StartedWhileLoading(BaseException):
-    """A file that is loaded for its class has come to a call that would start a run.
+    """A file that is loaded for its class has reached a call that would start a run.
 
-    What stands above that call has been run; nothing of ours but load_class() may catch this.
+    The lines above that call have been run. Only load_class() may catch this.
     """
 
 
 @contextmanager
 def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file; None: the code is ours.
+    """Surround a call of the user's code.
 
-    An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of
-    memory are told elsewhere.
+    what: the call, for errors: "MyTask.loss()"
+    path: the user's file; None: the code is ours, and its errors pass as they are
+
+    An error of this kind: what the code raised, and at which of the user's lines.
     """
-    if path is None:
-        yield
-        return
     process = os.getpid()
     try:
         yield
-    except (SamecurveError, StartedWhileLoading, MemoryError):
-        raise
     except BaseException as error:
-        if os.getpid() != process:
-            traceback.print_exc()
-            _end_copy(what)
-        if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
-            raise
-        raise explain_raised(what, error, path, kind) from error
+        raise_explained(error, what, path, kind, process)
+    if path is not None and os.getpid() != process:
+        end_copy(what)
+
+
+def raise_explained(
+    error: BaseException, what: str, path: Path | None, kind: type[SamecurveError], process: int
+) -> NoReturn:
+    """Raise what the user's code has raised as an error that names the user's line.
+
+    Our own errors, Ctrl-C, a lost peer and a lack of memory pass as they are: others explain them.
+
+    what, path, kind: as calling() takes them
+    process: the id of the process that called the code
+    """
+    passes = SamecurveError | StartedWhileLoading | MemoryError
+    if path is None or isinstance(error, passes):
+        raise error
     if os.getpid() != process:
-        _end_copy(what)
+        traceback.print_exception(error)
+        end_copy(what)
+    if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
+        raise error
+    raise explain_raised(what, error, path, kind) from error
 
 
-def _end_copy(what: str) -> NoReturn:
-    """Of this process, which the user's code has forked: it would train the same run once more."""
+def end_copy(what: str) -> NoReturn:
+    """End this process, a copy that the user's code has forked: it would train the run again."""
     text = (
         f"warn   {what} has forked this process, and the copy came back from it: the copy is"
         " ended; end it there with os._exit(0)\n"
@@ -75,7 +90,7 @@ def _end_copy(what: str) -> NoReturn:
 
 
 def _of_a_peer(error: BaseException) -> bool:
-    """Raised by a collective, inside torch's own code."""
+    """Whether a collective has raised the error, inside torch's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (
         "/torch/distributed/" in frames[-1].filename
@@ -89,7 +104,7 @@ def explain_raised(
     if isinstance(error, SyntaxError):
         return UserError(
             f"not valid Python: {error.msg}",
-            "mend it at this place",
+            "correct the syntax of this line, or of the line above it",
             f"{_shown(error.filename or str(path))}:{error.lineno or 1}",
         )
     notes = getattr(error, "__notes__", ())
@@ -107,11 +122,11 @@ def explain_raised(
 
 
 def _remedy(error: BaseException, path: Path) -> str:
-    """What most likely helps; for what people forget, how it is written."""
+    """The most likely remedy; for what people often forget, the line to write."""
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
         return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
-        beside = Path(read_header(path).origin) if is_kept(path) else path
+        beside = Path(read_header(path).origin) if is_pickled(path) else path
         return f"install {error.name}, or put it beside {beside.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in message_of(error):
         return "super().__init__() as the first line of the module's own __init__"
@@ -132,11 +147,13 @@ def _remedy(error: BaseException, path: Path) -> str:
             f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
             " model and data sections"
         )
-    return "mend it at this place"
+    if any(sign in message_of(error) for sign in _UNLIKE_TYPES):
+        return "cast the input to the weights' type: x.to(next(model.parameters()).dtype)"
+    return "this line of your code raises the error: correct it there"
 
 
 def _of_another_phase(error: AttributeError) -> bool:
-    """An attribute that the task's own methods set, as one phase does and another reads it."""
+    """Whether the missing attribute is one that the task's methods set, in another phase."""
     kind = type(error.obj)
     if not getattr(kind, "phases", None) or isinstance(error.obj, type):
         return False
@@ -151,7 +168,7 @@ def _of_another_phase(error: AttributeError) -> bool:
 
 
 def _forgot_init(error: AttributeError) -> bool:
-    """An attribute that only __init__ could have set, of a class of the user's that has none."""
+    """Whether the missing attribute belongs to a class of the user's that has no __init__."""
     kind = type(error.obj)
     return (
         error.obj is not None
@@ -161,14 +178,14 @@ def _forgot_init(error: AttributeError) -> bool:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    """The innermost of the user's lines: in the task's directory, but not in a library there."""
+    """The innermost line of the user's: in the task's directory, but not in a library there."""
     home = path.resolve().parent
     places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     libraries = [place for place in places if not home.is_relative_to(place)]
     libraries.append(Path(samecurve.__file__).parent)
 
     def is_users(file: Path) -> bool:
-        here = is_kept(path) or file.is_relative_to(home)  # a session's code is anywhere
+        here = is_pickled(path) or file.is_relative_to(home)  # a session's code is anywhere
         return here and not any(map(file.is_relative_to, libraries))
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -178,10 +195,10 @@ def _where(error: BaseException, path: Path) -> str:
         if not frame.filename.startswith("<frozen") and is_users(Path(frame.filename))
     ]
     if not user_frames:
-        return read_header(path).origin if is_kept(path) else str(path)
+        return read_header(path).origin if is_pickled(path) else str(path)
     return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
 
 
 def _shown(path: str) -> str:
-    """As one would type it from here."""
+    """A path as one would type it from the current directory."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
-from samecurve.torch_engine.strategies.protocol import Strategy
+from samecurve.torch_engine.strategies.base import Strategy
 
 
 class WeightAverage:

@@ -5,7 +5,7 @@ The config's others: optimizers/. A task's own: user_optimizer.py.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -55,35 +55,14 @@ class OptimizerUpdate(Protocol):
 
 
 @dataclass(frozen=True)
-class _Tensors:
-    """Of some parameters, in one order."""
-
-    weights: list[torch.Tensor]
-    gradients: list[torch.Tensor]
-    states: list[list[torch.Tensor]]  # one list for each name of state
-
-
-@dataclass(frozen=True)
 class _Group:
     """Parameters of one learning rate (times the schedule's), decay and number format."""
 
     lr_scale: float
     weight_decay: float
-    params: list[OptimizerParam]
+    views: list[torch.Tensor]  # what the optimizer moves
     states: list[list[torch.Tensor]]  # for each name of state, by parameter
-
-    def with_gradients(self) -> _Tensors:
-        """Of those parameters that have a gradient."""
-        gradients = [param.view.grad for param in self.params]
-        present = [gradient for gradient in gradients if gradient is not None]
-        if len(present) == len(gradients):
-            return _Tensors([param.view for param in self.params], present, self.states)
-        numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        return _Tensors(
-            [self.params[number].view for number in numbers],
-            present,
-            [[state[number] for number in numbers] for state in self.states],
-        )
+    num_updates: list[torch.Tensor]  # by parameter: the one count, as adamw's kernel wants it
 
 
 class BuiltInOptimizer:
@@ -113,44 +92,48 @@ class BuiltInOptimizer:
             _Group(
                 lr_scale,
                 weight_decay,
-                params,
+                [param.view for param in params],
                 [[self._state[id(param)][name] for param in params] for name in used],
+                [self._num_updates] * len(params),
             )
             for (lr_scale, weight_decay), params in grouped(fields, trained)
         ]
 
-    @torch.no_grad()
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
-        left_out = None
-        if isinstance(finite, torch.Tensor):
-            left_out = (~finite).float().to(self._device)
-            self._num_updates.add_(1 - left_out)
-        else:
-            self._num_updates.add_(1)
         update = self._adamw if self._fields.name == "adamw" else self._sgd
-        for group in self._groups:
-            tensors = group.with_gradients()
-            if tensors.weights:
-                update(tensors, lr * group.lr_scale, group.weight_decay, left_out)
+        with torch.no_grad():
+            left_out = None
+            if isinstance(finite, torch.Tensor):
+                left_out = (~finite).float().to(self._device)
+                self._num_updates.add_(1 - left_out)
+            else:
+                self._num_updates.add_(1)
+            for group in self._groups:
+                gradients: list[Any] = [view.grad for view in group.views]  # all have one
+                update(group, gradients, lr * group.lr_scale, left_out)
 
     def _adamw(
-        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
+        self,
+        group: _Group,
+        gradients: list[torch.Tensor],
+        lr: float,
+        left_out: torch.Tensor | None,
     ) -> None:
-        first_moments, second_moments = tensors.states
+        first_moments, second_moments = group.states
         beta1, beta2 = self._fields.betas
         torch._fused_adamw_(
-            tensors.weights,
-            grads=tensors.gradients,
+            group.views,
+            grads=gradients,
             exp_avgs=first_moments,
             exp_avg_sqs=second_moments,
             max_exp_avg_sqs=[],
-            state_steps=[self._num_updates] * len(tensors.weights),
+            state_steps=group.num_updates,
             lr=lr,
             beta1=beta1,
             beta2=beta2,
-            weight_decay=weight_decay,
+            weight_decay=group.weight_decay,
             eps=self._fields.eps,
             amsgrad=False,
             maximize=False,
@@ -159,13 +142,17 @@ class BuiltInOptimizer:
         )
 
     def _sgd(
-        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
+        self,
+        group: _Group,
+        gradients: list[torch.Tensor],
+        lr: float,
+        left_out: torch.Tensor | None,
     ) -> None:
         torch._fused_sgd_(
-            tensors.weights,
-            tensors.gradients,
-            tensors.states[0] if tensors.states else [],
-            weight_decay=weight_decay,
+            group.views,
+            gradients,
+            group.states[0] if group.states else [],
+            weight_decay=group.weight_decay,
             momentum=self._fields.momentum,
             lr=lr,
             dampening=0.0,

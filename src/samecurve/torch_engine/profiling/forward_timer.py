@@ -3,42 +3,46 @@ rank from those that wait for it.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
+from samecurve.torch_engine.step.step_metrics import RankReport
+
 
 class ForwardTimer:
-    """seconds: of the last forward pass that is known to have ended; on a GPU its own time, which
-    nobody waits for.
+    """Two hooks around the first forward pass of a step on the first device.
+
+    The report gets the seconds of the last such pass that is known to have ended: on a GPU by the
+    GPU's own clock, for which nobody waits.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, report: RankReport) -> None:
+        self._report = report
+        self._began = 0.0
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        self.seconds = 0.0
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        if self._device.type != "cuda":
-            began = time.perf_counter()
-            yield
-            self.seconds = time.perf_counter() - began
-            return
-        begin, end = self._events_to_record()
-        begin.record()
-        yield
-        end.record()
-
-    def _events_to_record(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Begin and end; those of the last time are read if the device has come past them."""
-        if self._events is None:
+        if device.type == "cuda":
             self._events = (
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             )
-        elif self._events[1].query():  # type: ignore[no-untyped-call]
-            begin, end = self._events
-            self.seconds = begin.elapsed_time(end) / 1e3
-        return self._events
+        self._recorded = False  # whether the events hold a pass that is not read yet
+
+    def begin(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - a hook
+        if device_index or not is_first:
+            return
+        if self._events is None:
+            self._began = time.perf_counter()
+            return
+        begin, end = self._events
+        if self._recorded and end.query():  # type: ignore[no-untyped-call]
+            self._report.forward_seconds = begin.elapsed_time(end) / 1e3
+        begin.record()
+
+    def end(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - a hook
+        if device_index or not is_first:
+            return
+        if self._events is None:
+            self._report.forward_seconds = time.perf_counter() - self._began
+            return
+        self._events[1].record()
+        self._recorded = True

@@ -19,21 +19,21 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from samecurve.core.measurement.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch, PendingMetrics, Round
-from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.profiling.timeline import (
     Moment,
     Span,
-    TimedTimeline,
+    Timeline,
     nothing_around,
     seconds_between,
-    seconds_by_phase,
+    seconds_by_part,
 )
+from samecurve.torch_engine.state import State
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 
-# Phases of a step -> what a profile calls them.
+# parts of a step as timeline.py names them -> what a profile calls them
 _PARTS = {
     "forward": "forward",
     "backward": "backward",
@@ -42,7 +42,7 @@ _PARTS = {
     "optimizer": "optimizer",
 }
 # Where several devices pass values on, or wait for each other:
-_SYNC_PHASES = ("rounds", "reduce", "replicas")
+_SYNC_PARTS = ("rounds", "reduce", "replicas")
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
 _AUTOGRAD_PREFIX = "autograd::engine::evaluate_function: "
 
@@ -63,7 +63,7 @@ class TorchWatch:
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
-        self._timeline = TimedTimeline(list(engine.devices))
+        self._timeline = Timeline(list(engine.devices))
         engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
         self._profiler: profile | None = None
@@ -171,15 +171,15 @@ class TorchWatch:
 
 def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
     """before: when the step before ended."""
-    first = seconds_by_phase(step.spans[0])
+    first = seconds_by_part(step.spans[0])
     several = len(step.spans) > 1
     parts = dict.fromkeys(_PARTS.values(), 0.0)
-    for phase, part in _PARTS.items():
-        parts[part] += first.get(phase, 0.0)
+    for name, part in _PARTS.items():
+        parts[part] += first.get(name, 0.0)
     if num_devices > 1:
         # One device's rounds wait for nobody.
-        phases = _SYNC_PHASES if several else _SYNC_PHASES[1:]
-        parts["sync"] += sum(first.get(phase, 0.0) for phase in phases)
+        names = _SYNC_PARTS if several else _SYNC_PARTS[1:]
+        parts["sync"] += sum(first.get(name, 0.0) for name in names)
     idle = seconds_between(before, step.begin)
     parts = {"data": min(step.wait_seconds, idle), **parts}
     devices = tuple(_computing_seconds(spans) for spans in step.spans) if several else ()
@@ -187,8 +187,8 @@ def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
 
 
 def _computing_seconds(spans: list[Span]) -> float:
-    seconds = seconds_by_phase(spans)
-    return sum(seconds.get(phase, 0.0) for phase in ("forward", "backward"))
+    seconds = seconds_by_part(spans)
+    return sum(seconds.get(name, 0.0) for name in ("forward", "backward"))
 
 
 def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Operation, ...]:
@@ -263,9 +263,7 @@ class _ActivationMemory:
         return recompute == "none" and any(self._most)
 
     @contextmanager
-    def watching(
-        self, model: nn.Module, timeline: TimedTimeline, *, compiled: bool
-    ) -> Iterator[None]:
+    def watching(self, model: nn.Module, timeline: Timeline, *, compiled: bool) -> Iterator[None]:
         """compiled: its blocks are, so what they keep is a block's, not that of its parts."""
         hidden = set()
         if compiled:

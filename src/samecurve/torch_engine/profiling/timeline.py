@@ -1,6 +1,4 @@
-"""Where in a step a process is: the engine says it, and somebody who watches takes the time.
-
-Unwatched, nothing is noted.
+"""What takes how long in a step: a clock around the parts of a training step, for a profile.
 
 Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for
 it; on a CPU the clock.
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,26 +16,32 @@ import torch
 from torch._C._distributed_c10d import Work
 
 Moment = float | torch.cuda.Event  # on a device's own clock
-Around = Callable[[str, int], AbstractContextManager[object]]  # (phase, lane) -> what is done too
+Around = Callable[[str, int], AbstractContextManager[object]]  # (part, lane) -> what is done too
 
 _NOTHING = nullcontext()
 _WAIT = "sync"
-
-
-class Timeline:
-    """What an engine has whose steps nobody watches."""
-
-    def phase(self, _name: str, _lane: int = 0) -> AbstractContextManager[object]:
-        """Around a part of a step. lane: which of this process's devices."""
-        return _NOTHING
-
-    def mark_rest(self, _name: str) -> None:
-        """What remains of the first device's open phase is this one."""
+# methods of a training step -> the part of a step that each is, and whether its first argument says
+# on which of this process's devices
+_PARTS = {
+    "compute_gradients": ("rounds", False),
+    "forward": ("forward", True),
+    "backward": ("backward", True),
+    "reduce_gradients": ("reduce", False),
+    "scale_gradients": ("clip", False),
+    "move_weights": ("optimizer", False),
+    "sync_replicas": ("replicas", False),
+    # of a loss over the whole batch:
+    "compute_features": ("forward", True),
+    "gather_features": ("sync", True),
+    "gradients_of_loss": ("forward", True),
+    "backward_from": ("backward", True),
+}
+T = TypeVar("T")
 
 
 @dataclass
 class Span:
-    """A phase that was."""
+    """A part of a step that has ended."""
 
     name: str
     inside: int  # number of the span around it, -1: the step
@@ -60,14 +64,17 @@ class Lane:
         return len(self.open)
 
     def leave(self, depth: int) -> None:
-        """Of the phase entered at this depth, and of what was opened inside it since."""
+        """End the part entered at this depth, and what was opened inside it since."""
         end = self.now()
         while len(self.open) >= depth:
             self.spans[self.open.pop()].end = end
 
 
-class TimedTimeline(Timeline):
-    """Takes the time of every phase. around: what is done beside it."""
+class Timeline:
+    """The spans of a step, by device.
+
+    around: what else is done around each part.
+    """
 
     def __init__(self, devices: list[torch.device]) -> None:
         self.around: Around = nothing_around
@@ -75,7 +82,8 @@ class TimedTimeline(Timeline):
         self._lanes = [Lane(_clock(device)) for device in devices]
 
     @contextmanager
-    def phase(self, name: str, lane: int = 0) -> Iterator[None]:
+    def part(self, name: str, lane: int = 0) -> Iterator[None]:
+        """Around a part of a step. lane: which of this process's devices."""
         depth = self._lanes[lane].enter(name)
         try:
             with self.around(name, lane):
@@ -84,6 +92,7 @@ class TimedTimeline(Timeline):
             self._lanes[lane].leave(depth)
 
     def mark_rest(self, name: str) -> None:
+        """What remains of the first device's open part is this one."""
         self._lanes[0].enter(name)
 
     def now(self) -> Moment:
@@ -99,8 +108,8 @@ class TimedTimeline(Timeline):
 
     @contextmanager
     def timing_waits(self) -> Iterator[None]:
-        """Meanwhile every wait for a collective that this process makes is a phase `sync`: torch's,
-        which reach no code of ours under fsdp, too.
+        """Meanwhile every wait for a collective that this process makes is a part `sync`, also
+        torch's own waits, which reach no code of ours under fsdp.
 
         On a GPU only those that hold up the stream that computes; fsdp's wait in streams of their
         own.
@@ -110,7 +119,7 @@ class TimedTimeline(Timeline):
         stream = self._stream()
 
         def wait(work: Work, *arguments: object, **options: object) -> object:
-            with self.phase(_WAIT) if self._stream() == stream else nullcontext():
+            with self.part(_WAIT) if self._stream() == stream else nullcontext():
                 return original_wait(work, *arguments, **options)
 
         torch_work.wait = wait
@@ -124,13 +133,31 @@ class TimedTimeline(Timeline):
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
+def time_parts(step: object, timeline: Timeline) -> None:
+    """Put the clock around the parts of a training step."""
+    for method, (name, has_lane) in _PARTS.items():
+        function = getattr(step, method, None)
+        if function:
+            setattr(step, method, _timed(function, timeline, name, has_lane=has_lane))
+
+
+def _timed(
+    function: Callable[..., T], timeline: Timeline, name: str, *, has_lane: bool
+) -> Callable[..., T]:
+    def run(*arguments: Any, **options: Any) -> T:
+        with timeline.part(name, arguments[0] if has_lane else 0):
+            return function(*arguments, **options)
+
+    return run
+
+
 def nothing_around(_name: str, _lane: int) -> AbstractContextManager[object]:
-    """As TimedTimeline.around."""
+    """What Timeline.around is where nothing else is done."""
     return _NOTHING
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Both of one clock; a GPU must have come past both."""
+    """Seconds between two moments of one clock; a GPU must have come past both."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]
@@ -138,8 +165,8 @@ def seconds_between(begin: Moment, end: Moment) -> float:
     return end - begin
 
 
-def seconds_by_phase(spans: list[Span]) -> dict[str, float]:
-    """Of each phase without those inside it."""
+def seconds_by_part(spans: list[Span]) -> dict[str, float]:
+    """Seconds of each part, without the parts inside it."""
     seconds: dict[str, float] = {}
     for span in spans:
         took = seconds_between(span.begin, span.end)

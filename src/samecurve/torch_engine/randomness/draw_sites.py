@@ -1,9 +1,10 @@
-"""Where a model or a loss draws random numbers, and what those follow: the samples, or the step.
+"""Places at which a model or a loss draws random numbers, and what the numbers follow there: the
+samples, or the step.
 
-A draw whose shape has a dimension of the microbatch's rows, or of k neighbours for each row,
-follows the samples; one without belongs to the step. A shape alone may mislead: a weight's noise
-may have as many rows as a microbatch. So two runs of unlike size teach what each place means
-(learn()); a place not seen there follows the plain rule.
+A draw follows the samples if its shape has a dimension with a row, or k neighbouring rows, for each
+row of the microbatch. Other draws belong to the step. A shape alone can mislead: the noise of a
+weight may have as many rows as a microbatch. So learn() compares two forward passes of unlike size
+and notes a rule for each place. A place that was not seen there follows plain_rule().
 """
 
 import sys
@@ -16,11 +17,11 @@ from typing import Literal
 
 import torch
 
-Place = tuple[tuple[str, int], ...]  # (file, line) of each call, the user's own last
-Served = Literal["sample", "step"] | None  # what a draw follows; None: a generator's own numbers
-Rule = int  # the dimension in which samples lie, or:
-STEP: Rule = -1  # no dimension: the same numbers in every microbatch of the step
-NONE: Rule = -2  # it grows with the microbatch, but not with its rows
+Place = tuple[tuple[str, int], ...]  # (file, line) of each call, the user's own line last
+Served = Literal["sample", "step"] | None  # what the numbers follow; None: a generator's state
+Rule = int  # the dimension in which the samples lie, or one of:
+STEP: Rule = -1  # no dimension: every microbatch of the step has the same numbers
+NONE: Rule = -2  # the shape grows with the microbatch, but not by the row
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
@@ -28,17 +29,18 @@ _OURS = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Random numbers that a forward pass drew.
+    """A draw of random numbers in a forward pass.
 
-    function: as its user knows it: torch.randn_like.
-    place: the calls that led to it, the user's own last.
-    number: of the draw in its forward pass, from 0.
+    function: the name as users write it: torch.randn_like
+    place: the calls that led to the draw, the user's own line last
+    rows: of the microbatch
+    number: which draw of the forward pass it is, from 0
     """
 
     function: str
     place: Place
     shape: tuple[int, ...]
-    rows: int  # of the microbatch
+    rows: int
     number: int
     served: Served
 
@@ -52,17 +54,18 @@ class Draw:
 
 
 class DrawSites:
-    """What is known of the places that draw; one for all devices of a process.
+    """The places that draw random numbers, and their rules, for all devices of a process.
 
-    reseeds_torch: torch's own generators begin anew with each microbatch, at numbers that follow
-        from seed, step and microbatch, for draws that no key serves.
-    reseeds_host: so do numpy's and Python's, at numbers that follow from seed and step.
+    reseeds_torch: whether torch's own generators are seeded for each microbatch, by the run's seed,
+        the step and the microbatch; for draws that no key serves
+    reseeds_host: whether numpy's and Python's are, by the run's seed and the step
+    any_drawn: whether keys were ever asked for
     """
 
     def __init__(self) -> None:
         self.reseeds_torch = self.reseeds_host = False
-        self.any_drawn = False  # whether keys were ever asked for
-        self._rules: dict[Place, Rule | None] = {}  # None: its draws differ, see _numbered
+        self.any_drawn = False
+        self._rules: dict[Place, Rule | None] = {}  # None: each draw has a rule, see _numbered
         self._numbered: dict[tuple[Place, int], Rule] = {}
         self._recorded: list[Draw] | None = None
 
@@ -72,7 +75,7 @@ class DrawSites:
 
     @contextmanager
     def recording(self) -> Iterator[list[Draw]]:
-        """The draws of what runs within, in their order."""
+        """Record the draws inside of it, in their order."""
         recorded: list[Draw] = []
         self._recorded = recorded
         try:
@@ -85,9 +88,9 @@ class DrawSites:
             self._recorded.append(draw)
 
     def learn(self, one: Sequence[Draw], other: Sequence[Draw]) -> None:
-        """What each place's draws follow, from two recordings of unlike rows.
+        """Note the rule of each place, from recordings of two microbatches of unlike size.
 
-        Numbers drawn before and after may differ: compare runs that came after it.
+        The numbers that a place draws may be others afterwards.
         """
         others = {(draw.place, draw.number): draw for draw in other}
         for draw in one:
@@ -101,14 +104,14 @@ class DrawSites:
                 self._rules[draw.place] = None
 
     def learnt(self, place: Place, number: int) -> Rule | None:
-        """What was learnt of a draw; None: nothing."""
+        """The rule that was learnt for a draw; None: none."""
         if place not in self._rules:
             return None
         rule = self._rules[place]
         return self._numbered.get((place, number)) if rule is None else rule
 
     def rule(self, place: Place, number: int, shape: Sequence[int], rows: int) -> Rule:
-        """What a draw of this shape follows."""
+        """The rule for a draw of this shape."""
         rule = self.learnt(place, number)
         if rule is None:
             return plain_rule(shape, rows)
@@ -118,8 +121,8 @@ class DrawSites:
 
 
 def plain_rule(shape: Sequence[int], rows: int) -> Rule:
-    """Where nothing else is known: samples lie in the first dimension, each with equally many
-    neighbouring rows, or else in the second ([sequence, samples, ...]).
+    """The rule of a place that was not learnt: samples lie in the first dimension, each with
+    equally many neighbouring rows, or else in the second dimension ([sequence, samples, ...]).
     """
     if shape and shape[0] and shape[0] % rows == 0:
         return 0
@@ -129,7 +132,7 @@ def plain_rule(shape: Sequence[int], rows: int) -> Rule:
 
 
 def row_shape(shape: Sequence[int], rule: Rule, rows: int) -> list[int]:
-    """What each of the rows has of a draw: its neighbours first, then the other dimensions."""
+    """The shape of one sample's numbers: its neighbouring rows first, then the other dimensions."""
     if rule < 0:
         return list(shape) or [1]
     others = [size for dim, size in enumerate(shape) if dim != rule]
@@ -138,7 +141,7 @@ def row_shape(shape: Sequence[int], rule: Rule, rows: int) -> list[int]:
 
 
 def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule) -> torch.Tensor:
-    """Numbers [rows, *row_shape()] in the shape of a draw."""
+    """Arrange numbers [rows, *row_shape()] in the shape of a draw."""
     if rule <= 0:
         return values.reshape(shape)
     others = [size for dim, size in enumerate(shape) if dim != rule]
@@ -156,7 +159,7 @@ def _learnt(one: Draw, other: Draw) -> Rule:
 
 
 def calls_to_here() -> Place:
-    """The calls that led out of a user's code to here, ours left out."""
+    """The calls that led from the user's code to here, without this program's own."""
     frame = sys._getframe(1)  # noqa: SLF001 - as inspect does, without its cost
     calls = []
     while frame is not None:

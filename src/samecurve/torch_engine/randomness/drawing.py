@@ -1,4 +1,4 @@
-"""One call of a random function in a microbatch: what it follows, and its numbers, in shape."""
+"""A call of a random function in a microbatch: its rule, and its numbers in the right shape."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,23 +21,25 @@ from samecurve.torch_engine.randomness.draw_sites import (
 from samecurve.torch_engine.randomness.keyed_numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
-# Any: a function of torch is called as its user calls it, in each of its forms.
+# Any: a function of torch takes its arguments in several forms.
 Original = Callable[..., Any]
-_SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # else by the sample
+_SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # all others: "sample"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A draw that is served.
+    """A draw whose numbers are computed from keys.
 
-    rule: the dimension of `shape` in which samples lie, or STEP.
+    number: which draw of the forward pass it is
+    rule: the dimension of `shape` in which the samples lie, or STEP
+    rows: of the microbatch; 1 where the draw belongs to the step
     """
 
     context: MicroBatchContext
     number: int
     shape: torch.Size
     rule: Rule
-    rows: int  # 1, where it belongs to the step
+    rows: int
 
     @property
     def _numbers(self) -> KeyedNumbers:
@@ -54,7 +56,7 @@ class Drawing:
         return self._arranged(self._numbers.uniform(self.number, self._row, dtype))
 
     def normal(self, dtype: torch.dtype) -> torch.Tensor:
-        """Complex ones have variance 1 in all."""
+        """Numbers of mean 0 and variance 1; of a complex number, both parts together have it."""
         if not dtype.is_complex:
             return self._arranged(self._numbers.normal(self.number, self._row, dtype))
         *outer, last = self._row
@@ -66,15 +68,15 @@ class Drawing:
         return self._arranged(self._numbers.integers(self.number, self._row, low, high))
 
     def _arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """values: [rows, *a row's shape]."""
+        """values: [rows, *shape of a row]."""
         return in_shape(values, self.shape, self.rule)
 
     def by_generator(
         self, of_part: Callable[[slice, torch.Generator], torch.Tensor], device: torch.device
     ) -> torch.Tensor:
-        """What a function of torch gives with generators of the rows, row by row.
+        """Let a function of torch draw row by row, with a generator seeded by the row's key.
 
-        of_part: takes the part of the samples' dimension that is a row's.
+        of_part: is given a row's part of the samples' dimension, and the generator
         """
         generator = torch.Generator(device)
         if self.rule == STEP:
@@ -87,7 +89,7 @@ class Drawing:
         return torch.cat(parts, self.rule)
 
     def _seeds(self) -> list[int]:
-        """Of each row, on the host."""
+        """A seed for each row, on the host."""
         staged = self.context.staged
         if staged is None:
             keys = self._numbers.keys.cpu().numpy()
@@ -108,10 +110,10 @@ def begin_draw(
     samples_in: int | None = None,
     is_separable: bool = True,
 ) -> Drawing | None:
-    """A draw of so many numbers; None: it can't be served.
+    """Begin a draw of a shape; None: its numbers can follow neither samples nor step.
 
-    samples_in: the dimension that is the samples' if any is; None: to be found.
-    is_separable: whether a part of it can be drawn by itself.
+    samples_in: the dimension in which the samples lie, if they lie in any; None: it is not known
+    is_separable: whether a part of the numbers can be drawn alone
     """
     rows, place = context.rows, calls_to_here()
     assert rows
@@ -137,7 +139,7 @@ def begin_draw(
 
 
 def note_unserved(context: MicroBatchContext, function: str, shape: Sequence[int]) -> None:
-    """A draw with a generator of the user's own."""
+    """Record a draw from a generator of the user's own."""
     if context.sites.is_recording and context.rows:
         draw = Draw(
             function=function,
@@ -158,7 +160,7 @@ def begin_unless_own(
     *,
     is_separable: bool = True,
 ) -> Drawing | None:
-    """begin_draw(), where the call brings no generator of its own and draws any number."""
+    """Begin a draw, unless the call has a generator of its own or draws no number."""
     if generator is not None:
         note_unserved(context, function, shape)
         return None

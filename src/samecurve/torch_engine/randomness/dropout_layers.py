@@ -1,10 +1,11 @@
-"""Dropout whose masks follow the sample: the same on whatever device, in whatever split of a batch,
-under either engine.
+"""Dropout layers whose masks follow the sample: the same on any device, however a batch is divided,
+and under either engine.
 
-A mask is a pure function of (row key, seed, module name, call, element), in integers: see
-keyed/numbers.py for a row's lanes. An element is kept where its lane >= t - 32768, where t =
-round(65536 p), within 1..65535; what is kept is multiplied by 65536 / (65536 - t). Call is 0 unless
-the forward pass calls the module again. Of a module that drops channels, an element is a channel.
+A mask is a pure function of (row key, seed, module name, call, element), in integers;
+keyed_numbers.py has the lanes of a row. An element is kept if its lane >= t - 32768, where t =
+round(65536 p), within 1..65535. Kept elements are multiplied by 65536 / (65536 - t). The call is 0
+unless the forward pass calls the module again. In a module that drops channels, an element is a
+channel.
 """
 
 from collections.abc import Sequence
@@ -36,13 +37,13 @@ _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
 
 
 def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tuple[str, ...]:
-    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the context's row keys.
+    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks from the context's row keys.
 
     Returns their names.
 
-    Call it on the bare model (masks depend on the modules' names), after copying it. In training, a
-    module's input has the samples first: a row for each, or equally many neighbouring rows for each
-    ([samples * T, C]); or in another dimension, where that was learnt (keyed/draw_sites.py).
+    Call it on the bare model, since masks depend on the modules' names, and after copying it. In
+    training, the input of a module has the samples in its first dimension, each with equally many
+    neighbouring rows ([samples * T, C]), or in another dimension that was learnt (draw_sites.py).
     """
     # Any: a module's class and attributes are changed below.
     dropouts: list[tuple[str, Any]] = [
@@ -61,10 +62,8 @@ def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tupl
 
 
 def dropout_layers(model: nn.Module) -> tuple[str, ...]:
-    """Names of the layers that drop something: those of key_dropout, and those whose random
-    functions are served (keyed/).
-
-    Functions called in a forward pass (F.dropout) are not seen.
+    """Names of the layers that drop something: those of key_dropout(), recurrent layers and
+    attention. Functions called in a forward pass (F.dropout) are not seen.
     """
     return tuple(name for name, module in model.named_modules() if _draws(module))
 
@@ -78,7 +77,9 @@ def _draws(module: nn.Module) -> bool:
 
 
 def _keyable(module: nn.Module) -> bool:
-    """Not where a subclass has a forward pass of its own, which would be lost."""
+    """Whether a module is a Dropout whose forward pass is torch's own, which key_dropout()
+    replaces.
+    """
     return type(module).forward in (
         nn.Dropout.forward,
         nn.Dropout1d.forward,
@@ -89,7 +90,7 @@ def _keyable(module: nn.Module) -> bool:
 
 
 class _Masks:
-    """The masks of one replica's modules; what they share is computed once a microbatch."""
+    """The masks of one replica's modules. Their common part is computed once a microbatch."""
 
     def __init__(self, context: MicroBatchContext, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
@@ -97,7 +98,7 @@ class _Masks:
         self._salts = torch.tensor(
             [[salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
         )
-        self._keys: torch.Tensor | None = None  # those that the table is of
+        self._keys: torch.Tensor | None = None  # the keys of the table
         self._table = self._salts
 
     @property
@@ -109,9 +110,9 @@ class _Masks:
         return self.context.rows
 
     def lanes(self, index: int, call: int, shape: Sequence[int], *, of_step: bool) -> torch.Tensor:
-        """int16 [samples, *shape] of module `index`: uniform random numbers, those of its call.
+        """Uniform random int16 [samples, *shape] for a call of the module `index`.
 
-        of_step: [1, *shape], the same in every microbatch
+        of_step: int16 [1, *shape] instead, the same in every microbatch
         """
         words = self._words(index, call, of_step=of_step).view(torch.int32)
         *outer, last = shape
@@ -119,7 +120,7 @@ class _Masks:
         return pairs.view(torch.int16)[..., :last]
 
     def _words(self, index: int, call: int, *, of_step: bool) -> torch.Tensor:
-        """int64 [samples, 1]: a and b of each row, in one."""
+        """int64 [samples, 1]: a and b of each row (keyed_numbers.py) in one number."""
         keys = self.context.step_numbers.keys if of_step else self.context.keys
         assert keys is not None
         if call or of_step:
@@ -132,20 +133,24 @@ class _Masks:
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a keyed module is."""
+    """The place of a keyed module in its model.
+
+    channels: the dimensions that the input of a module that drops channels may have; None: it
+        drops elements
+    """
 
     name: str
     index: int
     masks: _Masks
-    channels: tuple[int, ...] | None  # how many dimensions its input may have, if it drops channels
+    channels: tuple[int, ...] | None
 
     @property
     def place(self) -> Place:
         return ((self.name, 0),)
 
     def __deepcopy__(self, memo: object) -> "_Site":
-        """A copied model draws what this one does; one for another device is given a context of its
-        own by key_dropout.
+        """A copied model draws the same; key_dropout() gives the model of another device its own
+        context.
         """
         return self
 
@@ -201,14 +206,14 @@ class KeyedDropout(_DropoutNd):
 
 
 def lane_threshold(p: float) -> int:
-    """A lane below it is dropped with probability p."""
+    """The number below which a lane is dropped, with probability p."""
     return _dropped(p) - 32768
 
 
 def mask_of(lanes: torch.Tensor, threshold: int, values: torch.Tensor) -> torch.Tensor:
-    """1 where kept, else 0, to be multiplied with values.
+    """1 where an element is kept, else 0, to be multiplied with values.
 
-    As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere.
+    Floating-point numbers on a CPU, where bool is three times slower; bool, a byte each, elsewhere.
     """
     if values.device.type == "cpu":
         numbers = torch.empty(lanes.shape, dtype=values.real.dtype, device="cpu")
@@ -217,7 +222,7 @@ def mask_of(lanes: torch.Tensor, threshold: int, values: torch.Tensor) -> torch.
 
 
 def masked(values: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:
-    """What is left of the values, scaled. mask: used up."""
+    """The values after dropout. mask: changed in place."""
     dropped = _dropped(p)
     scale = 65536 / (65536 - dropped) if p < 1 else 0.0
     # The scale goes into the mask where that is wide enough: the same bits in one pass less.
@@ -229,13 +234,13 @@ def masked(values: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool)
 
 
 def _dropped(p: float) -> int:
-    """Of 65536 lanes."""
+    """The count of dropped lanes in 65536."""
     return min(max(round(65536 * p), 1), 65535)
 
 
 @cache
 def _keyed(kind: Any) -> Any:
-    """A subclass, so that the module stays what it was to everything that asks."""
+    """A subclass of a module's class, so that isinstance() gives what it gave before."""
     return type(f"Keyed{kind.__name__}", (KeyedDropout, kind), {"__module__": __name__})
 
 

@@ -1,5 +1,5 @@
-"""The generators that whole processes share: torch's, numpy's, Python's. What draws from them
-follows the device, and what it did before.
+"""The generators that a whole process shares: torch's, numpy's and Python's. Numbers drawn from
+them depend on the device, and on what was drawn before.
 """
 
 import random
@@ -13,14 +13,17 @@ TORCH, NUMPY, PYTHON = "torch", "numpy.random", "random"
 
 
 class GeneratorWatch:
-    """Which generators move from now on. device: where torch may draw, beside the host."""
+    """Tells which generators have drawn since it was made.
+
+    device: where torch may draw, beside the host
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = self._states()
 
     def moved(self) -> tuple[str, ...]:
-        """Of TORCH, NUMPY and PYTHON, those that gave numbers since."""
+        """The generators that have drawn: TORCH, NUMPY, PYTHON."""
         now = self._states()
         return tuple(name for name, state in self._before.items() if state != now[name])
 
@@ -33,7 +36,9 @@ class GeneratorWatch:
 
 
 def seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
-    """The host's and this device's, by seed, step and the microbatch's number."""
+    """Seed torch's generators of the host and of this device, by the run's seed, step and
+    microbatch.
+    """
     seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -42,6 +47,6 @@ def seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
 
 
 def seed_host(keys: RowKeys) -> None:
-    """numpy's and Python's, by seed and step: the same in every microbatch."""
+    """Seed numpy's and Python's generators by the run's seed and step, for every microbatch."""
     random.seed(keys.step_key)
     np.random.seed(keys.step_key % 2**32)

@@ -1,5 +1,5 @@
-"""Random numbers as pure functions of (row key, draw, element), in integers that wrap around, so
-that CPU, GPU, numpy and JAX agree.
+"""Random numbers as pure functions of (row key, draw, element), in integers that wrap around. So
+CPU, GPU, numpy and JAX give the same numbers.
 
 For element words of a row (int32; shifts keep the sign):
 
@@ -9,7 +9,7 @@ a, b   the low and the high half of core.determinism.sample_keys.mix(key ^ salt)
 place  hash(j) for word j of the row's last dimension; of every other dimension, the t-th from the
        end, hash(t << 28 | i) ^ hash(t << 28) comes to it by ^, where i is the coordinate there
 x      place * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D; its halves are lanes, of elements
-       2j and 2j+1 of a mask (layers/dropout.py)
+       2j and 2j+1 of a mask (dropout_layers.py)
 word   x ^= x >> 13, then x *= 0x31848BAB; its upper bits are used: of a float64 number 53 of two
        words (the second one the upper half), of a float32 number 24, of a narrower one as many as
        it has
@@ -38,10 +38,10 @@ from samecurve.torch_engine.model.compile_marks import constant
 # Factors of core.determinism.sample_keys.mix, as signed numbers:
 _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
-FUNCTIONS = "*"  # the name of what torch's functions draw: no module's
-_FEW = 8  # draws at least that are prepared together
+FUNCTIONS = "*"  # the name for draws of torch's functions: no module has it
+_FEW = 8  # draws that are prepared together, at least
 _AXIS_BITS = 28  # of a coordinate
-_MOST_SHAPES = 8  # of rows, whose hashes are kept
+_MOST_SHAPES = 8  # of rows whose hashes are kept
 # By dtype, how many of a word's bits a number between 0 and 1 has; others have 24, float64 has 53.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
@@ -61,22 +61,25 @@ def mixed(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifted right as unsigned numbers are."""
+    """Shift right as unsigned numbers."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 class Tables:
-    """What all microbatches of a device draw with, made once: the hashes of places in a row, and
-    the salts of draw 0, 1 ...
+    """Tables that all microbatches of a device share: hashes of the places in a row, and the salts
+    of draws 0, 1, ...
     """
 
     def __init__(self) -> None:
-        self._axes: dict[int, torch.Tensor] = {}  # hashes, by dimension from the end
-        self._places: dict[tuple[int, ...], torch.Tensor] = {}  # of rows of more dimensions
+        self._axes: dict[int, torch.Tensor] = {}  # hashes, by dimension from the last
+        self._places: dict[tuple[int, ...], torch.Tensor] = {}  # hashes, by the shape of a row
         self._salts: dict[str, torch.Tensor] = {}  # by name
 
     def places(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """int32 [elements of the shape], in C order. shape: a row's, one dimension at least."""
+        """Hashes of the places in a row: int32 [elements of the shape], in C order.
+
+        shape: of a row, one dimension at least
+        """
         *outer, last = shape
         hashes = self._axis(0, last, device)
         if math.prod(outer) == 1:
@@ -92,7 +95,7 @@ class Tables:
         return known
 
     def _axis(self, dim: int, count: int, device: torch.device) -> torch.Tensor:
-        """int32 [count]: of each coordinate of a dimension, counted from the last."""
+        """int32 [count]: hashes of the coordinates of a dimension. dim: counted from the last."""
         known = self._axes.get(dim)
         if known is None or len(known) < count or known.device != device:
             first, size = dim << _AXIS_BITS, 1 << (count - 1).bit_length()
@@ -140,7 +143,7 @@ class KeyedNumbers:
     def __init__(
         self, keys: torch.Tensor, tables: Tables, name: str = FUNCTIONS, draws: int = _FEW
     ) -> None:
-        """name: whose draws. draws: how many are to be expected."""
+        """name: of the module or function that draws. draws: how many are expected."""
         self.keys, self._tables, self._name = keys, tables, name
         self._words = self._words_of(max(draws, _FEW))
 
@@ -155,18 +158,18 @@ class KeyedNumbers:
         return keyed_pairs(self._words[draw], shape, self._tables)
 
     def lanes(self, draw: int, shape: Sequence[int]) -> torch.Tensor:
-        """int16, uniform."""
+        """Uniform int16."""
         *outer, last = shape
         return self._pairs(draw, [*outer, -(-last // 2)]).view(torch.int16)[..., :last]
 
     def _bits(self, draw: int, shape: Sequence[int], words: int = 1) -> torch.Tensor:
-        """int32, uniform. words: of each element."""
+        """Uniform int32. words: count for each element."""
         *outer, last = shape
         pairs = self._pairs(draw, [*outer, words * last])
         return pairs.bitwise_xor_(pairs >> 13).mul_(_WORDS_FACTOR)
 
     def uniform(self, draw: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """In [0, 1)."""
+        """Uniform numbers in [0, 1)."""
         if dtype == torch.float64:
             wide = self._bits(draw, shape, 2).view(torch.int64) >> 11
             return wide.to(torch.float64).mul_(2.0**-53).add_(0.5)
@@ -175,7 +178,7 @@ class KeyedNumbers:
         return bits.to(torch.float32).mul_(2.0**-used).add_(0.5).to(dtype)
 
     def normal(self, draw: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Of mean 0 and variance 1."""
+        """Normal numbers of mean 0 and variance 1."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         *outer, last = shape
         both = self.uniform(draw, [*outer, -(-last // 2) * 2], wide)
@@ -186,7 +189,7 @@ class KeyedNumbers:
         return numbers.flatten(-2)[..., :last].to(dtype)
 
     def integers(self, draw: int, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
-        """int64, from low to high - 1."""
+        """Uniform int64 from low to high - 1."""
         span = high - low
         if span <= 1 << 31:
             bits = self._bits(draw, shape).to(torch.int64).add_(1 << 31)

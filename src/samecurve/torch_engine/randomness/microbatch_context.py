@@ -1,4 +1,7 @@
-"""What keyed functions, keyed layers and synchronised layers know of the microbatch in work."""
+"""The microbatch that is being computed on a device: its keys, and how many numbers it has drawn.
+
+Random functions, dropout layers and synchronised BatchNorm layers ask for it.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -20,8 +23,9 @@ _FORWARD = -1  # no graph task: not in backward
 
 @dataclass(eq=False)  # not frozen: one is made for every microbatch of every model
 class StagedKeys:
-    """values: those of `rows`, pinned where they go to a GPU; None: to be computed when they are
-    asked for.
+    """The keys of a microbatch's rows.
+
+    values: of `rows`, pinned where they go to a GPU; None: computed when they are asked for
     """
 
     rows: RowKeys
@@ -37,36 +41,44 @@ class StagedKeys:
 
 
 class DrawMark(NamedTuple):
-    """How far a forward pass is with its draws; it travels with a generator's state, which
-    checkpoints keep of where they begin.
+    """How many numbers a forward pass has drawn. A mark is kept with the generator's state that an
+    activation checkpoint saves where it begins.
+
+    number: of draws; calls: of each named function
+    task: the graph task that made these draws
+    is_current: whether that graph task was running when the mark was made
     """
 
     number: int
     calls: dict[str, int]
-    task: int  # the graph task that these are of
-    is_current: bool  # whether it was running when the mark was made
+    task: int
+    is_current: bool
 
 
 class MicroBatchContext:
-    """The microbatch in work on one device: begin() before each forward pass, the next one only
-    after backward. within() also lets random functions serve it, on this thread and in its
-    backward pass.
+    """The microbatch that is being computed on one device.
 
-    device: None: where the keys lie.
+    begin() comes before each forward pass, and the next begin() only after backward. within() also
+    lets random functions draw this microbatch's numbers, on this thread and in its backward pass.
+
+    device: None: the device of the keys
+    real: False: the microbatch is a dummy, whose results are dropped
+    packed_order: the order of the sequences that a recurrent layer is given
     """
 
     def __init__(self, device: torch.device | None = None, sites: DrawSites | None = None) -> None:
         self.device, self.sites = device, sites or DrawSites()
-        self.real = True  # False: a dummy, its results dropped
+        self.real = True
         self.tables = Tables()
-        self.packed_order: torch.Tensor | None = None  # of the sequences that a layer is given
-        self._draws = 0  # of the microbatch before
+        self.packed_order: torch.Tensor | None = None
+        self._draws = 0  # the most in a microbatch so far
         self._number = 0
         self.begin(None)
 
     def begin(self, keys: StagedKeys | torch.Tensor | None, *, real: bool = True) -> None:
-        """keys: of core/determinism/sample_keys.py; as a tensor: int64 [rows]; None: nothing is
-        keyed.
+        """Begin a microbatch.
+
+        keys: see core/determinism/sample_keys.py; a tensor: int64 [rows]; None: nothing is keyed
         """
         self.staged = keys if isinstance(keys, StagedKeys) else None
         self._keys = keys if isinstance(keys, torch.Tensor) else None
@@ -81,8 +93,9 @@ class MicroBatchContext:
     def within(
         self, keys: StagedKeys | None, *, real: bool = True, number: int = 0
     ) -> "MicroBatchContext":
-        """Around forward and backward of a microbatch, the step's `number`-th: in a with
-        statement.
+        """Begin a microbatch; for a with statement around its forward and backward passes.
+
+        number: of the microbatch in its step
         """
         self.begin(keys, real=real)
         if keys and self.device and self.sites.reseeds_torch:
@@ -91,7 +104,7 @@ class MicroBatchContext:
             seed_host(keys.rows)
         return self
 
-    def __enter__(self) -> None:  # no generator: every microbatch of every model passes here
+    def __enter__(self) -> None:  # @contextmanager would be slower, for every microbatch
         _WORK.context = self
         if self.device and self.device.type == "cuda":
             _BY_GPU[self._gpu()] = self
@@ -115,14 +128,14 @@ class MicroBatchContext:
 
     @property
     def rows(self) -> int | None:
-        """None: nothing is keyed."""
+        """The count of rows; None: nothing is keyed."""
         if self.staged is not None:
             return len(self.staged.rows)
         return None if self._keys is None else len(self._keys)
 
     @property
     def numbers(self) -> KeyedNumbers:
-        """Those of the rows."""
+        """Numbers that torch's random functions draw for the rows."""
         if self._numbers is None:
             keys = self.keys
             assert keys is not None
@@ -131,7 +144,7 @@ class MicroBatchContext:
 
     @property
     def named_numbers(self) -> KeyedNumbers:
-        """Those that samecurve.rng() gives."""
+        """Numbers that samecurve.rng() draws for the rows."""
         if self._named_numbers is None:
             keys = self.keys
             assert keys is not None
@@ -140,7 +153,7 @@ class MicroBatchContext:
 
     @property
     def step_numbers(self) -> KeyedNumbers:
-        """Those of the whole step: one row."""
+        """Numbers that belong to the whole step: one row."""
         if self._step_numbers is None:
             key = self.staged.rows.step_key if self.staged else 0
             keys = torch.full((1,), key, dtype=torch.int64, device=self.device)
@@ -148,9 +161,9 @@ class MicroBatchContext:
         return self._step_numbers
 
     def call_number(self, name: str) -> int:
-        """Which call of `name` in this forward pass this is, from 0.
+        """Count the calls of `name` in this forward pass: 0 for the first call.
 
-        UserError: computed again in backward, and nobody can say which of several calls that is.
+        UserError: the call is computed again in backward, and could be any of several calls.
         """
         calls = self._calls.get(name, 0)
         if not recomputing() or self._task == graph_task():
@@ -166,9 +179,9 @@ class MicroBatchContext:
         return 0
 
     def draw_number(self, function: str) -> int:
-        """Which draw of this forward pass this is, from 0.
+        """Count the draws in this forward pass: 0 for the first draw.
 
-        UserError: in backward, and nobody can say which draw of the forward pass that is.
+        UserError: the draw is made in backward, and could be any draw of the forward pass.
         """
         if self._task != graph_task():
             raise UserError(
@@ -182,28 +195,28 @@ class MicroBatchContext:
         return self._number - 1
 
     def mark(self) -> DrawMark:
-        """How far the draws are, for resume_at()."""
+        """A mark of how many numbers are drawn, for resume_at()."""
         return DrawMark(self._number, dict(self._calls), self._task, self._task == graph_task())
 
     def resume_at(self, mark: DrawMark) -> None:
-        """Go on as it was then: at the begin of what a checkpoint computes again, and after it."""
+        """Continue from a mark, where a checkpoint begins to compute a block again and after it."""
         self._number, self._calls = mark.number, dict(mark.calls)
         self._task = graph_task() if mark.is_current else mark.task
 
 
 class _Work(threading.local):
     context: MicroBatchContext | None = None
-    is_outside = False  # what runs is of no microbatch, whatever the GPU's is
+    is_outside = False  # this thread computes no microbatch, even if its GPU does
 
 
-# Of the process, as what they serve is: functions of torch itself, in whatever thread they are
+# State of the whole process, since torch's own functions ask for it, in whatever thread they are
 # called. Backward on a GPU runs in autograd's own thread, which finds its microbatch by the GPU.
 _WORK = _Work()
 _BY_GPU: dict[int, MicroBatchContext] = {}
 
 
 def context_in_work() -> MicroBatchContext | None:
-    """The microbatch that this thread computes, forward or backward."""
+    """The microbatch that this thread is computing, forward or backward; None: none."""
     context = _WORK.context
     if context is None and not _WORK.is_outside and _BY_GPU and recomputing():
         return _BY_GPU.get(torch.cuda.current_device())
@@ -212,7 +225,7 @@ def context_in_work() -> MicroBatchContext | None:
 
 @contextmanager
 def outside_of_microbatches() -> Iterator[None]:
-    """Within a microbatch's within(), something that is not of that microbatch alone."""
+    """Inside of a microbatch's within(), compute something that belongs to no single microbatch."""
     held = _WORK.context, _WORK.is_outside
     _WORK.context, _WORK.is_outside = None, True
     try:
@@ -223,12 +236,12 @@ def outside_of_microbatches() -> Iterator[None]:
 
 @constant
 def recomputing() -> bool:
-    """Whether this is a forward pass inside of a backward pass: activation checkpointing computes a
-    block again.
+    """Whether this is a forward pass inside of a backward pass, in which activation checkpointing
+    computes a block again.
     """
     return graph_task() != _FORWARD
 
 
 def graph_task() -> int:
-    """Which backward pass runs in this thread; _FORWARD: none."""
+    """The number of the backward pass that runs in this thread; _FORWARD: none."""
     return torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public word for it

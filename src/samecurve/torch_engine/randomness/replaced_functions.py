@@ -1,9 +1,9 @@
-"""torch's random functions replaced while an engine lives: where a microbatch is in work on the
-thread that calls one, it is served by that (functions.py); elsewhere the original answers.
+"""Replaces torch's random functions while an engine lives. On a thread that computes a microbatch,
+random_functions.py and dropout_functions.py draw the numbers; elsewhere the original function does.
 
-Replaced, not seen by a mode: a mode is not there when a block is computed again in backward, nor
-when compiled code runs. Whoever has imported a function by its name gets that name replaced;
-torch.nn calls through torch._VF, so its own functions need no replacing.
+A TorchFunctionMode would not do: it is not in force where a block is computed again in backward,
+nor where compiled code runs. Names under which other modules have imported a function are replaced
+too. torch.nn calls its functions through torch._VF, so torch.nn itself needs no replacing.
 """
 
 import functools
@@ -11,6 +11,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -20,20 +22,37 @@ from torch import _VF, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.rnn import PackedSequence
 
-from samecurve.torch_engine.randomness.keyed_attention import attention
+from samecurve.torch_engine.randomness.dropout_functions import (
+    DropoutKind,
+    attention,
+    dropout,
+    recurrent,
+    rrelu,
+)
 from samecurve.torch_engine.randomness.microbatch_context import context_in_work
 from samecurve.torch_engine.randomness.random_functions import (
-    Serve,
-    inner_functions,
-    tensor_methods,
-    torch_functions,
+    bernoulli_values,
+    exponential_values,
+    fill_in_place,
+    multinomial,
+    new_tensor,
+    normal,
+    normal_values,
+    randint,
+    randperm,
+    row_by_row,
+    torch_bernoulli,
+    torch_normal,
+    uniform,
+    uniform_values,
 )
 
-# Any: torch's functions, in each of their forms.
+# Any: a function of torch takes its arguments in several forms.
 Function = Callable[..., Any]
-_MARK = "samecurve_mark"  # what a generator's state carries
+Serve = Callable[..., Any]  # (original, microbatch, *arguments, **options)
+_MARK = "samecurve_mark"  # the attribute of a generator's state that holds a DrawMark
 _ATTENTION = "scaled_dot_product_attention"
-_ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal")  # that may be given by place
+_ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal")  # those that may come by position
 _DRAWING_IN_TRAINING = (
     "dropout",
     "dropout1d",
@@ -51,7 +70,7 @@ class _Replacement(NamedTuple):
     name: str
     original: Function
     function: Function
-    is_own: bool  # the owner's, not inherited by it
+    is_own: bool  # whether the owner has it itself, and does not inherit it
 
     @classmethod
     def of(cls, owner: Any, name: str, function: Function) -> "_Replacement":
@@ -59,7 +78,7 @@ class _Replacement(NamedTuple):
 
 
 class _Replaced:
-    """Of this process: what is replaced, for as many engines as live."""
+    """The functions that are replaced in this process while any engine lives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +92,7 @@ class _Replaced:
                 self._install(list(_replacements(break_graphs="torch._dynamo" in sys.modules)))
 
     def break_graphs(self) -> None:
-        """Keep compiled code out of what is served; once torch.compile is there."""
+        """Let compiled code end before each replaced function, once torch.compile is imported."""
         with self._lock:
             if "torch._dynamo" in sys.modules and self._replacements:
                 self._take_back()
@@ -105,14 +124,14 @@ _REPLACED = _Replaced()  # of the process, as torch's functions are
 
 
 class KeyedFunctions:
-    """One engine's hold on them, until close()."""
+    """Keeps torch's random functions replaced for one engine, until close()."""
 
     def __init__(self) -> None:
         self._is_open = True
         _REPLACED.acquire()
 
     def break_graphs(self) -> None:
-        """Call it when the model is built: it may have brought torch.compile."""
+        """Call it when the model is built, since that may have imported torch.compile."""
         _REPLACED.break_graphs()
 
     def close(self) -> None:
@@ -122,12 +141,15 @@ class KeyedFunctions:
 
 
 def _rename(functions: dict[int, Function]) -> None:
-    """Names that other modules hold of these functions. functions: by id of what they replace."""
+    """Replace functions under the names that other modules have imported them by.
+
+    functions: the new function, by the id of the old one
+    """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in {"torch", "samecurve"} or not isinstance(module, ModuleType):
             continue
         names = dict(vars(module))
-        if functions.keys().isdisjoint(map(id, names.values())):  # most hold none: a quick look
+        if functions.keys().isdisjoint(map(id, names.values())):  # most modules hold none
             continue
         for held, value in names.items():
             if id(value) in functions:
@@ -137,9 +159,9 @@ def _rename(functions: dict[int, Function]) -> None:
 def _replacements(*, break_graphs: bool) -> Iterator[_Replacement]:
     wrapped = _uncompiled if break_graphs else _as_it_is
     tables: list[tuple[Any, dict[str, Serve]]] = [
-        (torch, torch_functions()),
-        (_VF, inner_functions()),
-        (torch.Tensor, tensor_methods()),
+        (torch, _torch_functions()),
+        (_VF, _inner_functions()),
+        (torch.Tensor, _tensor_methods()),
     ]
     for owner, functions in tables:
         for name, serve in functions.items():
@@ -157,6 +179,62 @@ def _replacements(*, break_graphs: bool) -> Iterator[_Replacement]:
         yield from _drawing_through_others()
 
 
+def _torch_functions() -> dict[str, Serve]:
+    """Functions in place of those of `torch`, by name."""
+    empty, empty_like = torch.empty, torch.empty_like
+    return {
+        "rand": partial(new_tensor, "torch.rand", uniform, empty),
+        "randn": partial(new_tensor, "torch.randn", normal, empty),
+        "rand_like": partial(new_tensor, "torch.rand_like", uniform, empty_like),
+        "randn_like": partial(new_tensor, "torch.randn_like", normal, empty_like),
+        "randint": partial(randint, "torch.randint", empty),
+        "randint_like": partial(randint, "torch.randint_like", empty_like),
+        "normal": torch_normal,
+        "bernoulli": torch_bernoulli,
+        "multinomial": multinomial,
+        "randperm": randperm,
+        "poisson": partial(row_by_row, "torch.poisson"),
+        "binomial": partial(row_by_row, "torch.binomial"),
+        "_standard_gamma": partial(row_by_row, "torch._standard_gamma"),
+        "_sample_dirichlet": partial(row_by_row, "torch._sample_dirichlet"),
+        **_inner_functions(),
+    }
+
+
+def _inner_functions() -> dict[str, Serve]:
+    """Functions in place of those of `torch._VF`, through which torch.nn calls, and of `torch`."""
+    kinds = (
+        DropoutKind("dropout"),
+        DropoutKind("feature_dropout", channels=True),
+        DropoutKind("alpha_dropout", alpha=True),
+        DropoutKind("feature_alpha_dropout", channels=True, alpha=True),
+    )
+    functions: dict[str, Serve] = {}
+    for kind in kinds:
+        functions[kind.name] = partial(dropout, kind)
+        functions[f"{kind.name}_"] = partial(dropout, replace(kind, inplace=True))
+    functions["rrelu"], functions["rrelu_"] = partial(rrelu, False), partial(rrelu, True)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        functions[name] = partial(recurrent, name)
+    return functions
+
+
+def _tensor_methods() -> dict[str, Serve]:
+    """Functions in place of methods of `torch.Tensor`, by name."""
+    in_place: dict[str, Callable[..., torch.Tensor]] = {
+        "uniform_": uniform_values,
+        "normal_": normal_values,
+        "exponential_": exponential_values,
+        "bernoulli_": bernoulli_values,
+    }
+    methods: dict[str, Serve] = {
+        name: partial(fill_in_place, f"Tensor.{name}", values) for name, values in in_place.items()
+    }
+    for name in ("random_", "log_normal_", "cauchy_", "geometric_"):
+        methods[name] = partial(row_by_row, f"Tensor.{name}")
+    return {**methods, "bernoulli": torch_bernoulli, "multinomial": multinomial}
+
+
 def _served(original: Function, serve: Serve) -> Function:
     @functools.wraps(original)
     def function(*arguments: Any, **options: Any) -> Any:
@@ -169,9 +247,7 @@ def _served(original: Function, serve: Serve) -> Function:
 
 
 def _is_traced() -> bool:
-    """Whether a compiler records what is called, its own patterns among it, on tensors without
-    values: nothing of the microbatch is drawn.
-    """
+    """Whether a compiler records calls on tensors without values, so that nothing is drawn."""
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # noqa: SLF001
     return fake is not None or get_proxy_mode() is not None
 
@@ -181,7 +257,7 @@ def _as_it_is(function: Function) -> Function:
 
 
 def _uncompiled(function: Function) -> Function:
-    """Compiled code ends before it: what it gives is no constant."""
+    """Let compiled code end before a function, whose result is not a constant."""
     import torch._dynamo as dynamo
 
     disabled: Function = dynamo.disable(function)  # type: ignore[no-untyped-call]
@@ -189,7 +265,7 @@ def _uncompiled(function: Function) -> Function:
 
 
 def _broken_where_it_is_traced(method: Function) -> Function:
-    """The compiler asks a tensor's method with tensors without values, whatever its marks."""
+    """Let compiled code end before a tensor's method, which the compiler calls despite its mark."""
     from torch._dynamo.exc import unimplemented
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -208,7 +284,7 @@ def _broken_where_it_is_traced(method: Function) -> Function:
 
 
 def _with_dropout_p(original: Function, wrapped: Callable[[Function], Function]) -> Function:
-    """scaled_dot_product_attention, whose kernels stay where nothing is dropped."""
+    """scaled_dot_product_attention, with torch's own kernels where nothing is dropped."""
     served = wrapped(_served(original, attention))
 
     @functools.wraps(original)
@@ -228,7 +304,9 @@ def _with_dropout_p(original: Function, wrapped: Callable[[Function], Function])
 
 
 def _marked_state(original: Function) -> Function:
-    """get_rng_state: a checkpoint asks for it where it begins, and before it computes again."""
+    """get_rng_state(), which an activation checkpoint calls where it begins and before it computes
+    again: the state carries how many numbers the microbatch has drawn.
+    """
 
     @functools.wraps(original)
     def get_rng_state() -> torch.Tensor:
@@ -253,8 +331,8 @@ def _resume_at_state(original: Function) -> Function:
 
 
 def _noting_order(original: Function) -> Function:
-    """The forward pass of a recurrent layer, whose kernel is not told in which order the sequences
-    of a PackedSequence are.
+    """The forward pass of a recurrent layer. It notes the order of the sequences in a
+    PackedSequence, which the layer's kernel is not given.
     """
 
     @functools.wraps(original)
@@ -269,7 +347,7 @@ def _noting_order(original: Function) -> Function:
 
 
 def _drawing_through_others() -> Iterator[_Replacement]:
-    """Functions of torch.nn that torch.compile would take whole into its graph."""
+    """Replacements for functions of torch.nn that torch.compile takes into its graph as a whole."""
     for name in _DRAWING_IN_TRAINING:
         original = getattr(F, name)
         yield _Replacement.of(F, name, _broken_where_it_draws(original))
@@ -278,7 +356,7 @@ def _drawing_through_others() -> Iterator[_Replacement]:
 
 
 def _broken_where_it_draws(original: Function) -> Function:
-    """Compiled as ever where nothing is dropped."""
+    """Let compiled code end before a function only where something is dropped."""
     parameters = inspect.signature(original).parameters
     names = list(parameters)
     rate = "dropout_p" if "dropout_p" in parameters else "p"

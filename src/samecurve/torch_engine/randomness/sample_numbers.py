@@ -1,4 +1,4 @@
-"""samecurve.rng(batch) with torch, and tries of a loss outside of an engine."""
+"""samecurve.rng(batch) under torch, and trials of a loss outside of an engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _NAME = "samecurve.rng"
 
 
 class TorchSampleNumbers:
-    """Of the microbatch in work."""
+    """Random numbers for the rows of the microbatch that is being computed."""
 
     def __init__(self, context: MicroBatchContext) -> None:
         self._context = context
@@ -56,8 +56,9 @@ def numbers_in_work() -> TorchSampleNumbers | None:
 
 @contextmanager
 def keyed_trial(rows: int) -> Iterator[None]:
-    """Around a loss or metrics of so many rows that are tried on the CPU, outside of an engine:
-    what they draw is served as in a run.
+    """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
+
+    rows: of the microbatch that is tried
     """
     functions = KeyedFunctions()
     keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))

@@ -1,318 +1,331 @@
-"""The split check: before a run's first step the loss of some samples is taken whole, again, and in
-parts, on the run's own devices. What does not add up, does not repeat or leaves something behind
-would give another curve on other devices (core/split_check/split_verdicts.py has the verdicts,
-split_trials.py takes the losses). Then it is taken elsewhere: with weights moved a little, there
-with its gradient, and at later steps.
+"""The split check: tries before a run's first step whether the loss is the same however a batch is
+divided over devices and microbatches.
 
-Every rank takes the same samples and makes the same calls, whatever it finds; what is found by any
-is told by all alike. Afterwards model, task and generators are as before.
+For each update phase of a step it tries, in this order, until something is wrong:
+
+1. whole: the loss of up to 16 samples at once, on the run's own devices. Where the loss draws
+   random numbers, two sizes of a microbatch teach first which draws follow the samples.
+2. again: the same samples once more. Another loss does not repeat.
+3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
+4. far: the same samples as after many more microbatches, where an attribute counts.
+5. kept: attributes of the last microbatch that after_step() or a later phase reads.
+6. hooks: of the user's on accumulated gradients.
+7. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
+   the means that are logged beside it.
+8. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
+   at the last of those steps.
+9. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
+
+trials.py computes the losses, judge.py compares them and shares the error between ranks, and
+diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
+tries the same samples and makes the same calls, whatever it finds. Afterwards the model, the task's
+attributes and the random generators are as before.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check.split_errors import explain_hook, explain_kept
-from samecurve.core.split_check.split_verdicts import TOLERANCE, Trial, compare_repeats, steps_tried
+from samecurve.core.split_check.additivity import (
+    TOLERANCE,
+    Finding,
+    Trial,
+    compare_repeats,
+    steps_tried,
+)
 from samecurve.errors import UserError
-from samecurve.torch_engine.split_check.split_batch_loss import batch_loss_error
-from samecurve.torch_engine.split_check.split_gradients import accumulated_hook
-from samecurve.torch_engine.split_check.split_state import plainly_equal
-from samecurve.torch_engine.split_check.split_trials import RAISED, Stage, Trials, as_user_error
-from samecurve.torch_engine.split_check.split_verdict import Findings, Look
-from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
+from samecurve.torch_engine.split_check.judge import Drawn, Judge, Observed
+from samecurve.torch_engine.split_check.side_effects import Counter, counters_in, equal
+from samecurve.torch_engine.split_check.trials import (
+    RAISED,
+    Rows,
+    Stage,
+    Trials,
+    no_trial,
+    three_parts,
+    two_parts,
+)
 from samecurve.torch_engine.step.setup import EngineSetup
 
-_FEW = 6  # samples elsewhere
-_MANY = 1000  # microbatches, after which a counter is tried
+_FEW = 6  # samples that are tried with moved weights and at later steps
+_HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
 
 
 @dataclass(frozen=True)
 class SplitVerdict:
-    """What the split check has found.
+    """The result of the split check.
 
-    error: what does not add up; None: all does
+    error: what does not add up; None: everything does
     repeats: whether the same samples give the same loss twice
-    steady: buffers that a forward pass changes, the same way whatever its rows
+    steady: buffers that each forward pass changes in the same way, whatever the samples
     """
 
     error: UserError | None
     repeats: bool
-    steady: frozenset[str]
+    steady: AbstractSet[str]
 
 
 class SplitCheck:
-    """One check on this process's first device; all ranks call it together.
+    """A check on this process's first device; all ranks call it together.
 
     stage: host rows -> tensors, as for a step
     """
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
-        self._setup, self._rows = setup, rows
-        self._plan = setup.plan
+        self._setup, self._plan = setup, setup.plan
+        self._model = setup.strategy.models[0]
+        self._rows = rows
         self._trials = Trials(setup, rows, stage)
-        self._findings = Findings(setup, rows, self._trials)
-        self._findings.parts = _two_parts(self._trials.samples)
-        self._kept: list[
-            str
-        ] = []  # attributes that earlier phases left otherwise for other samples
+        self._judge = Judge(setup, self._trials, self._diagnose)
+        self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
 
     def run(self) -> SplitVerdict:
-        """The first of the step's phases that has an error tells it."""
-        steady: frozenset[str] = frozenset()
+        """Try each phase of a step, until a phase has an error."""
+        steady: AbstractSet[str] = frozenset()
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
-                look = self._look()
-                error, repeats = self._findings.error_of(look)
-                error = error or self._error_of_kept(look.kept) or self._error_elsewhere()
-                if not error and (error := self._error_of_batch_loss()):
-                    repeats = False  # its devices would differ, however the batch is split
-            steady |= look.steady
-            if error:
-                return SplitVerdict(error, repeats, steady)
-        return SplitVerdict(None, repeats=True, steady=steady)
+                verdict = self._verdict_of_phase()
+            steady |= verdict.steady
+            if verdict.error:
+                break
+        return SplitVerdict(verdict.error, verdict.repeats, steady)
 
-    @property
-    def _samples(self) -> Sequence[int]:
-        return self._findings.samples
+    def _verdict_of_phase(self) -> SplitVerdict:
+        """The list above, step by step."""
+        seen = self._observed_at_the_start()
+        error, repeats = self._judge.error_of(seen)
+        error = error or self._error_of_kept(seen.kept)
+        error = error or self._judge.shared(self._error_of_hooks())
+        error = error or self._error_with_moved_weights(self._rows.step)
+        steps = self._later_steps()
+        for step in steps:
+            error = error or self._error_at(step, two_parts, with_gradient=False)
+        if steps:  # where the warm-up of a penalty is over
+            error = error or self._error_with_moved_weights(steps[-1])
+        if not error and self._plan.whole_batch:
+            error = self._error_of_batch_loss([self._rows.step, *steps])
+            repeats = error is None  # devices would differ, however the batch is divided
+        return SplitVerdict(error, repeats, seen.steady)
 
-    # --- at the start
+    # --- whole, again, in parts, far
 
-    def _look(self) -> Look:
+    def _observed_at_the_start(self) -> Observed:
         trials = self._trials
-        whole, moved = self._first_trials()
-        after_whole = trials.buffers.moved()
-        numbers, values = trials.attributes.numbers(), trials.attributes.values()
+        whole, drawn = self._whole()
+        after_whole, kept_of_whole = trials.buffers.changed(), trials.attributes.changed()
         trials.generators.put_back()
-        again = trials.loss_of(self._samples)
-        after_again = trials.buffers.moved()
-        moving = [
-            name
-            for name, value in after_whole.items()
-            if name in after_again and not torch.equal(value, after_again[name])
-        ]
+        again = trials.loss_of(trials.samples)
         changed = trials.attributes.changed()
-        kept = _unlike(values, trials.attributes.values())
-        counters = {
-            name: (value, _MANY * (value - numbers[name]))
-            for name, value in trials.attributes.numbers().items()
-            if value != numbers.get(name, value)
-        }
-        if self._findings.agree(bool(moving)):  # once a step, where they move alike: StepBuffers
+        moving = _moving(after_whole, trials.buffers.changed())
+        if self._judge.agree(bool(moving)):
+            # They will move once a step (StepBuffers), so that must not change the loss here.
             trials.buffers.put_back(moving)
             trials.generators.put_back()
-            again = trials.loss_of(self._samples)
+            again = trials.loss_of(trials.samples)
         trials.put_back()
+        kept = _differing(kept_of_whole, changed)
         parts, after_parts, failed = [], [], None
-        for rows in self._findings.parts:
-            part, error = trials.loss_of_part(rows)
-            parts.append(part)
+        for rows in trials.parts:
+            part, error = trials.tried_part(rows)
+            parts.append(part.losses["loss"])
             failed = failed or error
-            after_parts.append(trials.buffers.moved())
-            kept |= _unlike(values, trials.attributes.values())
+            after_parts.append(trials.buffers.changed())
+            kept |= _differing(kept_of_whole, trials.attributes.changed())
             trials.put_back()
-        far = self._far_trial(counters)
-        steady = frozenset(
-            name for name in moving if _all_like(after_whole[name], name, after_parts)
-        )
-        unlike = [name for name, value in after_whole.items() if _differs(value, name, after_parts)]
-        return Look(
+        counters = counters_in(kept_of_whole, changed)
+        alike = {name for name in after_whole if _is_alike(name, after_whole, after_parts)}
+        unlike = [
+            name
+            for name in after_whole
+            if name not in alike and _has_one_shape(name, after_whole, after_parts)
+        ]
+        return Observed(
             whole=whole,
             again=again,
-            far=far,
+            far=self._far(counters),
             parts=parts,
             failed=failed,
-            moved=moved,
-            changed=changed,
-            counters=sorted(counters),
-            steady=steady,
+            drawn=drawn,
+            changed=list(changed),
+            counters=counters,
+            steady=alike.intersection(moving),
             unlike=unlike,
             kept=sorted(kept),
         )
 
-    def _first_trials(self) -> tuple[Trial, list[str]]:
-        """The loss of all samples, and generators that no key serves. Where numbers are drawn it is
-        learnt first, from samples of two sizes, what they follow at each place.
-        """
-        trials = self._trials
-        sites = self._setup.draw_sites
+    def _whole(self) -> tuple[Trial, Drawn]:
+        """The loss of all samples, and the generators that it draws from without a key."""
+        trials, judge, sites = self._trials, self._judge, self._setup.draw_sites
         with sites.recording() as draws:
-            whole = trials.loss_of_all()
+            whole = trials.first_loss()
         moved = trials.generators.moved()
-        if not self._findings.agree(bool(draws or moved)):
-            return whole, []
+        if not judge.agree(bool(draws or moved)):
+            return whole, Drawn()
         trials.put_back()
         with sites.recording() as draws_of_part:
-            trials.loss_if_any(self._findings.parts[0])
+            trials.loss_if_any(trials.parts[0])
         trials.put_back()
         sites.learn(draws, draws_of_part)
-        self._findings.seeded = [name for name in moved if name in {"numpy", "Python"}]
-        sites.reseeds_host |= self._findings.agree(bool(self._findings.seeded))
-        whole = trials.loss_of(self._samples)
-        moved = [name for name in trials.generators.moved() if name not in {"numpy", "Python"}]
-        if self._findings.agree(any(name.startswith("torch") for name in moved)):
+        is_seeded = not _HOST.isdisjoint(moved)
+        sites.reseeds_host |= judge.agree(is_seeded)
+        whole = trials.loss_of(trials.samples)
+        moved = [name for name in trials.generators.moved() if name not in _HOST]
+        if judge.agree(any(name.startswith("torch") for name in moved)):
             sites.reseeds_torch = True
             trials.put_back()
-            whole = trials.loss_of(self._samples)
-        return whole, moved
+            whole = trials.loss_of(trials.samples)
+        return whole, Drawn(moved=moved, seeded=is_seeded)
 
-    def _far_trial(self, counters: dict[str, tuple[float, float]]) -> Trial | None:
-        """The loss after many microbatches, as far as counters tell it; None: nothing counts."""
-        if not self._findings.agree(bool(counters)):
+    def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
+        """The loss as after many more microbatches; None: no attribute counts."""
+        if not self._judge.agree(bool(counters)):
             return None
-        self._trials.attributes.advance(counters)
-        trial = self._trials.loss_if_any(self._samples)
-        self._trials.put_back()
-        return trial or Trial(len(self._samples), math.nan, math.nan)
+        trials = self._trials
+        trials.attributes.advance(counters)
+        trial = trials.loss_if_any(trials.samples)
+        trials.put_back()
+        return trial or no_trial(trials.samples)
 
-    # --- what is kept of a microbatch
+    # --- kept
 
     def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
-        """Attributes that are of the last microbatch, where something else reads them."""
-        task, error = self._setup.task, None
-        read_later = names_read(task, "after_step")
-        for name in names:
-            if error is None and name.rpartition(".")[2] in read_later:
-                error = explain_kept(name, "after_step()", place_of_method(task, "after_step"))
-        if self._findings.agree(bool(self._trials.phase_number and self._kept)):
+        """The error of attributes that hold something of the last microbatch and are read later."""
+        error = self._error_of_after_step(names)
+        if self._judge.agree(bool(self._trials.phase_number and self._kept)):
             error = error or self._error_of_earlier_phases()
         self._kept += names
-        return self._findings.shared(error)
+        return self._judge.shared(error)
+
+    def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
+        """Whether after_step() reads one of these attributes."""
+        if not getattr(self._setup.task, "after_step", None):
+            return None
+        from samecurve.torch_engine.split_check.user_code import names_read
+
+        read = names_read(self._setup.task, "after_step")
+        name = next((name for name in names if name.rpartition(".")[2] in read), None)
+        return self._explained(name, "after_step()", "after_step") if name else None
 
     def _error_of_earlier_phases(self) -> UserError | None:
-        """What they keep, and a later phase depends on."""
+        """Whether the loss of this phase depends on what earlier phases keep of a microbatch."""
         trials, number = self._trials, self._trials.phase_number
         losses = []
-        for rows in (self._samples, self._findings.parts[0]):
+        for rows in (trials.samples, trials.parts[0]):
             for trials.phase_number in range(number):
                 trials.loss_if_any(rows)
             trials.phase_number = number
-            losses.append(trials.loss_if_any(self._samples))
+            losses.append(trials.loss_if_any(trials.samples))
             trials.put_back()
         one, other = losses
         if one and other and compare_repeats(one, other, TOLERANCE[trials.format]):
-            what = f"the loss of phase {trials.phases[number]}"
-            return explain_kept(self._kept[0], what, place_of_method(self._setup.task, "loss"))
+            return self._explained(
+                self._kept[0], f"the loss of phase {trials.phases[number]}", "loss"
+            )
         return None
 
-    # --- elsewhere
+    def _explained(self, name: str, reader: str, method: str) -> UserError:
+        """The error of an attribute. method: of the task, which reads it."""
+        from samecurve.core.split_check.split_errors import explain_kept
+        from samecurve.torch_engine.split_check.user_code import place_of_method
 
-    def _error_of_batch_loss(self) -> UserError | None:
-        if not self._plan.whole_batch:
+        return explain_kept(name, reader, place_of_method(self._setup.task, method))
+
+    # --- hooks, moved, later, batch_loss()
+
+    def _error_of_hooks(self) -> UserError | None:
+        hooked = (p._post_accumulate_grad_hooks for p in self._model.parameters())  # noqa: SLF001
+        if not any(hooked):
             return None
-        steps = [self._rows.step, *self._later_steps()]
-        return self._findings.shared(batch_loss_error(self._setup, self._trials, steps))
+        from samecurve.core.split_check.split_errors import explain_hook
+        from samecurve.torch_engine.split_check.backward_code import accumulated_hook
+
+        hook = accumulated_hook(self._model)
+        return explain_hook(hook) if hook else None
+
+    def _error_with_moved_weights(self, step: int) -> UserError | None:
+        if not self._trials.is_small():
+            return None
+        with self._trials.with_moved_weights():
+            return self._error_at(step, three_parts, with_gradient=True)
+
+    def _error_at(
+        self, step: int, divide: Callable[[Rows], list[Rows]], *, with_gradient: bool
+    ) -> UserError | None:
+        """The first error of a few samples at a step: of the loss, of the means that are logged
+        beside it, of the gradient. None too where the loss can't be computed there.
+        """
+        trials = self._trials
+        few = trials.samples[:_FEW]
+        with trials.trying(step, few, divide(few)):
+            try:
+                _, drawn = self._whole()
+                trials.put_back()
+                whole = trials.tried(few, with_gradient=with_gradient)
+            except RAISED:
+                return None
+            finally:
+                trials.put_back()
+            parts, failed = [], None
+            for rows in trials.parts:
+                part, raised = trials.tried_part(rows, with_gradient=with_gradient)
+                parts.append(part)
+                failed = failed or raised
+                trials.put_back()
+            error = self._judge.error_of_means(whole, parts, drawn, failed)
+            lacking = any(each.gradients is None for each in (whole, *parts))
+            if error or self._judge.agree(lacking):
+                return error
+            return self._judge.error_of_gradients(whole, parts)
+
+    def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
+        from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
+
+        return self._judge.shared(batch_loss_error(self._setup, self._trials, steps))
+
+    def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
+        """Find the cause; the modules that do so are imported only now."""
+        from samecurve.torch_engine.split_check.diagnosis import Diagnosis
+
+        return Diagnosis(self._setup, self._rows, self._trials).error_of(seen, finding, **known)
 
     def _later_steps(self) -> list[int]:
-        """Where the loss may be another one."""
+        """Steps at which the loss may differ, as it depends on the step."""
         plan = self._plan
         if not getattr(self._setup.task, "follows_progress", False):
             return []
         return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
 
-    def _error_elsewhere(self) -> UserError | None:
-        """What is wrong with other weights than those of the beginning, or at later steps."""
-        steps = self._later_steps()
-        hook = accumulated_hook(self._setup.strategy.models[0])
-        error = self._findings.shared(hook and explain_hook(hook))
-        error = error or self._error_of_moved(self._rows.step)
-        for step in steps:
-            error = error or self._error_at(step)
-        if steps:  # where a warm-up of a penalty is over
-            error = error or self._error_of_moved(steps[-1])
-        return error
 
-    def _error_of_moved(self, step: int) -> UserError | None:
-        """With weights moved a little, the gradient too."""
-        trials = self._trials
-        if not trials.is_small():
-            return None
-        with trials.moved_weights(), self._trying(step, trials.samples[:_FEW], _three_parts):
-            return self._error_here(with_gradient=True)
-
-    def _error_at(self, step: int) -> UserError | None:
-        with self._trying(step, self._trials.samples[:_FEW], _two_parts):
-            return self._error_here(with_gradient=False)
-
-    @contextmanager
-    def _trying(
-        self, step: int, rows: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]
-    ) -> Iterator[None]:
-        """These samples at this step, as long as it is entered."""
-        findings, trials = self._findings, self._trials
-        before = findings.samples, findings.parts, trials.step
-        findings.samples, findings.parts, trials.step = list(rows), cut(rows), step
-        try:
-            yield
-        finally:
-            findings.samples, findings.parts, trials.step = before
-
-    def _error_here(self, *, with_gradient: bool) -> UserError | None:
-        """Of the loss whole and in parts, of its gradient, and of what is logged beside it, as the
-        conditions are now. None too where it can't be taken: it can at the start.
-        """
-        trials = self._trials
-        try:
-            _, moved = self._first_trials()
-            trials.put_back()
-            whole = self._findings.tried(self._samples, with_gradient=with_gradient)
-        except RAISED:
-            return None
-        finally:
-            trials.put_back()
-        parts, failed = [], None
-        for rows in self._findings.parts:
-            try:
-                parts.append(self._findings.tried(rows, with_gradient=with_gradient))
-            except RAISED as raised:
-                failed = failed or as_user_error(raised)
-                nothing = Trial(len(rows), math.nan, math.nan)
-                parts.append((dict.fromkeys(whole[0], nothing), None))
-            trials.put_back()
-        error = self._findings.error_of_means(whole, parts, moved, failed)
-        lacking = any(gradients is None for _, gradients in (whole, *parts))
-        if error or self._findings.agree(lacking):
-            return error
-        return self._findings.error_of_gradient(whole, parts)
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
+    """Names of the values that differ, among those that are in both."""
+    return {name for name in one.keys() & other.keys() if not equal(one[name], other[name])}
 
 
-def _three_parts(rows: Sequence[int]) -> list[list[int]]:
-    """Two of one row each, their order turned, and the rest."""
-    turned = list(reversed(rows))
-    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
+Buffers = Mapping[str, torch.Tensor]  # changed ones, by name
 
 
-def _two_parts(rows: Sequence[int]) -> list[list[int]]:
-    """Two unequal ones, their order turned; one row can't be split."""
-    turned = list(reversed(rows))
-    if len(turned) < 2:
-        return [turned]
-    cut = max(1, 3 * len(turned) // 8)
-    return [turned[:cut], turned[cut:]]
+def _moving(first: Buffers, again: Buffers) -> list[str]:
+    """Buffers that the same samples change once more."""
+    return [name for name in first if name in again and not torch.equal(first[name], again[name])]
 
 
-def _unlike(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
-    """Names of values that differ."""
-    return {name for name in one.keys() & other.keys() if not plainly_equal(one[name], other[name])}
+def _is_alike(name: str, after_whole: Buffers, after_parts: Sequence[Buffers]) -> bool:
+    """Whether each part changed a buffer as all samples did."""
+    value = after_whole[name]
+    return all(name in part and _is_close(value, part[name]) for part in after_parts)
 
 
-def _all_like(value: torch.Tensor, name: str, others: Sequence[dict[str, torch.Tensor]]) -> bool:
-    return all(name in other and _close(value, other[name]) for other in others)
+def _has_one_shape(name: str, after_whole: Buffers, after_parts: Sequence[Buffers]) -> bool:
+    """Whether a buffer's shape does not follow the samples, as that of a cache does."""
+    shape = after_whole[name].shape
+    return all(part[name].shape == shape for part in after_parts if name in part)
 
 
-def _differs(value: torch.Tensor, name: str, others: Sequence[dict[str, torch.Tensor]]) -> bool:
-    """Not where its size follows the rows: a cache."""
-    return not _all_like(value, name, others) and all(
-        name not in other or other[name].shape == value.shape for other in others
-    )
-
-
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:
         return False
     if not one.is_floating_point():

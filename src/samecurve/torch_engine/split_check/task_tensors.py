@@ -1,5 +1,5 @@
-"""Tensors that a user's task keeps beside its model: no optimizer trains them, no checkpoint holds
-them. What the loss follows from must be in the model; the first step shows whether it is.
+"""Tensors that a user's task keeps beside its model, which no optimizer trains and no checkpoint
+saves. Tensors that the loss depends on must be in the model; the first step shows whether they are.
 """
 
 from collections.abc import Iterator
@@ -8,19 +8,17 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
 
 _DEPTH = 3  # objects, lists and dicts within each other
 _READERS = ("loss", "features", "batch_loss")
-Versions = dict[
-    str, tuple[torch.Tensor, int]
-]  # by path: which tensor, and how often it was changed
+# by path: the tensor, and the version that counts its changes in place
+Versions = dict[str, tuple[torch.Tensor, int]]
 
 
 class HeldByTask:
-    """What one task's object holds.
+    """The tensors in a task's attributes that are not the model's.
 
-    model: as the task made it
+    model: the model that the task made
     """
 
     def __init__(self, task: object, model: nn.Module) -> None:
@@ -28,9 +26,14 @@ class HeldByTask:
         self._of_model = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
 
     def refuse_learned(self) -> None:
-        """After a backward pass. UserError: a parameter has a gradient, and is not the model's."""
+        """Call it after a backward pass.
+
+        UserError: a tensor of the task has a gradient, and nobody would train it.
+        """
         for path, tensor in self._tensors():
             if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
+                from samecurve.torch_engine.split_check.user_code import place_of_method
+
                 raise UserError(
                     f"self.{path} is no part of what model() returns, so nobody trains it, and the"
                     " loss has a gradient for it",
@@ -43,21 +46,26 @@ class HeldByTask:
         return {path: (tensor, tensor._version) for path, tensor in self._tensors()}  # noqa: SLF001
 
     def refuse_changed(self, before: Versions) -> None:
-        """After after_step(). UserError: it has changed what the loss reads."""
+        """Call it after the task's after_step(), with the versions from before.
+
+        UserError: after_step() has changed a tensor of the task that the loss reads.
+        """
+        from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
+
         read = {name for method in _READERS for name in names_read(self._task, method)}
         for path, (tensor, version) in self.versions().items():
             old, old_version = before.get(path, (None, 0))
             if path.partition(".")[0] in read and (tensor is not old or version != old_version):
                 raise UserError(
                     f"after_step() changes self.{path}, which the loss reads: what a task keeps is"
-                    " in no checkpoint, so a resumed run would go another way",
+                    " in no checkpoint, so a resumed run would give another curve",
                     "keep it in the model: a submodule with requires_grad_(False), or"
                     " register_buffer(), in what model() returns",
                     place_of_method(self._task, "after_step"),
                 )
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By path, those of the model left out."""
+        """The tensors by path, without those of the model."""
         for path, tensor in _within("", getattr(self._task, "__dict__", {}), _DEPTH):
             if id(tensor) not in self._of_model:
                 yield path, tensor

@@ -1,16 +1,21 @@
-"""Number formats: weights in f32 (or f64), mixed precisions by autocast, f16 with a scale all ranks
-share.
+"""Number formats: weights in f32 (or f64), mixed precisions by autocast, and for f16 a scale of the
+loss that all ranks share.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from samecurve.core.config.values import Precision
+from samecurve.core.determinism.step_arithmetic import next_loss_scale
 
+Parameters = ParamSpec("Parameters")
+T = TypeVar("T")
+
+_TWO_BYTES = {"bf16": torch.bfloat16, "f16": torch.float16}
 _INITIAL_SCALE = 2.0**16
-_GROW_AFTER = 2000  # finite steps before the scale is doubled, as torch.amp.GradScaler has it
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -18,8 +23,8 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the current one of this thread: what a model makes on "cuda" then lies beside its
-    weights.
+    """Make a GPU the current one of this thread, so that what a model makes on "cuda" lies beside
+    its weights.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -29,18 +34,48 @@ def autocast_for(
 ) -> AbstractContextManager[object]:
     """The context of a forward pass.
 
-    keeps_copies: of weights in two bytes, until the context is left
+    keeps_copies: whether copies of weights in two bytes are kept until the context is left.
     """
-    if precision in {"bf16", "f16"}:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-        return torch.autocast(device.type, dtype=dtype, cache_enabled=keeps_copies)
-    return nullcontext()
+    if precision not in _TWO_BYTES:
+        return nullcontext()
+    return torch.autocast(device.type, _TWO_BYTES[precision], cache_enabled=keeps_copies)
+
+
+def in_precision(
+    function: Callable[Parameters, T],
+    precision: Precision,
+    device: torch.device,
+    *,
+    keeps_copies: bool,
+) -> Callable[Parameters, T]:
+    """The function under autocast_for(); the function itself where there is no autocast."""
+    if precision not in _TWO_BYTES:
+        return function
+
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> T:
+        with autocast_for(precision, device, keeps_copies=keeps_copies):
+            return function(*arguments, **options)
+
+    return run
+
+
+def on_device(function: Callable[Parameters, T], device: torch.device) -> Callable[Parameters, T]:
+    """The function with this GPU as the current one; the function itself on a CPU."""
+    if device.type != "cuda":
+        return function
+
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> T:
+        with torch.cuda.device(device):
+            return function(*arguments, **options)
+
+    return run
 
 
 @contextmanager
 def attention_of_any_length() -> Iterator[None]:
-    """Meanwhile attention is never cuDNN's, which builds a plan for each new shape: torch prefers
-    it on GPUs of Hopper and later, and a text that is being written has a new one at every token.
+    """Keep attention from cuDNN's kernels, which build a plan for each new shape: torch prefers
+    them on GPUs of Hopper and later, and a text that is being written has a new shape at every
+    token.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -52,25 +87,16 @@ def attention_of_any_length() -> Iterator[None]:
 
 class LossScale:
     """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many
-    that are; 1 otherwise.
+    that are.
 
-    It follows only from numbers that every rank has alike, so that it stays the same on all of
-    them.
+    The scale follows only from numbers that every rank has alike, so it stays the same on all.
     """
 
-    def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.active = precision == "f16"
-        self.value = torch.tensor(
-            _INITIAL_SCALE if self.active else 1.0, dtype=torch.float64, device=device
-        )
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.tensor(_INITIAL_SCALE, dtype=torch.float64, device=device)
         self.streak = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, *, finite: torch.Tensor | bool) -> None:
-        if not self.active:
-            return
+        """Follow step_arithmetic.next_loss_scale()."""
         finite = torch.as_tensor(finite)
-        self.streak = torch.where(finite, self.streak + 1, 0.0)
-        grow = self.streak >= _GROW_AFTER
-        grown = torch.where(grow, self.value * 2, self.value)
-        self.value = torch.where(finite, grown, self.value * 0.5)
-        self.streak = torch.where(grow, 0.0, self.streak)
+        self.value, self.streak = next_loss_scale(self.value, self.streak, finite, torch.where)

@@ -1,4 +1,4 @@
-"""What one process's training consists of, for the parts of the engine that share it."""
+"""What the training of one process consists of, for the parts of the engine that share it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Task
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
-from samecurve.torch_engine.strategies.protocol import Strategy
+from samecurve.torch_engine.strategies.base import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class EngineSetup:
 
     @property
     def device(self) -> torch.device:
-        """The first one, which holds the weights that are trained."""
+        """The first device, which holds the weights that are trained."""
         return self.devices[0]
 
     def num_microbatches(self, samples: int) -> int:
-        """Of a step, or an evaluation, of so many samples, over all devices."""
-        return len(split_batch(samples, self.plan.micro_batch_size))
+        """Microbatches of an evaluation of so many samples, over all devices."""
+        return count_microbatches(samples, self.plan.micro_batch_size)
 
     def num_sum_rows(self, samples: int) -> int:
-        """Rows for what is added up over devices: one, or, exact, one for each microbatch, which
-        only its own device fills.
+        """Rows for what is added up over devices: one; or, in an exact run, one for each
+        microbatch, which only its own device fills.
         """
         return self.num_microbatches(samples) if self.plan.exact else 1
 

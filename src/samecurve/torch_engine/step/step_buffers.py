@@ -1,9 +1,9 @@
 """Buffers that a forward pass moves whatever its rows are: an estimate of a weight's norm
 (spectral_norm), a count of steps.
 
-They move once a step, however many microbatches it has: each microbatch begins with what the step
-began with, and what the last one leaves is the step's. A device without a microbatch of its own
-takes over what another one's left.
+They move once a step, however many microbatches the step has: each microbatch begins with what the
+step began with, and what the last one leaves is the step's. A device without a microbatch of its
+own takes over what another device's left.
 """
 
 from collections.abc import Set as AbstractSet
@@ -16,30 +16,29 @@ from samecurve.units import first_and_count
 
 
 class StepBuffers:
-    """names: of those buffers, in the model
+    """The hooks of a training step that keep such buffers.
+
+    names: of those buffers, in the model.
 
     UserError: blocks are run again in backward, which would move them a second time.
     """
 
-    def __init__(self, setup: EngineSetup, names: AbstractSet[str] = frozenset()) -> None:
-        plan = setup.plan
-        if names and plan.recompute != "none":
+    def __init__(self, setup: EngineSetup, names: AbstractSet[str]) -> None:
+        if setup.plan.recompute != "none":
             raise UserError(
                 f"buffer {first_and_count(sorted(names))} moves in each forward pass, and blocks"
                 " that are computed again would move it twice",
                 "leave train.recompute out",
                 "train.recompute",
             )
-        self.names, self._setup, self._plan = names, setup, plan
-        # By device of this process: as the step began, and versions after a forward pass.
+        self._names, self._setup, self._plan = names, setup, setup.plan
+        # by device of this process: values as the step began, and versions after a forward pass
         self._kept: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
         self._after: list[list[int]] = [[] for _ in setup.devices]
 
-    def begin_microbatch(self, device_index: int, *, is_first: bool) -> None:
-        """Before its forward pass. is_first: of this device in this step."""
-        if not self.names:
-            return
-        buffers = self.named(device_index)
+    def begin_microbatch(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
+        """Put back what the step began with, before a forward pass."""
+        buffers = self._named(device_index)
         kept = self._kept[device_index]
         for name, buffer in buffers.items():
             if is_first:
@@ -47,24 +46,24 @@ class StepBuffers:
             else:
                 buffer.copy_(kept[name])
 
-    def after_forward(self, device_index: int) -> None:
-        if self.names:
-            self._after[device_index] = self._versions(device_index)
+    def after_forward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
+        self._after[device_index] = self._versions(device_index)
 
-    def after_backward(self, device_index: int) -> None:
-        """UserError: they moved once more, in backward."""
-        if self.names and self._versions(device_index) != self._after[device_index]:
+    def after_backward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
+        """UserError: the buffers moved once more, in backward."""
+        if self._versions(device_index) != self._after[device_index]:
             raise UserError(
-                f"buffer {first_and_count(sorted(self.names))} moves in each forward pass, and the"
+                f"buffer {first_and_count(sorted(self._names))} moves in each forward pass, and the"
                 " model computes parts of it again in backward (a checkpoint of its own)",
                 "leave the layer that has it out of what is computed again",
                 "model",
             )
 
     def end_step(self, num_microbatches: int) -> None:
-        """After all microbatches, over all devices: of the first device that had one."""
-        if not self.names:
-            return
+        """Give every device the buffers of the first device that had a microbatch.
+
+        num_microbatches: of the step, over all devices.
+        """
         plan = self._plan
         counts = [
             len(plan.microbatches_of(num_microbatches, device))
@@ -76,18 +75,20 @@ class StepBuffers:
         comm = self._setup.comm
         own = plan.devices_of(comm.rank)
         at = source - own.start if source in own else 0
-        moved = self.named(at)
+        moved = self._named(at)
         comm.broadcast(moved.values(), self._setup.device, root=source // len(own))
         for index in range(len(own)):
-            for name, buffer in self.named(index).items():
+            for name, buffer in self._named(index).items():
                 if index != at:
                     buffer.copy_(moved[name])
 
-    def named(self, device_index: int) -> dict[str, torch.Tensor]:
-        """Those there are now: a module may put another tensor in a buffer's place."""
+    def _named(self, device_index: int) -> dict[str, torch.Tensor]:
+        """The buffers of a replica as they are now: a module may put another tensor in a buffer's
+        place.
+        """
         model = self._setup.strategy.models[device_index]
-        return {n: buffer for n, buffer in model.named_buffers() if n in self.names}
+        return {name: buffer for name, buffer in model.named_buffers() if name in self._names}
 
     def _versions(self, device_index: int) -> list[int]:
-        buffers = self.named(device_index).values()
+        buffers = self._named(device_index).values()
         return [id(buffer) ^ buffer._version for buffer in buffers]  # noqa: SLF001 - public nowhere

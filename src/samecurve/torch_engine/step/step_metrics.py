@@ -1,109 +1,348 @@
-"""A step's metrics on their way from the device to the loop, and how they lie in one row of
-numbers.
+"""The few numbers of a step, beside its arrays: loss sums and weights, the gradient's norm, what
+ranks report to each other, and the row of numbers in which all of them travel to the loop.
 
-The row: loss sum, weight, the same of each other mean, the report that ranks make to each other (a
-count for each request, seconds waited for data by rank, seconds of a forward pass by rank, peak
-bytes by device), gradient norm, whether the step was finite, loss scale.
+On a GPU these numbers stay on the GPU as tensors, so that the host never waits for it. On a CPU
+they are plain floats (there is nothing to wait for), since a tensor of one number costs several
+times what is computed with it. Both compute the same, in float64.
+
+The row: loss sum, weight, the same two for each other mean, the report of all ranks (a count for
+each request, seconds of waiting for data by rank, seconds of a forward pass by rank, peak bytes by
+device), gradient norm, whether the step was finite, loss scale.
 """
 
+import json
 import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.determinism.step_arithmetic import (
+    Clip,
+    GradientScaling,
+    NumberFunctions,
+    scale_gradient,
+)
 from samecurve.core.events import REQUESTS
+from samecurve.core.named_means import other_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
+from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import Comm
+
+Number = float | torch.Tensor
 
 
-@dataclass(frozen=True)
-class MetricsLayout:
-    """How long the parts of a row are."""
+_FLOATS = NumberFunctions(
+    divide=lambda x, y: x / y if y else math.inf,
+    maximum=max,  # a nan stays a nan: max() keeps its first argument
+    is_finite=math.isfinite,
+)
+_TENSORS = NumberFunctions(
+    divide=lambda x, y: x / y,
+    maximum=lambda x, least: x.clamp(min=least),
+    is_finite=torch.isfinite,
+)
 
-    world_size: int
-    names: tuple[str, ...] = ()  # of the means beside the loss, as they follow it
 
+class StepTotals(Protocol):
+    """The loss sums and weights of one step: first by device and row, then over all devices.
 
-def rank_report(
-    plan: Plan,
-    rank: int,
-    *,
-    requests: Sequence[int],
-    wait_seconds: float,
-    forward_seconds: float,
-    memory_bytes: Iterable[int],
-) -> list[float]:
-    """What one rank reports, each number in a place of its own: the sum over ranks holds all.
-
-    memory_bytes: by device of this process
+    A row is one microbatch where every bit counts (EngineSetup.sum_row); else all microbatches
+    share one row.
     """
-    world_size = plan.world_size
-    values = [0.0] * (2 * world_size + plan.num_devices)
-    values[rank] = wait_seconds
-    values[world_size + rank] = forward_seconds
-    for device, peak in zip(plan.devices_of(rank), memory_bytes, strict=True):
-        values[2 * world_size + device] = peak
-    return [*requests, *values]
+
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        """Add the means of one microbatch, the loss first. Called by the thread of that device."""
+        ...
+
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        """Sum over the devices of all ranks.
+
+        report: what RankReport gives.
+        num_means: how many means a microbatch has.
+        """
+        ...
+
+    def gradient_scaling(
+        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
+    ) -> GradientScaling:
+        """The scaling of the gradients, after all_reduce().
+
+        norm: of the gradients as they are, those of loss sums times loss_scale / nominal_weight.
+        """
+        ...
+
+    def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
+        """Send the row on its way to the host.
+
+        names: of the means beside the loss, in their order.
+        """
+        ...
 
 
-@dataclass(frozen=True)
+class HostTotals:
+    """The totals of a step on CPU devices."""
+
+    def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
+        self._num_rows, self._num_devices = num_rows, len(devices)
+        # by device and row, where something was added: sum and weight of each mean
+        self._added: dict[tuple[int, int], list[float]] = {}
+        self._sums: list[float] = []
+        self._report: Sequence[float] = ()
+        self._world_size = 1
+
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        values: list[float] = []
+        for mean in means:
+            for number in mean:
+                values.append(number.item() if isinstance(number, torch.Tensor) else float(number))
+        if min(values[1::2]) < 0:
+            raise UserError(
+                f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE_WEIGHT_REMEDY
+            )
+        before = self._added.get((device_index, row))
+        self._added[device_index, row] = _sum_of(before, values) if before else values
+
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        width = 2 * num_means
+        rows: list[list[float]] = []
+        for row in range(self._num_rows):
+            total = self._added.get((0, row), [0.0] * width)
+            for device_index in range(1, self._num_devices):
+                total = _sum_of(total, self._added.get((device_index, row), [0.0] * width))
+            rows.append(total)
+        self._report, self._world_size = report, comm.world_size
+        if comm.group is not None:
+            values = [value for row in rows for value in row]
+            sent = torch.tensor([*values, *report], dtype=torch.float64)
+            summed: list[float] = comm.all_reduce(sent)().tolist()
+            rows = [summed[at : at + width] for at in range(0, len(values), width)]
+            self._report = summed[len(values) :]
+        while len(rows) > 1:  # along the tree, as tree_sum() does
+            pairs = [rows[at : at + 2] for at in range(0, len(rows), 2)]
+            rows = [_sum_of(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
+        self._sums = rows[0]
+
+    def gradient_scaling(
+        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
+    ) -> GradientScaling:
+        loss_sum, weight = self._sums[:2]
+        return scale_gradient(
+            loss_sum=loss_sum,
+            weight=weight,
+            summed_norm=norm.item(),
+            loss_scale=float(loss_scale),
+            nominal_weight=nominal_weight,
+            clip=clip,
+            numbers=_FLOATS,
+        )
+
+    def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
+        last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
+        values = [*self._sums, *self._report, *map(float, last)]
+        return QueuedMetrics(values, names, self._world_size, time.perf_counter())
+
+
+def _sum_of(left: list[float], right: list[float]) -> list[float]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+class DeviceTotals:
+    """The totals of a step on GPUs, kept on the first GPU of this process."""
+
+    def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
+        self._devices, self._num_rows = devices, num_rows
+        # by device [rows, sum and weight of each mean]; None: nothing was added there
+        self._rows: list[torch.Tensor | None] = [None] * len(devices)
+        self._sums = self._report = torch.zeros(0)  # until all_reduce()
+        self._world_size = 1
+
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        device = self._devices[device_index]
+        values = torch.stack([_scalar(number, device) for mean in means for number in mean])
+        rows = self._rows[device_index]
+        if rows is None:
+            shape = (self._num_rows, len(values))
+            rows = torch.zeros(shape, dtype=torch.float64, device=device)
+            self._rows[device_index] = rows
+        rows[row].add_(values)
+
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        device = self._devices[0]
+        shape = (self._num_rows, 2 * num_means)
+        rows = torch.zeros(shape, dtype=torch.float64, device=device)
+        for part in self._rows:
+            if part is not None:
+                rows = rows + part.to(device)
+        size = rows.numel()
+        values = torch.tensor([*[0.0] * size, *report], dtype=torch.float64).pin_memory()
+        values = values.to(device, non_blocking=True)
+        values[:size] = rows.view(-1)
+        values = comm.all_reduce(values)()
+        self._sums = tree_sum(values[:size].view_as(rows))
+        self._report, self._world_size = values[size:], comm.world_size
+
+    def gradient_scaling(
+        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
+    ) -> GradientScaling:
+        return scale_gradient(
+            loss_sum=self._sums[0],
+            weight=self._sums[1],
+            summed_norm=norm,
+            loss_scale=loss_scale,
+            nominal_weight=nominal_weight,
+            clip=clip,
+            numbers=_TENSORS,
+        )
+
+    def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
+        last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
+        last_values = torch.stack([_scalar(value, self._devices[0]) for value in last])
+        values = torch.cat([self._sums, self._report, last_values])
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return QueuedMetrics(host, names, self._world_size, ready)
+
+
+def tree_sum(rows: torch.Tensor) -> torch.Tensor:
+    """[n, ...] -> [...]: the sum of the rows along the step's tree."""
+    while len(rows) > 1:
+        even = len(rows) // 2 * 2
+        rows = torch.cat([rows[0:even:2] + rows[1:even:2], rows[even:]])
+    return rows[0]
+
+
+def _scalar(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A float64 on the device; torch.tensor(value, device=device) would make the host wait."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+@dataclass(slots=True)  # not frozen: one is made for every step
 class QueuedMetrics:
-    """A step's metrics on their way to the host, or there already; read() waits for them."""
+    """The metrics of a step on their way to the host, or there already; read() waits for them."""
 
     values: torch.Tensor | list[float]  # the row
-    layout: MetricsLayout
-    ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
+    names: Sequence[str]  # of the means beside the loss
+    world_size: int
+    ready: torch.cuda.Event | float  # tells when the step is done, or (on a CPU) when it was done
 
     @property
     def on_host(self) -> bool:
         return isinstance(self.ready, float)
 
     def read(self) -> StepMetrics:
-        if isinstance(self.ready, float):
-            done_at = self.ready
-        else:
-            self.ready.synchronize()
+        done_at, values = self.ready, self.values
+        if not isinstance(done_at, float):
+            done_at.synchronize()
             done_at = time.perf_counter()
-        values: list[float] = self.values if isinstance(self.values, list) else self.values.tolist()
-        summed, (norm, finite, scale) = values[:-3], values[-3:]
-        names, ranks = self.layout.names, self.layout.world_size
-        begin = 2 + 2 * len(names)
-        means = [Mean(*summed[at : at + 2]) for at in range(0, begin, 2)]
-        counts = summed[begin : begin + len(REQUESTS)]
-        by_rank = summed[begin + len(REQUESTS) :]
+        if isinstance(values, torch.Tensor):
+            values = values.tolist()
+        begin = 2 + 2 * len(self.names)  # of the report
+        report, (norm, finite, scale) = values[begin:-3], values[-3:]
+        by_rank = report[len(REQUESTS) :]
+        ranks = self.world_size
+        means = {}
+        for number, name in enumerate(self.names, 1):
+            means[name] = _quotient(*values[2 * number : 2 * number + 2])
         return StepMetrics(
-            loss=_quotient(means[0]),
-            weight=means[0].weight,
+            loss=_quotient(values[0], values[1]),
+            weight=values[1],
             grad_norm=norm,
             finite=bool(finite),
-            requests={request: int(n) for request, n in zip(REQUESTS, counts, strict=True)},
+            requests=tuple(map(int, report[: len(REQUESTS)])),
             wait_seconds=tuple(by_rank[:ranks]),
             memory_bytes=tuple(by_rank[2 * ranks :]),
             done_at=done_at,
             scale=scale,
             forward_seconds=tuple(by_rank[ranks : 2 * ranks]),
-            means=dict(zip(names, map(_quotient, means[1:]), strict=True)),
+            means=means,
         )
 
 
-def _quotient(mean: Mean) -> float:
-    return mean.sum / mean.weight if mean.weight else math.nan
+def _quotient(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan
 
 
-def queue_metrics(values: torch.Tensor | list[float], layout: MetricsLayout) -> QueuedMetrics:
-    """Send the row on its way from where it is; nobody waits."""
-    if isinstance(values, list):
-        return QueuedMetrics(values, layout, time.perf_counter())
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ready.record()
-    return QueuedMetrics(host, layout, ready)
+class NamedMeans:
+    """The means that a task's loss gives beside the loss itself: the same names in every
+    microbatch, on every rank, since each rank adds up what the others counted.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()  # without the loss, in the order of in_order()
+        self._keys: frozenset[str] = frozenset()  # with the loss; empty: no microbatch was seen
+
+    def in_order(self, losses: Mapping[str, Mean]) -> list[Mean]:
+        """The means of a microbatch, the loss first. UserError: another one had other names."""
+        if not self._keys:
+            self._keys = frozenset(losses)
+            self.names = tuple(sorted(losses.keys() - {"loss"}))
+        elif losses.keys() != self._keys:
+            raise other_names(losses, self._keys)
+        means = [losses["loss"]]
+        for name in self.names:
+            means.append(losses[name])
+        return means
+
+    def agree(self, comm: Comm, device: torch.device) -> None:
+        """Let every rank know the names, once each has done its first step: a rank may have had no
+        microbatch.
+
+        UserError, on every rank: the names differ.
+        """
+        if comm.group is None:
+            return
+        text = json.dumps(self.names).encode() if self._keys else b""
+        sizes = torch.zeros(comm.world_size, dtype=torch.float64, device=device)
+        sizes[comm.rank] = len(text)
+        longest = int(comm.all_reduce(sizes)().max())
+        table = torch.zeros(comm.world_size, longest, dtype=torch.float64, device=device)
+        if longest > len(b"[]"):
+            table[comm.rank, : len(text)] = torch.tensor(list(text)).to(table)
+            table = comm.all_reduce(table)()
+            rows = [bytes(map(int, row)).rstrip(b"\0") for row in table.tolist()]
+            lists = {tuple(json.loads(row)) for row in rows if row}
+            if len(lists) > 1:
+                one, other, *_ = sorted(lists)
+                raise other_names(["loss", *one], ["loss", *other])
+            (self.names,) = lists
+            self._keys = frozenset(["loss", *self.names])
+
+
+class RankReport:
+    """What one rank reports to all others in each step: each number has a place of its own, so
+    that the sum over ranks holds all of them.
+    """
+
+    def __init__(self, plan: Plan, rank: int, devices: Sequence[torch.device]) -> None:
+        self.forward_seconds = 0.0  # of a forward pass of this rank, where that is timed
+        self._rank, self._world_size = rank, plan.world_size
+        self._own_devices = plan.devices_of(rank)
+        self._peak_memory = PeakMemory(devices)
+        self._values = [0.0] * (2 * plan.world_size + plan.num_devices)
+
+    def values(self, requests: Sequence[int], wait_seconds: float) -> list[float]:
+        """The report of one step.
+
+        requests: what this rank was asked, in the order of events.REQUESTS.
+        wait_seconds: how long it waited for data.
+        """
+        values, num_ranks = self._values, self._world_size
+        values[self._rank] = wait_seconds
+        values[num_ranks + self._rank] = self.forward_seconds
+        for device, peak in zip(self._own_devices, self._peak_memory.report(), strict=True):
+            values[2 * num_ranks + device] = peak
+        return [*requests, *values]
 
 
 class PeakMemory:
@@ -119,13 +358,13 @@ class PeakMemory:
     def __init__(
         self, devices: Sequence[torch.device], read: Callable[[torch.device], int] | None = None
     ) -> None:
-        """read: what one device has held; None: peak_memory_bytes."""
+        """read: the peak bytes of one device; None: peak_memory_bytes."""
         self._devices, self._read = devices, read or peak_memory_bytes
         self._reports = 0
         self._peaks: list[int] = []
 
     def report(self) -> list[int]:
-        """By device, as it was last read."""
+        """The peaks by device, as they were last read."""
         if self._reports < self._FIRST or self._reports % self._EVERY == 0:
             self._peaks = [self._read(device) for device in self._devices]
         self._reports += 1

@@ -6,20 +6,21 @@ accumulation costs what it always does. Several processes exchange what they hav
 while the last backward pass still runs (exact_allreduce.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
+from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.base import Materialize
+from samecurve.torch_engine.strategies.dp import DP
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
-from samecurve.torch_engine.strategies.protocol import Materialize
-from samecurve.torch_engine.strategies.replicated import DP
 
 _BUCKET_BYTES = 8 << 20
 
@@ -37,6 +38,14 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 
 class Exact(DP):
     """single, dp and ddp in one: a bare replica for each device of this process."""
+
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        set_deterministic(True)
+        super().__init__(plan, comm, devices)
+
+    def close(self) -> None:
+        super().close()
+        set_deterministic(False)
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
@@ -61,6 +70,8 @@ class Exact(DP):
         # What the last microbatch does with a gradient as soon as it is there.
         self._on_gradient: Callable[[nn.Parameter], None] | None = None
         self._fired: list[set[int]] = [set() for _ in self.models]
+        # by device of this process: the node of the tree that its microbatch is, or completes
+        self._nodes: list[Node] = [(0, 0) for _ in self.models]
         for parameters, fired in zip(self._parameters, self._fired, strict=True):
             for parameter in parameters:
                 hook = partial(self._gradient_ready, fired)
@@ -80,12 +91,9 @@ class Exact(DP):
         for parameters in self._parameters:
             _clear(parameters)
 
-    @contextmanager
-    def accumulation_round(
-        self, device_index: int, microbatch: MicroBatch, *, is_last: bool
-    ) -> Iterator[None]:
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         """An odd microbatch's backward adds to the gradients of the even one before it, where this
-        device has that; any other one's begins anew.
+        device has that; any other microbatch's begins anew.
         """
         sums, number = self._sums[device_index], microbatch.number
         left_siblings = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
@@ -95,10 +103,12 @@ class Exact(DP):
             _clear(self._parameters[device_index])
         self._on_gradient = self._sender(node) if is_last and self._all_reduce else None
         self._fired[device_index].clear()
-        yield
+        self._nodes[device_index] = node
+
+    def end_microbatch(self, device_index: int, _microbatch: MicroBatch) -> None:
         self._on_gradient = None
         for bucket in range(self._num_sent, len(self._buckets)):
-            self._add_to_tree(device_index, bucket, node)
+            self._add_to_tree(device_index, bucket, self._nodes[device_index])
 
     def _add_to_tree(self, device_index: int, bucket: int, node: Node) -> None:
         parameters = self._parameters[device_index][self._buckets[bucket]]

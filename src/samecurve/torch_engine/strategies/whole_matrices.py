@@ -4,7 +4,7 @@ Each matrix is one process's to compute; they are taken in batches of some megab
 first, so that each process has about as much to do and little is whole at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.protocol import MatrixFunction
 
 Shape = Sequence[int]
+MatrixFunction = Callable[[torch.Tensor], torch.Tensor]  # a matrix, or a stack -> one of its shape
 # Numbers of a batch, where it has a matrix for each process:
 _COPIES = 1 << 27  # each process has all of them in the end
 _SHARDS = 1 << 25  # times the number of processes: each has its own, whole

@@ -10,12 +10,12 @@ from typing import Any
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine
 from samecurve.core.system.cache import cache_home
+from samecurve.run.directory.control import Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.train_job import Unsaved
 from samecurve.worker.join import join_warm, watch_of
 from samecurve.worker.main import train_rank
-from samecurve.worker.rank_requests import RankRequests
 
 
 class Watched:
@@ -56,6 +56,6 @@ def watch_rank(
     trace = Path(trace_home) / f"trace-{index}.json.gz" if trace_home else None
     watch = watch_of(engine, plan, schedule, home, trace)
     watched: Any = Watched(engine, watch)
-    train_rank(context, watched, task, RankRequests(None), store=Unsaved())
+    train_rank(context, watched, task, Requests(None), store=Unsaved())
     profile: RankProfile = watch.rank_profile()
     return profile

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from samecurve.core.system.cache import cache_home
+from samecurve.run.directory.control import Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import train_rank
-from samecurve.worker.rank_requests import RankRequests
 
 
 class Unsaved:
@@ -19,7 +19,9 @@ class Unsaved:
 
     def save(self, step: int, pieces: Sequence[Any], loop: Any) -> None: ...
     def load(self, step: int) -> None: ...
-    def check(self) -> None: ...
+    def check(self) -> bool:
+        return False
+
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
@@ -39,7 +41,7 @@ def rehearse(index: int, group: Any, attempt: str, *, keep: bool = True) -> None
         context,
         engine,
         task,
-        RankRequests(None),
+        Requests(None),
         store=None if keep else Unsaved(),
         as_if_split=keep,
     )

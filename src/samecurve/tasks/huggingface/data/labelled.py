@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.data.tokens import IGNORED
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.corpus import Corpus, sort_classes
-from samecurve.tasks.huggingface.data.rows import TokenRows, padded
-from samecurve.tasks.huggingface.data.tokenizer import PairLayout, TextTokenizer
+from samecurve.tasks.huggingface.data.text_tokenizer import PairLayout, TextTokenizer
+from samecurve.tasks.huggingface.data.token_rows import TokenRows
+from samecurve.tasks.huggingface.data.tokenized_source import (
+    TokenizedSource,
+    has_column,
+    sort_classes,
+)
 
 Numbers = NDArray[np.int64]
 
@@ -23,7 +27,7 @@ _SHOWN = 20  # classes named in a line
 _COLUMNS = ("input_ids", "documents")
 
 
-def choose_classes(corpora: Sequence[Corpus], wanted: Sequence[str]) -> list[str]:
+def choose_classes(corpora: Sequence[TokenizedSource], wanted: Sequence[str]) -> list[str]:
     """The classes in the order of their numbers: those wanted, else those of the data.
 
     UserError: there is one at most, or a label is none of those wanted.
@@ -46,19 +50,15 @@ def choose_classes(corpora: Sequence[Corpus], wanted: Sequence[str]) -> list[str
     return classes
 
 
-def are_pairs(corpora: Sequence[Corpus]) -> bool:
+def are_pairs(corpora: Sequence[TokenizedSource]) -> bool:
     """Whether a row has two texts. UserError: some have, and others have not."""
-    pairs = {bool(corpus.of_kind("classified_pair").any()) for corpus in corpora}
-    if len(pairs) > 1 or any(
-        corpus.of_kind("classified_pair").any() and corpus.of_kind("classified").any()
-        for corpus in corpora
-    ):
-        raise UserError(
-            "some files have a column `text_pair`, and others none: a model reads one or two texts",
-            "a `text_pair` in each row, or in none",
-            "data.source",
-        )
-    return pairs == {True}
+    return has_column(
+        corpora,
+        "text_pair",
+        having="classified_pair",
+        lacking="classified",
+        reason="a model reads one or two texts",
+    )
 
 
 class LabelledRows:
@@ -71,7 +71,7 @@ class LabelledRows:
     def __init__(
         self,
         rows: TokenRows,
-        corpora: Sequence[Corpus],
+        corpora: Sequence[TokenizedSource],
         classes: Sequence[str],
         *,
         pairs: PairLayout | None = None,
@@ -151,15 +151,6 @@ def _kept(first: int, second: int, room: int) -> tuple[int, int]:
     short = min(first, second, room // 2)
     kept = short, room - short
     return kept if first <= second else (kept[1], kept[0])
-
-
-def collate_labelled(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:
-    """Texts padded to the longest of them, and their classes."""
-    sizes = np.array([len(sample["input_ids"]) for sample in samples])
-    names = [name for name in (*_COLUMNS, "types") if name in samples[0]]
-    flat = {name: np.concatenate([sample[name] for sample in samples]) for name in names}
-    labels = np.array([sample["label"] for sample in samples], np.int64)
-    return {**padded(flat, sizes, int(sizes.max()), pad), "label": labels}
 
 
 def describe_classes(classes: Sequence[str], counts: Numbers) -> str:

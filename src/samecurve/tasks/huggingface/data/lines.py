@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import Document, Kind, Learns, kind_of
+from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Learns, kind_of
+from samecurve.tasks.huggingface.data.sources import Chunk
 
 _SHOWN = 60  # characters of a line in an error
 _MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with
@@ -53,7 +53,7 @@ def rows_of_lines(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _line_number(path: Path, offset: int) -> int:
-    """Of the line that begins at this byte, from 1."""
+    """The number of the line that begins at this byte, counted from 1."""
     lines = 1
     with open(path, "rb") as file:
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
@@ -90,7 +90,7 @@ def _whole(value: Any) -> Any:
 
 
 def kind_of_lines(path: Path, *, learns: Learns) -> Kind:
-    """By its first row."""
+    """The kind of a file's documents, told by its first row."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             content = (line.removeprefix(_MARK) if number == 1 else line).strip()

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.data.tokens import IGNORED
-from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.corpus import Corpus
-from samecurve.tasks.huggingface.data.rows import TokenRows
+from samecurve.tasks.huggingface.data.token_rows import TokenRows
+from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource, has_column
 
 Numbers = NDArray[np.int64]
 
@@ -54,18 +53,16 @@ class PairRows:
         return np.concatenate([text[:begin], text[len(text) - (self._longest - begin) :]])
 
 
-def count_texts(corpora: Sequence[Corpus]) -> int:
+def count_texts(corpora: Sequence[TokenizedSource]) -> int:
     """How many texts a row has: 2 or 3. UserError: some rows have a negative, and others none."""
-    has_negative = {bool(corpus.of_kind("triple").any()) for corpus in corpora}
-    if has_negative == {True, False} or any(
-        corpus.of_kind("triple").any() and corpus.of_kind("pair").any() for corpus in corpora
-    ):
-        raise UserError(
-            "some files have a column `negative`, and others none: a batch of both has no one loss",
-            "a negative in each row, or in none",
-            "data.source",
-        )
-    return 3 if has_negative == {True} else 2
+    has_negative = has_column(
+        corpora,
+        "negative",
+        having="triple",
+        lacking="pair",
+        reason="a batch of both has no one loss",
+    )
+    return 3 if has_negative else 2
 
 
 def collate_pairs(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:

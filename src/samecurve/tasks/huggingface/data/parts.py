@@ -20,10 +20,10 @@ from samecurve.core.system.files import write_json
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ASSISTANT
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import KINDS, Document
+from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
 from samecurve.tasks.huggingface.data.records import documents_of
-from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.huggingface.data.sources import Chunk
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 
 JOB = "job.json"
 _PART = 2 << 20  # bytes of a part, at least
@@ -35,7 +35,7 @@ Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # tokens, and which are 
 
 @dataclass(frozen=True)
 class Job:
-    """What the processes that tokenize share."""
+    """A job that the tokenizing processes share."""
 
     parts: tuple[tuple[Chunk, ...], ...]
     tokenizer: str  # its directory
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass
 class PartNotes:
-    """What is known of a part. continues: its first document goes on from the part before."""
+    """Counts of a part. continues: its first document began in the part before."""
 
     continues: bool = False
     largest_id: int = 0
@@ -99,7 +99,7 @@ def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArr
 
 
 def read_labels(directory: Path, number: int) -> NDArray[np.int32]:
-    """Of each document of a labelled part, which of its notes' labels it has."""
+    """The label of each document of a labelled part, as an index into the part's labels."""
     return np.fromfile(directory / f"{number}.labels", np.int32)
 
 
@@ -167,7 +167,7 @@ def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
 
 
 def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """What each document becomes."""
+    """Encode documents: the tokens of each, and which of them are learnt."""
     by_kind = {
         "text": _encode_texts,
         "completion": _encode_completions,
@@ -266,7 +266,7 @@ def _encode_messages(document: Document, tokenizer: TextTokenizer) -> Encoded:
 
 
 def main(directory: str, parent: str) -> None:
-    """One of the processes: what can't be read is told as JSON, in a file of its own."""
+    """Run one tokenizing process. A file that it can't read is reported in a JSON file."""
     die_with(int(parent))
     try:
         run_job(Path(directory))

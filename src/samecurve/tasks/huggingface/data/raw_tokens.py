@@ -5,7 +5,7 @@ A document ends with the end token, where one is known, and with its file.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 
 from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.columns import KINDS, Learns, no_column
-from samecurve.tasks.huggingface.data.corpus import Corpus, CorpusNotes
+from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
+from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource
+from samecurve.tasks.text.source_files import cache_key
+from samecurve.tasks.text.token_files import check_whole_tokens, id_blocks
 
 _FORMAT = 1
-_BLOCK = 1 << 22  # tokens looked through at once
 _HEADER = 20240520  # what llm.c's token files begin with, in 1024 bytes
 _LEAST_ALIKE = 64  # tokens of which every second one is 0 by no chance
 
 
-class RawCorpus(Corpus):
+class RawSource(TokenizedSource):
     """Files of ids, one after another. home: what is known of them."""
 
     def __init__(self, home: Path, files: Sequence[InputFile]) -> None:
         self.home, self._files = home, [file.path for file in files]
-        self.notes = CorpusNotes(**json.loads((home / "corpus.json").read_text()))
+        self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
 
     @cached_property
     def tokens(self) -> Any:
@@ -79,7 +80,7 @@ def open_raw(
     end: int | None,
     content: str,
     learns: Learns = "tokens",
-) -> RawCorpus:
+) -> RawSource:
     """dtype: of the ids. end: the id that ends a document, if one is known. content: what the files
     hold, as a hash.
 
@@ -87,14 +88,13 @@ def open_raw(
     """
     if learns != "tokens":
         raise no_column([], files[0].path, learns)
-    identity = json.dumps(["raw", _FORMAT, content, dtype, end])
-    home = cache / "tokens" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    home = cache / "tokens" / cache_key(["raw", _FORMAT, content, dtype, end])
     if not home.is_dir():
         for file in files:
             _check_file(file.path, dtype)
         with directory_made_once(home) as scratch:
             _look_through([file.path for file in files], dtype, end, scratch)
-    return RawCorpus(home, files)
+    return RawSource(home, files)
 
 
 def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: Path) -> None:
@@ -103,7 +103,7 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
     largest, largest_file, largest_place = -1, 0, 0
     for number, path in enumerate(paths):
         bounds, size = [np.zeros(1, np.int64)], 0
-        for block in _blocks(path, dtype):
+        for block in id_blocks(path, dtype):
             digest.update(block.tobytes())
             place = int(block.argmax())
             if int(block[place]) > largest:
@@ -123,7 +123,7 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
         )
     of_documents.tofile(scratch / "lengths.bin")
     np.full(len(of_documents), KINDS.index("text"), np.uint8).tofile(scratch / "kinds.bin")
-    notes = CorpusNotes(
+    notes = SourceNotes(
         dtype=dtype,
         num_tokens=int(of_documents.sum()),
         vocab_size=0,
@@ -140,26 +140,10 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
     write_json(scratch / "corpus.json", asdict(notes))
 
 
-def _blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
-    if not path.stat().st_size:  # which can't be mapped
-        return
-    ids = np.memmap(path, dtype, "r")
-    for first in range(0, len(ids), _BLOCK):
-        yield np.asarray(ids[first : first + _BLOCK])
-
-
 def _check_file(path: Path, dtype: str) -> None:
     """UserError: it can't be ids of this type."""
-    size, width = path.stat().st_size, np.dtype(dtype).itemsize
-    if size % width:
-        remedy = "was it copied whole?"
-        if size % 2 == 0:
-            remedy = "--set data.token_dtype=uint16, if that is what it holds"
-        raise UserError(
-            f"{path} has {size} bytes, which are no whole number of {dtype} tokens",
-            remedy,
-            "data.token_dtype",
-        )
+    check_whole_tokens(path, dtype)
+    size = path.stat().st_size
     head = np.fromfile(path, "uint32", min(1, size // 4))
     if head.tolist() == [_HEADER]:
         raise UserError(
@@ -176,4 +160,4 @@ def _check_file(path: Path, dtype: str) -> None:
 
 
 def _every_second_is_zero(path: Path) -> bool:
-    return not any(block[1::2].any() for block in _blocks(path, "uint16"))
+    return not any(block[1::2].any() for block in id_blocks(path, "uint16"))

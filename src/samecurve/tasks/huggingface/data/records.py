@@ -3,10 +3,9 @@
 Text and JSONL files are cut into chunks, which may be read by different processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import (
+from samecurve.tasks.huggingface.data.document_columns import (
     Document,
     Kind,
     Learns,
@@ -15,7 +14,7 @@ from samecurve.tasks.huggingface.data.columns import (
     no_column,
 )
 from samecurve.tasks.huggingface.data.lines import kind_of_lines, rows_of_lines, text_of
-from samecurve.tasks.huggingface.data.sources import InputFile
+from samecurve.tasks.huggingface.data.sources import Chunk, InputFile
 from samecurve.tasks.huggingface.data.tables import (
     arrow_columns,
     arrow_rows,
@@ -77,7 +76,11 @@ def documents_of(chunk: Chunk) -> Iterator[Document]:
         yield document_of(chunk.kind, row, place)
 
 
-def texts_of(document: Document) -> list[str]:
-    """All that stands in it, to train a tokenizer on."""
-    contents = [message.get("content") for message in document.messages]
-    return [*document.text, *(text for text in contents if isinstance(text, str))]
+def texts_in(files: Sequence[InputFile], learns: Learns) -> Iterator[str]:
+    """All the text of the files, to train a tokenizer on."""
+    for file in files:
+        for chunk in chunks_of(file, learns=learns):
+            for document in documents_of(chunk):
+                yield from document.text
+                contents = [message.get("content") for message in document.messages]
+                yield from (text for text in contents if isinstance(text, str))

@@ -1,4 +1,4 @@
-"""Which files a source of the config names, and of which form each is."""
+"""The files that a source of the config names, the form of each, and the chunks of a file."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data_section import STANDARD_LIBRARY
-from samecurve.tasks.text_files import files_below, files_matching, standard_library
+from samecurve.tasks.huggingface.data.document_columns import Kind
+from samecurve.tasks.text.source_files import (
+    STANDARD_LIBRARY,
+    files_below,
+    files_of_source,
+    no_files,
+    stamp_file,
+)
 
 Form = Literal["text", "lines", "parquet", "arrow", "tokens"]
 
@@ -27,33 +33,43 @@ class InputFile:
     form: Form
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A part of an input file, which one process reads.
+
+    Bytes [begin, end) of the file, or row groups of parquet. size: bytes, about.
+    """
+
+    path: str
+    form: Form
+    kind: Kind
+    begin: int
+    end: int
+    size: int
+    last: bool  # of its file
+
+
 def find_input_files(source: str) -> list[InputFile]:
     """The files of a source, each once. UserError: there are none, or they can't be read."""
-    if source == STANDARD_LIBRARY:
-        return [InputFile(path, "text") for path in standard_library()]
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source != STANDARD_LIBRARY and path.is_dir():
         files = _files_of_directory(path)
-    elif path.is_file():
-        files = [_input_file(path)]
     else:
-        files = [_input_file(match) for match in files_matching(path)]
+        files = [_input_file(file) for file in files_of_source(source)]
     if not files:
-        nothing = "an empty directory" if path.is_dir() else "no such file, directory or match"
-        raise UserError(
-            f"data source {source}: {nothing}",
+        raise no_files(
+            source,
             "text, JSONL or parquet files, .bin files of token ids, globs or directories of them; a"
             " directory written by datasets' save_to_disk; python-stdlib; random",
-            "data.source",
         )
     return list(dict.fromkeys(InputFile(file.path.resolve(), file.form) for file in files))
 
 
 def _files_of_directory(root: Path) -> list[InputFile]:
-    """A saved data set's; else the JSONL, parquet and token files, where there are any; else all,
-    as text.
+    """The files that hold documents in a directory.
 
-    What lies beside rows (a README) is no document.
+    Those of a saved data set; else the JSONL, parquet and token files; where there are none, all
+    files, as text. A README beside files of rows is no document.
     """
     if (root / "dataset_dict.json").is_file():
         return _saved_dataset(_split_of(root))
@@ -100,14 +116,6 @@ def _is_any(path: Path, suffixes: Iterable[str]) -> bool:
 
 
 def stamp_files(files: Sequence[InputFile]) -> list[list[str | int]]:
-    """Names, sizes and times. UserError: one is missing."""
-    stamps: list[list[str | int]] = []
-    for file in files:
-        try:
-            status = file.path.stat()
-        except OSError as error:
-            raise UserError(
-                f"{file.path}: {error.strerror}", "make it again, or copy it again", "data.source"
-            ) from None
-        stamps.append([str(file.path), file.form, status.st_size, status.st_mtime_ns])
-    return stamps
+    """Path, form, size and time of each file. UserError: one is missing."""
+    stamps = [(file.form, stamp_file(file.path)) for file in files]
+    return [[path, form, *rest] for form, (path, *rest) in stamps]

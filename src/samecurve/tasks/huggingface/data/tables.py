@@ -5,8 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.chunks import Chunk
-from samecurve.tasks.huggingface.data.columns import COLUMNS, Kind, Learns, kind_of, wanted_columns
+from samecurve.tasks.huggingface.data.document_columns import (
+    COLUMNS,
+    Kind,
+    Learns,
+    kind_of,
+    wanted_columns,
+)
+from samecurve.tasks.huggingface.data.sources import Chunk
 
 
 def _check_pyarrow() -> None:

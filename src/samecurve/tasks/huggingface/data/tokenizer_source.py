@@ -10,7 +10,7 @@ from typing import Any
 from samecurve.core.system.files import directory_made_once
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.tokenizer import (
+from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,
     NOTES,
@@ -19,8 +19,10 @@ from samecurve.tasks.huggingface.data.tokenizer import (
     TextTokenizer,
     TokenizerNotes,
 )
-from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.language.tokenizer import LibraryTokenizer, train_bpe
+from samecurve.tasks.huggingface.model_directory import check_directory
+from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.text.source_files import cache_key, stamp_file
+from samecurve.tasks.text.tokenizer import PROBED, LibraryTokenizer, train_bpe
 
 _CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
 _FILES = (
@@ -28,8 +30,6 @@ _FILES = (
     "merges*", "*.model", "config.json",
 )  # fmt: skip
 _AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer.json says all
-_PROBED = 1 << 18  # characters on which a foreign tokenizer is tried
-_LEAST_KNOWN = 0.99  # share of them that it must know
 _FORMAT = 2  # of the cache
 
 
@@ -60,16 +60,13 @@ def keep_tokenizer(
         identity: list[Any] = [place, template, content if place != "bytes" else ""]
     else:
         if model and not data.tokenizer:
-            from samecurve.tasks.huggingface.library import check_directory  # which imports us
-
             check_directory(model)
         identity = [_digest_files(Path(place).expanduser()), template]
     special = {"eos_token": END}
     if for_encoder and place.startswith("bpe:"):
         special |= {"pad_token": PAD, "mask_token": MASK}
         identity.append(special)
-    text = json.dumps([_FORMAT, *identity])
-    home = cache / "tokenizers" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    home = cache / "tokenizers" / cache_key([_FORMAT, *identity])
     if not home.is_dir():
         with directory_made_once(home) as scratch:
             _make(place, template, texts, scratch, special=special)
@@ -77,16 +74,12 @@ def keep_tokenizer(
 
 
 def stamp_tokenizer(data: HFData, model: Path | None) -> object:
-    """What it is made from, as far as that can be told cheaply."""
+    """Names, sizes and times of the files that the tokenizer comes from."""
     paths = [Path(data.chat_template).expanduser()] if data.chat_template else []
     place = data.tokenizer or (str(model) if model else "")
     if place and place != "bytes" and not place.startswith("bpe:"):
         paths += _files_of(Path(place).expanduser())
-    return [
-        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
-        for path in paths
-        if path.is_file()
-    ]
+    return [stamp_file(path) for path in paths if path.is_file()]
 
 
 def _make(
@@ -110,24 +103,18 @@ def _make(
             notes = TokenizerNotes(notes.name, notes.names, template)
         if content is not None:
             (scratch / TOKENIZER).write_text(content)
-            _check_known(scratch / TOKENIZER, place, texts())
+            LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(_sample(texts()))
     (scratch / NOTES).write_text(json.dumps(asdict(notes), indent=1))
 
 
-def _check_known(path: Path, place: str, texts: Iterable[str]) -> None:
-    """UserError: it would leave some of the text out."""
+def _sample(texts: Iterable[str]) -> str:
+    """The first characters of all texts."""
     sample = ""
     for text in texts:
-        sample += text[:_PROBED]
-        if len(sample) >= _PROBED:
+        sample += text[:PROBED]
+        if len(sample) >= PROBED:
             break
-    known = LibraryTokenizer(path).coverage(sample[:_PROBED])
-    if known < _LEAST_KNOWN:
-        raise UserError(
-            f"{place} knows {known:.1%} of the text's characters and would leave the rest out",
-            "a tokenizer made for such text (bpe:N makes one)",
-            "data.tokenizer",
-        )
+    return sample[:PROBED]
 
 
 def _read_template(data: HFData) -> str | None:
@@ -174,7 +161,7 @@ def _digest_files(place: Path) -> str:
 
 
 def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
-    """Its tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
+    """Read tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
     if (place / NOTES).is_file():  # as a run keeps it
         content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
@@ -199,7 +186,7 @@ def _checked(path: Path) -> str:
 
 
 def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
-    """As the class that the directory names has it."""
+    """Read the tokenizer by the transformers class that the directory names."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -248,7 +235,7 @@ def _template(home: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _default_of(template: Any) -> str | None:
-    """Of several, the one named default."""
+    """The chat template named default, if there are several."""
     if isinstance(template, list):
         template = {item["name"]: item["template"] for item in template}
     if isinstance(template, dict):

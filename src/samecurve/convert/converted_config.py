@@ -1,0 +1,130 @@
+"""The result of a conversion: our config, and what became of each field of the other tool's config.
+
+Every field ends in exactly one FieldReading.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from samecurve.core.config.document import Document, dump
+from samecurve.errors import UserError
+
+Outcome = Literal["read", "left", "refused"]
+
+_SECTIONS = [
+    "task",
+    "engine",
+    "model",
+    "data",
+    "batch",
+    "optimizer",
+    "schedule",
+    "train",
+    "devices",
+    "track",
+]
+_HEADINGS: dict[Outcome, str] = {
+    "read": "How each field was read",
+    "left": "Left out, and why",
+    "refused": "REFUSED: without these, this is not what was trained before",
+}
+_MOST_CHARACTERS = 60  # of a value in a message
+
+
+class FieldReading(NamedTuple):
+    """What became of one field of the other tool's config.
+
+    read: the field became a key of our config
+    left: our config does not need the field
+    refused: the field would change what is trained, and nothing here can honour it
+    """
+
+    outcome: Outcome
+    field: str
+    value_text: str
+    explanation: str  # the key of our config, or the reason
+    place: str  # file:line:column
+
+
+class Refusal(NamedTuple):
+    """A field that can't be honoured."""
+
+    key: str  # the key of our config that settles the refusal when a flag sets it; '': none does
+    error: UserError
+
+
+@dataclass(frozen=True)
+class ConvertedConfig:
+    """A config of another tool, read as a config of ours."""
+
+    tool: str
+    document: Document
+    readings: tuple[FieldReading, ...]
+    refusals: tuple[Refusal, ...]
+    run_directory: str | None = None  # the directory that the other tool's config names
+
+    def unresolved(self, document: Document) -> list[UserError]:
+        """The refusals that no flag has settled in this document."""
+        return [
+            error
+            for key, error in self.refusals
+            if not key or not document.origin_of(tuple(key.split(".")))
+        ]
+
+    def summary_lines(self) -> list[str]:
+        """A line for each field that was read; fields left out for one reason share a line."""
+        lines = [
+            f"read   {r.place}  {r.field} {r.value_text} -> {r.explanation}"
+            for r in self.readings
+            if r.outcome == "read"
+        ]
+        by_reason: dict[str, list[FieldReading]] = {}
+        for r in self.readings:
+            if r.outcome == "left":
+                by_reason.setdefault(r.explanation, []).append(r)
+        for reason, alike in by_reason.items():
+            with_values = len(alike) <= 3
+            fields = [f"{r.field} {r.value_text}" if with_values else r.field for r in alike]
+            lines.append(f"left   {', '.join(fields)}: {reason}")
+        return lines
+
+    def to_yaml(self, name: str) -> str:
+        """The converted config as YAML; comments above it say what became of each field.
+
+        name: the file name of the other tool's config
+        """
+        rows = [f"# Made by `samecurve convert` from {one_line(name)}, a config of {self.tool}."]
+        for outcome, heading in _HEADINGS.items():
+            readings = [r for r in self.readings if r.outcome == outcome]
+            if readings:
+                rows.append(f"# {heading}:")
+            sign = "->" if outcome == "read" else "|"
+            rows += [f"#   {r.field} {r.value_text} {sign} {r.explanation}" for r in readings]
+        if self.run_directory is not None:
+            directory = one_line(self.run_directory)
+            rows.append(f"# Its run directory goes on the command line: --save-dir {directory}")
+        value = self.document.value
+        ordered = {section: value[section] for section in _SECTIONS if section in value}
+        return "\n".join(rows) + "\n" + dump(ordered)
+
+
+def short_text(value: object) -> str:
+    """A value as YAML writes it, on one short line."""
+    if isinstance(value, dict):
+        return f"{{{len(value)} fields}}"
+    if isinstance(value, str) and re.search(r"[^\d.+-]", value):
+        text = one_line(value)
+    else:
+        text = json.dumps(value, default=str)
+    if len(text) > _MOST_CHARACTERS:
+        return text[: _MOST_CHARACTERS - 3] + "..."
+    return text
+
+
+def one_line(text: str) -> str:
+    """The text with line breaks and other unprintable characters escaped."""
+    if text.isprintable():
+        return text
+    return json.dumps(text)[1:-1]

@@ -1,0 +1,133 @@
+"""Another tool's config while its fields are read, one by one, into a config of ours.
+
+Values pass unchecked: our own config refuses a wrong value, at its place in the other tool's file.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from samecurve.convert.converted_config import (
+    FieldReading,
+    Outcome,
+    Refusal,
+    one_line,
+    short_text,
+)
+from samecurve.core.config.document import Document, Key, join_key, suggest
+from samecurve.errors import UserError
+
+SAME = object()  # the field's own value
+LEAVE_OUT = "take it out of the file if the run does not need it"
+_NOT_THERE = "as if it were not there"
+_HIDDEN = ("secret", "token", "password")
+
+
+class ForeignConfig:
+    """Another tool's config while its fields are read into `document`."""
+
+    def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
+        """sections: dotted names of sections whose fields are read one by one; any other section
+        is one value.
+        """
+        self.document = Document()
+        self.run_directory: str | None = None
+        self.readings: list[FieldReading] = []
+        self.refusals: list[Refusal] = []
+        self._values: dict[str, object] = {}
+        self._places: dict[str, str] = {}
+        self._handled: set[str] = set()
+        self._collect(document, document.value, (), sections)
+
+    def _collect(
+        self, document: Document, value: Mapping[str, object], above: Key, sections: tuple[str, ...]
+    ) -> None:
+        for name, item in value.items():
+            key = (*above, name)
+            if isinstance(item, dict) and join_key(key) in sections:
+                self._collect(document, item, key, sections)
+            else:
+                self._values[join_key(key)] = item
+                self._places[join_key(key)] = document.origin_of(key)
+
+    def _is_open(self, name: str) -> bool:
+        """Whether the field is in the file and no rule has handled it."""
+        return name in self._values and name not in self._handled
+
+    def open_fields(self, beginning: str = "") -> list[str]:
+        """The open fields whose names begin so."""
+        return [name for name in self._values if self._is_open(name) and name.startswith(beginning)]
+
+    def value(self, name: str, default: object = None) -> object:
+        """The field's value; the default where the field is null or not in the file."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def convert(self, name: str, key: str, value: object = SAME, why: str = "") -> None:
+        """Make the field a key of our config; null means the default, there and here."""
+        if not self._is_open(name):
+            return
+        if self._values[name] is None:
+            self.ignore(name, _NOT_THERE)
+            return
+        explanation = key
+        if value is SAME:
+            value = self._values[name]
+        else:
+            explanation += f" {short_text(value)}"
+        if why:
+            explanation += f" ({why})"
+        place = self._places[name]
+        if name != key:
+            place += f" {one_line(name)}"
+        self.document.set(key, value, place)
+        self._record("read", name, explanation)
+
+    def add_default(self, key: str, value: object, why: str) -> None:
+        """Set a key to what the other tool does where its file says nothing. A flag still wins."""
+        self.document.set(key, value, f"not in the file; there: {why}")
+        explanation = f"{key} {short_text(value)}"
+        self.readings.append(FieldReading("read", "(not in the file)", why, explanation, "-"))
+
+    def ignore(self, name: str, why: str) -> None:
+        """Leave the field out."""
+        if self._is_open(name):
+            self._record("left", name, why)
+
+    def refuse(self, name: str, why: str, remedy: str, key: str = "") -> None:
+        """Refuse the field; a flag that sets `key` settles the refusal."""
+        if self._is_open(name):
+            cause = f"{one_line(name)} {self._shown(name)} {why}"
+            self.refusals.append(Refusal(key, UserError(cause, remedy, self._places[name])))
+            self._record("refused", name, why)
+
+    def keep_refused(self, key: str, value: object) -> None:
+        """Write a refused value at its key of our config, so that the written config is refused
+        too: the key's default would train something else.
+        """
+        section, _, name = key.partition(".")
+        self.document.value.setdefault(section, {}).setdefault(name, value)
+
+    def is_set(self, key: str) -> bool:
+        """Whether our key, or a section above it, was set already."""
+        return bool(self.document.origin_of(tuple(key.split("."))))
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Refuse the fields that no rule knows: such a field may mean anything.
+
+        known: names for a suggestion
+        """
+        for name in self.open_fields():
+            if self._values[name] is None:
+                self.ignore(name, _NOT_THERE)
+            why = "is a field that this program does not know"
+            self.refuse(name, why, suggest(name, known) or LEAVE_OUT)
+
+    def _record(self, outcome: Outcome, name: str, text: str) -> None:
+        self._handled.add(name)
+        self.readings.append(
+            FieldReading(outcome, one_line(name), self._shown(name), text, self._places[name])
+        )
+
+    def _shown(self, name: str) -> str:
+        if any(word in name.lower() for word in _HIDDEN):
+            return "(not shown)"
+        return short_text(self._values[name])

@@ -1,0 +1,304 @@
+"""A task's entry: where its classes are, and what can be asked of them before anything is trained.
+
+Nothing here imports an engine: a class is imported when a method needs it.
+"""
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from samecurve.core.config.loading import TaskSections
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import Config, DataSection
+from samecurve.core.system.cache import cache_home
+from samecurve.errors import UserError
+from samecurve.tasks.free_sections import FreeData, FreeModel, section_argument
+from samecurve.tasks.user_class.class_place import Place, place_of
+from samecurve.tasks.user_class.class_source import (
+    check_class_exists,
+    declares_for_launcher,
+    mentions,
+)
+from samecurve.tasks.user_class.load_class import load_class
+
+if TYPE_CHECKING:  # numpy is not imported for a config error
+    from samecurve.core.planning.facts import Facts
+    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
+
+_ADAPTERS = {
+    "torch": "samecurve.tasks.adapter.torch_adapter:TorchAdapter",
+    "jax": "samecurve.tasks.adapter.jax_adapter:JaxAdapter",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    """Where a task's classes are. An installed package names its entry; `classes` is enough.
+
+    Each class is "package.module:Class", imported when it is needed.
+
+    classes: engine -> the task's class for it
+    engine_free: what the classes share, with facts() and data_stamp(), without an engine
+    model, data: the config's sections; left out: Model and Data of the class, or else any fields
+    libraries: modules of others that the class for torch imports; a start imports them ahead
+    """
+
+    classes: Mapping[str, str]
+    engine_free: str | None = None
+    model: type[Section] | None = None
+    data: type[DataSection] | None = None
+    libraries: Sequence[str] = ()
+
+    def class_of(self, engine: str) -> type:
+        """The class for an engine. UserError: the task has none."""
+        if engine not in self.classes:
+            raise UserError(
+                f"this task has no class for engine {engine}",
+                f"--engine {' or '.join(self.classes)}",
+                "engine",
+            )
+        return _import(self.classes[engine])
+
+    def launcher_class(self) -> type | None:
+        """The class that the launcher asks for sections and for what comes before a task is opened.
+
+        Without an engine-free class, the first one whose source declares such things. None: there
+        is nothing to ask, and no class is imported.
+        """
+        if self.engine_free:
+            return _import(self.engine_free)
+        for where in self.classes.values():
+            place = place_of(where)
+            if place and declares_for_launcher(place):
+                return _import(where)
+        return None
+
+    def sections(self) -> TaskSections:
+        """The fields of the config's sections. UserError: the class declares them wrongly."""
+        model, data = self.model, self.data
+        if model is None or data is None:
+            task_class = self.launcher_class()
+            model = model or _declared_section(task_class, "Model", Section) or FreeModel
+            data = data or _declared_section(task_class, "Data", DataSection) or FreeData
+        return TaskSections(model, data)
+
+    def engines(self, config: Config) -> tuple[str, ...]:
+        """The engines that the task has a class for, the config's own first."""
+        others = (engine for engine in self.classes if engine != config.engine)
+        return (config.engine, *others)
+
+    def open(
+        self, config: Config, cache: Path | str, *, engine: str = "", assets: Path | None = None
+    ) -> "EngineAdapter":
+        """The task with its data ready in `cache`. Imports the model code of the engine.
+
+        engine: '': the config's
+        assets: what a run has kept of the task, where the task is opened to use a trained model
+        """
+        engine = engine or config.engine
+        task_class = self.class_of(engine)
+        module, _, name = _ADAPTERS[engine].partition(":")
+        adapter: EngineAdapter = getattr(importlib.import_module(module), name)(
+            task_class, config, cache, assets=assets, file=self.file_of(task_class)
+        )
+        return adapter
+
+    def open_trained(self, config: Config, cache: Path | str, assets: Path) -> "EngineAdapter":
+        """The task of a run, to use its model: with torch if it has a class for torch.
+
+        assets: what the run has kept of the task
+        """
+        engine = "torch" if "torch" in self.classes else config.engine
+        return self.open(config, cache, engine=engine, assets=assets)
+
+    def facts(self, config: Config, cache: Path | str) -> "Facts":
+        """The facts of the task, which plan() needs.
+
+        An engine is imported only if the engine-free class does not tell `arrays`: the model is
+        then built, without values, to be described.
+        """
+        if self.engine_free and hasattr(_import(self.engine_free), "facts"):
+            adapter = self._open_engine_free(config, cache)
+            if "arrays" in adapter.own_facts:
+                return adapter.facts()
+        return self.open(config, cache).facts()
+
+    def data_stamp(self, config: Config) -> object:
+        """A cheap stamp of all that the facts follow from beside the config.
+
+        The stamp changes when a file does. None: facts must be obtained anew each time.
+        UserError: files are missing.
+        """
+        stamp_of = getattr(self.launcher_class(), "data_stamp", None)
+        if stamp_of is None:
+            return None
+        sections = [section_argument(config.data)]
+        if "model" in inspect.signature(stamp_of).parameters:
+            sections.append(section_argument(config.model))
+        stamp = stamp_of(*sections)
+        if self._is_ours or stamp is None:
+            return stamp
+        train = config.train  # a user's model, optimizer and schedule may be built by them
+        built_by = [train.precision, train.seed, config.optimizer.lr]
+        files = [hashlib.sha256(file.read_bytes()).hexdigest() for file in self._source_files()]
+        return [*built_by, *files, stamp]
+
+    def mentions(self, word: str) -> bool:
+        """Whether the source of the task's classes has the word; True where it can't be read."""
+        return mentions(self._source_files(), word)
+
+    def other_data(
+        self, source: str, assets: Path, reference: Mapping[str, float]
+    ) -> Mapping[str, Any]:
+        """Config values by which the task reads all of another source.
+
+        assets, reference: those of the run whose model reads the source
+        """
+        method: Any = getattr(self.launcher_class(), "other_data", None)
+        if method is None:
+            return {"data.source": source}
+        values: Mapping[str, Any] = method(source, assets, reference)
+        return values
+
+    def first_weights(self, config: Config) -> Path | None:
+        """The weights that the model begins from, as --init-from names them; None: its own."""
+        method: Any = getattr(self.launcher_class(), "first_weights", None)
+        if method is None:
+            return None
+        path: Path | None = method(section_argument(config.model))
+        return path
+
+    def convert_weights(
+        self, config: Config, arrays: Mapping[str, Any], task: Any = None
+    ) -> Mapping[str, Any]:
+        """Arrays as others store them -> as the model has them: several may have become one.
+
+        arrays: dataclasses with dtype, shape and read(), by their names there
+        task: the object of the config's class, if it is open
+        """
+        if not hasattr(self.class_of(config.engine), "convert_weights"):
+            return arrays
+        task = task or self.open(config, cache_home()).task
+        converted: Mapping[str, Any] = task.convert_weights(arrays)
+        return converted
+
+    def load_hf(self, config: Config, names: Sequence[str]) -> Mapping[str, str]:
+        """Names of the model's arrays in the Hugging Face layout -> their names in a checkpoint.
+
+        Names of arrays that are not needed are left out.
+        """
+        task = self._object_with("load_hf", config)
+        if task is None:
+            return {name: name for name in names}
+        mapping: Mapping[str, str] = task.load_hf(names)
+        return mapping
+
+    def unlike(self, config: Config, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """How foreign weights differ from the config's model, though their shapes may fit.
+
+        Two lists: what makes the weights meaningless here, and what only changes their use.
+
+        fields: the `model` section of the weights' own run, or {"config.json": path}
+        """
+        task = self._object_with("unlike", config)
+        if task is not None:
+            fatal, differing = task.unlike(fields)
+            return list(fatal), list(differing)
+        here = config.model.model_dump()
+        differing = [
+            f"{name} {value}, here {here[name]}"
+            for name, value in fields.items()
+            if name in here and here[name] != value
+        ]
+        return [], differing
+
+    def file_of(self, task_class: type) -> Path | None:
+        """The file whose lines errors of the task's code name; None: the code is ours."""
+        return None if self._is_ours else Path(inspect.getfile(task_class))
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the classes are this program's, whose errors are not explained as a user's."""
+        return any(where.startswith("samecurve.") for where in self.classes.values())
+
+    def _source_files(self) -> list[Path]:
+        """The files of the classes, as far as they have any."""
+        wheres = [*self.classes.values(), *([self.engine_free] if self.engine_free else [])]
+        places = [place for where in wheres if (place := place_of(where))]
+        return [place.path for place in places]
+
+    def _open_engine_free(self, config: Config, cache: Path | str) -> "TaskAdapter":
+        """The part of the task that needs no engine; without one, the whole task."""
+        from samecurve.tasks.adapter.task_adapter import TaskAdapter
+
+        if self.engine_free is None:
+            return self.open(config, cache)
+        task_class = _import(self.engine_free)
+        return TaskAdapter(task_class, config, cache, file=self.file_of(task_class))
+
+    def _object_with(self, method: str, config: Config) -> Any:
+        """An object of the task's class, if the class has the method; None: it has not."""
+        task_class = self.launcher_class() or self.class_of(config.engine)
+        if not hasattr(task_class, method):
+            return None
+        return self._open_engine_free(config, cache_home()).task
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFile(TaskEntry):
+    """The entry of a user's file: one class, for the engine of the config."""
+
+    place: Place
+
+    def class_of(self, engine: str) -> type:
+        """The file's class, whatever the engine."""
+        del engine
+        return load_class(self.place)
+
+    def launcher_class(self) -> type | None:
+        return load_class(self.place) if declares_for_launcher(self.place) else None
+
+    def data_stamp(self, config: Config) -> object:
+        check_class_exists(self.place)
+        return super().data_stamp(config)
+
+    def file_of(self, task_class: type) -> Path:
+        del task_class  # it may be another file's, which the user's file imports
+        return self.place.path
+
+    def _source_files(self) -> list[Path]:
+        return [self.place.path]
+
+
+def _declared_section(task_class: type | None, name: str, base: type[Section]) -> type[Any] | None:
+    """The class's own `Model` or `Data`; None: it has none, or another thing of that name.
+
+    UserError: it is written as a section, and is none.
+    """
+    declared = getattr(task_class, name, None)
+    if isinstance(declared, type) and issubclass(declared, base):
+        return declared
+    if isinstance(declared, type) and (
+        issubclass(declared, BaseModel) or declared.__bases__ == (object,)
+    ):
+        assert task_class is not None
+        raise UserError(
+            f"{task_class.__name__}.{name} is no samecurve.{base.__name__}",
+            f"class {name}(samecurve.{base.__name__}): with one typed field a line",
+            "task",
+        )
+    return None
+
+
+def _import(where: str) -> type:
+    module, _, name = where.partition(":")
+    task_class = getattr(importlib.import_module(module), name)
+    assert isinstance(task_class, type)
+    return task_class

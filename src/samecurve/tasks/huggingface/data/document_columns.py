@@ -1,0 +1,200 @@
+"""Rows of named columns as documents: a row's kind follows from which columns there are.
+
+A document is plain text; a prompt and its completion; a conversation; or, where that is learnt, a
+text with its label, or texts that belong together.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from samecurve.errors import UserError
+
+Kind = Literal[  # by their places here they stand in the cache
+    "text",
+    "completion",
+    "messages",
+    "classified",
+    "pair",
+    "triple",
+    "classified_pair",
+    "instruction",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Learns = Literal["tokens", "label", "pair"]
+COLUMNS: Mapping[Kind, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "completion": ("prompt", "completion"),
+    "instruction": ("instruction", "output"),  # and perhaps INPUT
+    "text": ("text",),
+    "classified": ("text",),  # and one of LABELS; only where labels are learnt, as
+    "classified_pair": ("text", "text_pair"),
+    "pair": ("anchor", "positive"),  # only where such are learnt, as
+    "triple": ("anchor", "positive", "negative"),
+}
+_OF_TOKENS: tuple[Kind, ...] = (  # a row of several is the first
+    "messages",
+    "completion",
+    "instruction",
+    "text",
+)
+_SECOND = {"classified": "text_pair", "pair": "negative"}  # what such rows don't have
+INPUT = "input"
+LABELS = ("label", "labels")
+_LABELLED: tuple[Kind, ...] = ("classified", "classified_pair")
+
+_TOOLS = "tools"  # a column that a chat template is given, where there is one
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as it was read. text: its parts: one, or a prompt and its completion.
+
+    opens, closes: False where a text file's document goes on from, or in, another chunk.
+    """
+
+    kind: Kind
+    place: str
+    text: tuple[str, ...] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Any = None
+    label: str | None = None
+    opens: bool = True
+    closes: bool = True
+
+
+def kind_of(columns: Sequence[str], place: Path | str, *, learns: Learns) -> Kind:
+    if learns == "label":
+        if "text" not in columns or not set(LABELS) & set(columns):
+            raise no_column(columns, place, learns)
+        return "classified_pair" if "text_pair" in columns else "classified"
+    if learns == "pair":
+        if not set(COLUMNS["pair"]) <= set(columns):
+            raise no_column(columns, place, learns)
+        return "triple" if "negative" in columns else "pair"
+    for kind in _OF_TOKENS:
+        if all(name in columns for name in COLUMNS[kind]):
+            return kind
+    remedy = (
+        "rows have `text`, or `prompt` and `completion`, or `instruction` and `output`, or"
+        " `messages`: rename the column"
+    )
+    if "conversations" in columns:
+        remedy = (
+            'rows have `messages`, a list of {"role": "user" or "assistant", "content": ...}:'
+            " rename the column, and `from` and `value` within it"
+        )
+    raise UserError(
+        f"no column says what a document is; there are {', '.join(columns) or 'none'}",
+        remedy,
+        str(place),
+    )
+
+
+def no_column(columns: Sequence[str], place: Path | str, learns: Learns) -> UserError:
+    if learns == "pair":
+        return UserError(
+            "model.objective embed learns which texts belong together: `anchor` and `positive`"
+            f" (and `negative`); there are {', '.join(columns) or 'no columns'}",
+            "JSONL, parquet or a saved dataset with these columns: rename them",
+            str(place),
+        )
+    return UserError(
+        "model.objective classify learns the label of each text, and no column holds one; there"
+        f" are {', '.join(columns) or 'none'}",
+        "JSONL, parquet or a saved dataset with `text` and `label` (or `labels`)",
+        str(place),
+    )
+
+
+def _label(row: Mapping[str, Any], place: str) -> str:
+    """UserError: it names no class."""
+    value = next((row[name] for name in LABELS if row.get(name) is not None), None)
+    if isinstance(value, str | int) and str(value):
+        return str(value)
+    raise UserError(
+        f"`label` is {'missing' if value is None else _type(value)}: it names no class",
+        "a text or a whole number; a row that has none is left out of the file",
+        place,
+    )
+
+
+def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
+    for name in COLUMNS[kind]:
+        if row.get(name) is None:
+            what = "is empty (null)" if name in row else f"is missing; it has {', '.join(row)}"
+            raise UserError(
+                f"`{name}` {what}",
+                f"each row has {' and '.join(COLUMNS[kind])}, as the first has: fill it in, or"
+                " leave the row out",
+                place,
+            )
+    if kind == "messages":
+        return Document(
+            kind, place, messages=_messages(row["messages"], place), tools=row.get(_TOOLS)
+        )
+    second = _SECOND.get(kind, "")
+    if second in row:
+        raise UserError(
+            f"this row has a `{second}`, and the first has none: a batch of both has no one loss",
+            f"a `{second}` in each row, or in none",
+            place,
+        )
+    texts = tuple(row[name] for name in COLUMNS[kind])
+    for name, text in zip(COLUMNS[kind], texts, strict=True):
+        if not isinstance(text, str):
+            raise UserError(
+                f"`{name}` is {_type(text)}, not text",
+                "text; a conversation belongs into `messages`",
+                place,
+            )
+    if kind == "instruction":
+        return Document("completion", place, (_ask(texts[0], row.get(INPUT), place), texts[1]))
+    label = _label(row, place) if kind in _LABELLED else None
+    return Document(kind, place, texts, label=label)
+
+
+def _ask(instruction: str, given: Any, place: str) -> str:
+    """The prompt that such data sets were first published with (Stanford Alpaca)."""
+    if given is not None and not isinstance(given, str):
+        raise UserError(f"`{INPUT}` is {_type(given)}, not text", "text, or none", place)
+    opening = "Below is an instruction that describes a task"
+    if given:
+        opening += ", paired with an input that provides further context"
+    parts = [
+        f"{opening}. Write a response that appropriately completes the request.",
+        f"### Instruction:\n{instruction}",
+        *([f"### Input:\n{given}"] if given else []),
+        "### Response:\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list):
+        raise _no_messages(f"`messages` is {_type(value)}, not a list of messages", place)
+    for number, message in enumerate(value):
+        if not isinstance(message, dict):
+            raise _no_messages(f"message {number} of `messages` is {_type(message)}", place)
+        if not isinstance(message.get("role"), str):
+            has = ", ".join(map(str, message))
+            raise _no_messages(f"message {number} of `messages` has no `role`; it has {has}", place)
+    # a column of structs names every field in each message: those without a value are none
+    return [{name: part for name, part in message.items() if part is not None} for message in value]
+
+
+def _no_messages(cause: str, place: str) -> UserError:
+    remedy = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", ...}]'
+    return UserError(cause, remedy, place)
+
+
+def _type(value: Any) -> str:
+    names = {"dict": "an object", "list": "a list of other things", "str": "text"}
+    name = type(value).__name__
+    return names.get(name, f"{name} ({value})")
+
+
+def wanted_columns(names: Sequence[str], kind: Kind) -> list[str]:
+    others = LABELS if kind in _LABELLED else (_TOOLS, INPUT)
+    return [name for name in (*COLUMNS[kind], *others) if name in names]

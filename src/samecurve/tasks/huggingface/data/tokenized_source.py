@@ -1,0 +1,359 @@
+"""A data source as tokens: made once, found again by its files' content, mapped by all ranks."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
+from samecurve.errors import RunError, UserError
+from samecurve.probe.environment import child_environment
+from samecurve.probe.progress import show_progress
+from samecurve.tasks.huggingface.data import parts
+from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
+from samecurve.tasks.huggingface.data.parts import (
+    Job,
+    PartNotes,
+    parts_of,
+    read_labels,
+    read_lengths,
+    run_job,
+)
+from samecurve.tasks.huggingface.data.records import chunks_of
+from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
+from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
+from samecurve.tasks.text.source_files import cache_key
+from samecurve.tasks.text.token_files import check_cached_tokens
+from samecurve.units import show_bytes, show_seconds
+
+_FORMAT = 2  # of the cache
+_ALONE = 4 << 20  # bytes that one process tokenizes sooner than others begin
+_MOST_PROCESSES = 16
+_LOOK_EVERY, _SAY_EVERY = 0.05, 2.0  # seconds
+_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class SourceNotes:
+    """Counts and properties of a tokenized source."""
+
+    dtype: str
+    num_tokens: int
+    vocab_size: int
+    largest_id: int
+    sha256: str  # of tokens, what is learnt of them, and documents
+    partly: bool  # some tokens are not learnt: prompts, or what others say
+    empty: int  # documents without a character, left out
+    with_assistant: int  # conversations in which the assistant says something
+    assistant_tokens: int  # that are to be learnt of conversations
+    text_bytes: int
+    classes: Sequence[str] = ()  # of labelled texts, in their order
+    largest_file: int = 0  # of raw tokens: in which file the largest id stands first,
+    largest_place: int = 0  # and at which token
+
+
+class TokenizedSource:
+    """A tokenized source, mapped. lengths: of its documents, in their order."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
+        check_cached_tokens(home / "tokens.bin", self.notes.dtype, self.notes.num_tokens)
+
+    @property
+    def largest_at(self) -> str:
+        """Where the largest id stands; '' where a tokenizer made it."""
+        return ""
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.fromfile(self.home / "lengths.bin", np.int64)
+
+    @cached_property
+    def tokens(self) -> Any:
+        """Ids, by an array of places."""
+        return np.memmap(self.home / "tokens.bin", self.notes.dtype, "r")
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.uint8] | None:
+        """1 for each token that is to be learnt; None: all are."""
+        return np.memmap(self.home / "loss_mask.bin", np.uint8, "r") if self.notes.partly else None
+
+    @cached_property
+    def labels(self) -> NDArray[np.int32]:
+        """The class of each document of a labelled source, as an index into the notes' classes."""
+        return np.fromfile(self.home / "labels.bin", np.int32)
+
+    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+        """True for each document of this kind."""
+        kinds = np.fromfile(self.home / "kinds.bin", np.uint8)
+        chosen: NDArray[np.bool_] = kinds == KINDS.index(kind)
+        return chosen
+
+
+def digest_files(files: Sequence[InputFile], cache: Path) -> str:
+    """A hash of what files hold, in their order; remembered by names, sizes and times."""
+    stamp = stamp_files(files)
+    kept = cache / "digests" / f"{cache_key(stamp)}.json"
+    if kept.exists():
+        return str(json.loads(kept.read_text())["sha256"])
+    digest = hashlib.sha256()
+    total = sum(file.path.stat().st_size for file in files)
+    done, last_line_at = 0, time.monotonic()
+    for file in files:
+        of_file = hashlib.sha256()
+        with open(file.path, "rb") as opened:
+            while block := opened.read(_BLOCK):
+                of_file.update(block)
+                done += len(block)
+                if time.monotonic() - last_line_at > _SAY_EVERY:
+                    last_line_at = time.monotonic()
+                    show_progress(
+                        f"data   {show_bytes(done)} of {show_bytes(total)} looked through"
+                    )
+        digest.update(f"{file.form}/{of_file.hexdigest()}/".encode())
+    if stamp_files(files) == stamp:  # they rested while they were read
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"sha256": digest.hexdigest()})
+    return digest.hexdigest()
+
+
+def tokenize_once(
+    files: Sequence[InputFile],
+    tokenizer: TextTokenizer,
+    cache: Path,
+    *,
+    name: str,
+    content: str,
+    learns: Learns = "tokens",
+) -> TokenizedSource:
+    """The tokens of a source, from the cache if they are there; one process makes them, others
+    wait.
+
+    name: of the source, for the user. content: what its files hold, as a hash. learns: what of
+        each row.
+    UserError: a file can't be read as what it is, or there is nothing to learn in it.
+    """
+    identity = [_FORMAT, content, tokenizer.home.name]
+    identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
+    home = cache / "tokens" / cache_key(identity)
+    if not home.is_dir():
+        with one_at_a_time(home.with_suffix(".lock")) as locked:
+            if locked:
+                _remove_unfinished(home)
+            if not home.is_dir():
+                with directory_made_once(home) as scratch:
+                    chunks = [chunk for each in files for chunk in chunks_of(each, learns=learns)]
+                    _Tokenization(chunks, tokenizer, scratch, name).run()
+    return TokenizedSource(home)
+
+
+def has_column(
+    corpora: Sequence[TokenizedSource], column: str, *, having: Kind, lacking: Kind, reason: str
+) -> bool:
+    """Whether rows have an optional column.
+
+    having, lacking: the kinds of documents with and without the column. reason: why it can't be
+    both.
+    UserError: some rows have the column, and others lack it.
+    """
+    has = any(corpus.of_kind(having).any() for corpus in corpora)
+    if has and any(corpus.of_kind(lacking).any() for corpus in corpora):
+        raise UserError(
+            f"some files have a column `{column}`, and others none: {reason}",
+            f"a `{column}` in each row, or in none",
+            "data.source",
+        )
+    return has
+
+
+def sort_classes(names: AbstractSet[str]) -> list[str]:
+    """Numbers by their values, anything else by its letters."""
+    if all(re.fullmatch(r"-?\d+", name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+def _remove_unfinished(home: Path) -> None:
+    """Remove directories that killed processes have left unfinished."""
+    for left in home.parent.glob(f"{home.name}.*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+class _Tokenization:
+    """The tokenization of one source into a scratch directory."""
+
+    def __init__(
+        self, chunks: Sequence[Chunk], tokenizer: TextTokenizer, scratch: Path, name: str
+    ) -> None:
+        self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
+        self._has_chats = any(chunk.kind == "messages" for chunk in chunks)
+        self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
+        dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+        self._job = Job(parts_of(chunks), str(tokenizer.home), dtype)
+        self._work = scratch / "parts"
+
+    def run(self) -> None:
+        self._work.mkdir()
+        self._job.write(self._work)
+        processes = min(len(os.sched_getaffinity(0)), len(self._sizes), _MOST_PROCESSES)
+        if processes <= 1 or sum(self._sizes) <= _ALONE:
+            run_job(self._work)
+        else:
+            self._in_processes(processes)
+        notes = self._join()
+        shutil.rmtree(self._work)
+        _check_loss_tokens(notes, self._name, has_chats=self._has_chats)
+        write_json(self._scratch / "corpus.json", asdict(notes))
+
+    def _in_processes(self, count: int) -> None:
+        """UserError, RunError: one of them has failed."""
+        command = [sys.executable, "-m", parts.__spec__.name, str(self._work), str(os.getpid())]
+        # each is one of several: it needs no threads of its own
+        environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+        running = [Popen(command, env=environment, stdout=DEVNULL) for _ in range(count)]
+        try:
+            self._wait(running)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _wait(self, running: Sequence[Popen[bytes]]) -> None:
+        began = last_line_at = time.monotonic()
+        while alive := [process for process in running if process.poll() is None]:
+            with suppress(TimeoutExpired):
+                alive[0].wait(_LOOK_EVERY)
+            if any(process.poll() for process in running):
+                break
+            if time.monotonic() - last_line_at > _SAY_EVERY:
+                last_line_at = time.monotonic()
+                show_progress(self._progress(last_line_at - began))
+        errors = sorted(self._work.glob("error.*.json"))
+        if errors:
+            raise UserError(**json.loads(errors[0].read_text()))
+        codes = [process.returncode or 0 for process in running]
+        if any(codes):
+            raise RunError(
+                f"a process that tokenizes {self._name} ended with exit code {max(codes, key=abs)}",
+                "the lines above say why; without any, the kernel may have ended it for memory",
+                "data",
+            )
+
+    def _progress(self, seconds: float) -> str:
+        done = sum(
+            size
+            for number, size in enumerate(self._sizes)
+            if (self._work / f"{number}.json").exists()
+        )
+        total = sum(self._sizes)
+        text = f"data   {self._name}: {show_bytes(done)} of {show_bytes(total)} tokenized"
+        if done:
+            text += f" ({done / total:.0%}), left {show_seconds(seconds * (total - done) / done)}"
+        return text
+
+    def _join(self) -> SourceNotes:
+        """The parts one after another, as one corpus."""
+        notes, lengths, kinds = self._documents()
+        lengths.tofile(self._scratch / "lengths.bin")
+        kinds.tofile(self._scratch / "kinds.bin")
+        digest = hashlib.sha256(self._job.dtype.encode() + lengths.tobytes() + kinds.tobytes())
+        digest.update(self._join_files("tokens"))
+        digest.update(self._join_files("loss_mask"))
+        classes = sort_classes({label for note in notes for label in note.labels})
+        digest.update(self._join_labels(notes, classes))
+        loss_tokens = sum(note.loss_tokens for note in notes)
+        num_tokens = int(lengths.sum())
+        if loss_tokens == num_tokens:
+            (self._scratch / "loss_mask.bin").unlink()
+        return SourceNotes(
+            dtype=self._job.dtype,
+            num_tokens=num_tokens,
+            vocab_size=self._tokenizer.size,
+            largest_id=max((note.largest_id for note in notes), default=0),
+            sha256=digest.hexdigest(),
+            partly=loss_tokens < num_tokens,
+            empty=sum(note.empty for note in notes),
+            with_assistant=sum(note.with_assistant for note in notes),
+            assistant_tokens=sum(note.assistant_tokens for note in notes),
+            text_bytes=sum(note.text_bytes for note in notes),
+            classes=classes,
+        )
+
+    def _join_files(self, kind: str) -> bytes:
+        """Join one array of all parts in a file. Returns the hash of the array."""
+        digest = hashlib.sha256()
+        with open(self._scratch / f"{kind}.bin", "wb") as out:
+            for number in range(len(self._sizes)):
+                part = self._work / f"{number}.{kind}"
+                with open(part, "rb") as file:
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+                        out.write(block)
+                part.unlink()
+        return digest.digest()
+
+    def _join_labels(self, notes: Sequence[PartNotes], classes: Sequence[str]) -> bytes:
+        """Join the labels of all parts as class numbers. Returns classes and labels as bytes."""
+        if not classes:
+            return b""
+        parts = []
+        for number, note in enumerate(notes):
+            of_part = np.array([classes.index(label) for label in note.labels], np.int32)
+            parts.append(of_part[read_labels(self._work, number)])
+        labels = np.concatenate(parts)
+        labels.tofile(self._scratch / "labels.bin")
+        return json.dumps(list(classes)).encode() + labels.tobytes()
+
+    def _documents(self) -> tuple[list[PartNotes], NDArray[np.int64], NDArray[np.uint8]]:
+        """Notes, lengths and kinds of all documents. A document in two parts is one."""
+        notes, lengths, kinds = [], [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+        for number in range(len(self._sizes)):
+            note = PartNotes(**json.loads((self._work / f"{number}.json").read_text()))
+            of_part, kinds_of_part = read_lengths(self._work, number)
+            if note.continues:
+                lengths[-1][-1] += of_part[0]
+                of_part, kinds_of_part = of_part[1:], kinds_of_part[1:]
+            notes.append(note)
+            if len(of_part):
+                lengths.append(of_part)
+                kinds.append(kinds_of_part)
+        return notes, np.concatenate(lengths), np.concatenate(kinds)
+
+
+def _check_loss_tokens(notes: SourceNotes, name: str, *, has_chats: bool) -> None:
+    """UserError: there is nothing, or nothing to be learnt."""
+    if not notes.num_tokens:
+        raise UserError(
+            f"data source {name} holds no text", "a source with text in it", "data.source"
+        )
+    if has_chats and not notes.with_assistant:
+        raise UserError(
+            f"data source {name}: no conversation has a turn of the assistant, so there is nothing"
+            " to learn",
+            'messages with "role": "assistant"; are the roles named otherwise there?',
+            "data.source",
+        )
+    if has_chats and not notes.assistant_tokens:
+        raise UserError(
+            f"data source {name}: the chat template marks nothing of {notes.with_assistant}"
+            " conversations as the assistant's, so there is nothing to learn",
+            "a template whose {% generation %} ... {% endgeneration %} has the assistant's"
+            " content in it: data.chat_template=FILE.jinja",
+            "data.chat_template",
+        )

@@ -1,0 +1,130 @@
+"""The split check of batch_loss(). Every device computes it by itself from the features of the
+whole batch, so it must give every device the same, and reach the model through features only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.split_check.additivity import TOLERANCE, Trial, compare_repeats
+from samecurve.core.split_check.split_errors import Evidence, explain, explain_draws, explain_state
+from samecurve.errors import UserError
+from samecurve.torch_engine.split_check.backward_code import graph_nodes
+from samecurve.torch_engine.split_check.side_effects import counters_in
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials
+from samecurve.torch_engine.split_check.user_code import place_of_method
+from samecurve.torch_engine.split_check.watched_lines import Watched, watch
+from samecurve.torch_engine.step.gathered_features import Features
+from samecurve.torch_engine.step.precision import current_device
+from samecurve.torch_engine.step.setup import EngineSetup
+
+
+def batch_loss_error(setup: EngineSetup, trials: Trials, steps: Sequence[int]) -> UserError | None:
+    """The first error of batch_loss() at these steps; None: nothing is wrong, or it can't be
+    computed for the few samples that are tried.
+    """
+    for step in steps:
+        try:
+            with trials.trying(step, trials.samples, trials.parts):
+                error = _BatchLoss(setup, trials).error()
+        except RAISED:
+            error = None
+        finally:
+            trials.put_back()
+        if error:
+            return error
+    return None
+
+
+class _BatchLoss:
+    """The batch_loss() of the step that is tried."""
+
+    def __init__(self, setup: EngineSetup, trials: Trials) -> None:
+        self._setup, self._trials = setup, trials
+        self._where = place_of_method(setup.task, "batch_loss")
+        self._evidence = partial(Evidence, loss_at=self._where, what="batch_loss()")
+
+    def error(self) -> UserError | None:
+        """The first error of: draws, weights of the model, another loss again, a counter."""
+        trials, tolerance = self._trials, TOLERANCE[self._trials.format]
+        features = self._features(trials.samples)
+        trials.generators.put_back()
+        total, leaves = self._total(features)
+        first = self._trial(total)
+        after_first = trials.attributes.changed()
+        if trials.generators.moved():
+            return self._error_of_draws(features)
+        if name := _weight_behind(total.sum, leaves, self._setup.strategy.models[0]):
+            return UserError(
+                f"batch_loss() uses {name} of the model itself, whose gradient would be lost",
+                f'make it a feature: features() returns {{"{name.rpartition(".")[2]}": ...}}; a'
+                " single number as model.scale.expand(len(x)); a penalty on weights too, with an"
+                " equal share of it in each sample's row",
+                self._where,
+            )
+        self._features(trials.samples[:1])  # so that what it keeps is of another microbatch
+        again = self._trial(self._total(features)[0])
+        after_again = trials.attributes.changed()
+        if finding := compare_repeats(first, again, tolerance):
+            evidence = self._evidence()
+            if after_again:
+                evidence = self._of_state(next(iter(after_again)), features)
+            return explain(finding, evidence, rounded=tolerance)
+        counters = counters_in(after_first, after_again)
+        trials.put_back()
+        self._features(trials.samples)
+        trials.attributes.advance(counters)
+        if counters and compare_repeats(first, self._trial(self._total(features)[0]), tolerance):
+            cause = "batch_loss() changes from call to call"
+            return explain_state(self._of_state(next(iter(counters)), features), cause)
+        return None
+
+    def _features(self, rows: Rows) -> Features:
+        features = self._trials.features_of(rows)
+        return {name: feature.detach() for name, feature in features.items()}
+
+    def _total(self, features: Features) -> tuple[Mean, Mapping[str, torch.Tensor]]:
+        """The loss, and the tensors that may have a gradient."""
+        setup, trials = self._setup, self._trials
+        leaves = {name: rows.clone() for name, rows in features.items()}
+        for rows in leaves.values():
+            if rows.is_floating_point() or rows.is_complex():
+                rows.requires_grad_()
+        progress = setup.plan.progress_at(trials.step)
+        phase = trials.phases[trials.phase_number]
+        with current_device(setup.device), torch.enable_grad():
+            # a copy of the dict, in which the loss may put other tensors
+            losses = setup.task.batch_losses(dict(leaves), progress, phase)
+        return losses["loss"], leaves
+
+    def _trial(self, total: Mean) -> Trial:
+        return Trial(len(self._trials.samples), float(total.sum), float(total.weight))
+
+    def _error_of_draws(self, features: Features) -> UserError:
+        self._trials.generators.put_back()
+        draws = self._watched(features, {}).draws
+        error = explain_draws(draws, "every device takes batch_loss() by itself")
+        return UserError(error.cause, "draw them in features(), a row a sample", error.where)
+
+    def _of_state(self, name: str, features: Features) -> Evidence:
+        read = partial(self._trials.attributes.read, name)
+        changes = self._watched(features, {name: read}).changes
+        return self._evidence(state=f"attribute {name}", state_at=changes.get(name, ""))
+
+    def _watched(self, features: Features, reads: Mapping[str, Callable[[], object]]) -> Watched:
+        return watch(partial(self._total, features), self._trials.generators, reads)
+
+
+def _weight_behind(
+    total: torch.Tensor, leaves: Mapping[str, torch.Tensor], model: torch.nn.Module
+) -> str:
+    """A parameter that the loss reaches by itself; '': none."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    known = {id(leaf) for leaf in leaves.values()}
+    for node in graph_nodes(total):
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in known and id(leaf) in names:
+            return names[id(leaf)]
+    return ""

@@ -1,0 +1,217 @@
+"""Judges the losses that the split check has tried, and gives every rank the same error.
+
+A small difference may be rounding, so float64 gives a second opinion where it can be computed.
+Where something is wrong, diagnosis.py finds the line of the user's code.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+
+from samecurve.core.split_check.additivity import (
+    DOUBTFUL,
+    GRADIENTS,
+    SURE,
+    SURE_GRADIENTS,
+    TOLERANCE,
+    Finding,
+    Trial,
+    compare_gradients,
+    compare_parts,
+    compare_repeats,
+)
+from samecurve.errors import UserError
+from samecurve.torch_engine.split_check.side_effects import Counter
+from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
+from samecurve.torch_engine.split_check.trial_gradients import gradient_norms
+from samecurve.torch_engine.split_check.trials import RAISED, Trials, Tried
+from samecurve.torch_engine.step.setup import EngineSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Random generators from which a loss has drawn without a key.
+
+    moved: the names of those that each device and microbatch would draw from by itself
+    seeded: whether numpy's or Python's were drawn from, which are seeded for each microbatch
+    """
+
+    moved: Sequence[str] = ()
+    seeded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Observations of a loss.
+
+    whole, again, far: of all samples; once more; as after many more microbatches, where something
+        counts
+    parts: of each part; failed: why it can't be computed for a part
+    changed: attributes that a forward pass changes; counters: those that grow with each pass
+    steady, unlike: buffers that change alike, or not, whatever the samples are
+    kept: attributes that are others after other samples
+    """
+
+    whole: Trial
+    again: Trial | None = None
+    far: Trial | None = None
+    parts: Sequence[Trial]
+    failed: UserError | None = None
+    drawn: Drawn
+    changed: Sequence[str] = ()
+    counters: dict[str, Counter] = field(default_factory=dict)
+    steady: AbstractSet[str] = frozenset()
+    unlike: Sequence[str] = ()
+    kept: Sequence[str] = ()
+
+
+class Judge:
+    """Finds what is wrong with the losses that were tried; all ranks call it together.
+
+    diagnose: finds the cause of a failed trial, as Diagnosis.error_of() does
+    """
+
+    def __init__(
+        self, setup: EngineSetup, trials: Trials, diagnose: Callable[..., UserError | None]
+    ) -> None:
+        self._setup, self._trials, self._diagnose = setup, trials, diagnose
+
+    def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
+        """The error, the same on every rank; and whether the loss repeats."""
+        finding = self._finding(seen)
+        own = [name for name in seen.drawn.moved if not name.startswith("torch")]
+        repeats = not (own or (finding and finding.kind == "repeat"))
+        error: UserError | None = None
+        with ExitStack() as stack:
+            if self.agree(finding is not None and finding.difference < DOUBTFUL):
+                finding = self._second_opinion(finding, stack)
+            is_wrong = finding or seen.drawn.moved or seen.unlike or self._is_counting(seen)
+            if self.agree(bool(is_wrong or self._threads_share_a_generator(seen))):
+                error = self._diagnosed(seen, finding)
+        return self.shared(error), not self.agree(not repeats)
+
+    def error_of_means(
+        self, whole: Tried, parts: Sequence[Tried], drawn: Drawn, failed: UserError | None
+    ) -> UserError | None:
+        """The error of the loss, else of a mean that is logged beside it."""
+        try:
+            for name in ["loss", *sorted(whole.losses.keys() - {"loss"})]:
+                self._trials.name = name
+                of_parts = [part.losses.get(name, part.losses["loss"]) for part in parts]
+                of_name = drawn if name == "loss" else Drawn(seeded=drawn.seeded)
+                seen = Observed(
+                    whole=whole.losses[name], parts=of_parts, drawn=of_name, failed=failed
+                )
+                error, _ = self.error_of(seen)
+                if error:
+                    return error
+        finally:
+            self._trials.name = "loss"
+        return None
+
+    def error_of_gradients(self, whole: Tried, parts: Sequence[Tried]) -> UserError | None:
+        trials = self._trials
+        finding = self._finding_of_gradients(whole, parts, GRADIENTS[trials.format])
+        error: UserError | None = None
+        with ExitStack() as stack:
+            if self.agree(finding is not None and trials.format != "f64"):
+                limit = SURE_GRADIENTS[trials.format]
+                if trials.can_widen() and trials.format == "f32":
+                    stack.enter_context(trials.in_float64())
+                    limit = SURE_GRADIENTS["f64"]
+                try:
+                    rows = (trials.samples, *trials.parts)
+                    whole, *parts = [trials.tried(each, with_gradient=True) for each in rows]
+                except RAISED:  # a model that takes no float64
+                    stack.close()
+                    limit = SURE_GRADIENTS[trials.format]
+                trials.put_back()
+                finding = self._finding_of_gradients(whole, parts, limit)
+            if self.agree(finding is not None):
+                of_parts = [part.losses["loss"] for part in parts]
+                seen = Observed(whole=whole.losses["loss"], parts=of_parts, drawn=Drawn())
+                error = self._diagnosed(seen, finding)
+        return self.shared(error)
+
+    def _is_counting(self, seen: Observed) -> bool:
+        """Whether the loss depends on how many microbatches came before."""
+        return seen.far is not None and bool(
+            compare_repeats(seen.whole, seen.far, TOLERANCE[self._trials.format])
+        )
+
+    def agree(self, here: bool) -> bool:  # noqa: FBT001 - one word says it
+        """Whether it is true on any rank."""
+        flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
+        return bool(self._setup.comm.all_reduce(flag)() > 0)
+
+    def shared(self, error: UserError | None) -> UserError | None:
+        """The error of the first rank that has one, on every rank."""
+        comm, device = self._setup.comm, self._setup.device
+        texts = [error.cause, error.remedy, error.where] if error else []
+        message = json.dumps(texts).encode() if error else b""
+        sizes = torch.zeros(comm.world_size, dtype=torch.int64, device=device)
+        sizes[comm.rank] = len(message)
+        lengths = comm.all_reduce(sizes)().tolist()
+        teller = next((rank for rank, length in enumerate(lengths) if length), None)
+        if teller is None:
+            return None
+        letters = torch.zeros(lengths[teller], dtype=torch.int64, device=device)
+        if comm.rank == teller:
+            letters.copy_(torch.tensor(list(message), dtype=torch.int64))
+        return UserError(*json.loads(bytes(comm.all_reduce(letters)().tolist())))
+
+    def _finding(self, seen: Observed) -> Finding | None:
+        tolerance = TOLERANCE[self._trials.format]
+        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
+        return repeat or compare_parts(seen.whole, seen.parts, tolerance)
+
+    def _finding_of_gradients(
+        self, whole: Tried, parts: Sequence[Tried], tolerance: float
+    ) -> Finding | None:
+        of_parts = [part.gradients or {} for part in parts]
+        norms = gradient_norms(self._setup, whole.gradients or {}, of_parts)
+        trials = [part.losses["loss"] for part in parts]
+        return compare_gradients(whole.losses["loss"], trials, norms, tolerance)
+
+    def _threads_share_a_generator(self, seen: Observed) -> bool:
+        """Whether the devices of this process draw from one generator."""
+        return seen.drawn.seeded and len(self._setup.devices) > 1
+
+    def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
+        """The finding in float64, which is in use until the stack closes; where float64 can't be
+        computed, the finding if it is larger than rounding can explain.
+        """
+        trials = self._trials
+        computed = NarrowestFormat()
+        with computed:
+            trials.loss_if_any(trials.samples)
+        trials.put_back()
+        is_narrow = trials.format == "narrow" or computed.bytes < 4
+        if not is_narrow and trials.format == "f32" and trials.can_widen():
+            stack.enter_context(trials.in_float64())
+            computed = NarrowestFormat()
+            with computed:
+                wide = [trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts)]
+            trials.put_back()
+            if all(wide):
+                whole, *parts = (trial for trial in wide if trial)
+                trials.format = "f64" if computed.bytes == 8 else "f32"
+                tolerance = TOLERANCE["f64"] if trials.format == "f64" else SURE["f32"]
+                again = None if finding is None or finding.kind != "repeat" else finding
+                return again or compare_parts(whole, parts, tolerance)
+            stack.close()
+        limit = SURE["narrow" if is_narrow else trials.format]
+        return finding if finding and finding.difference > limit else None
+
+    def _diagnosed(self, seen: Observed, finding: Finding | None) -> UserError | None:
+        return self._diagnose(
+            seen,
+            finding,
+            is_counting=self._is_counting(seen),
+            of_gradient=self.agree(finding is not None and finding.kind == "gradient"),
+            shared_by_threads=self._threads_share_a_generator(seen),
+        )

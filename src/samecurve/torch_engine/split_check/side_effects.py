@@ -1,0 +1,366 @@
+"""Side effects of a forward pass: changed buffers, attributes and states of random generators.
+
+Each class notes its part when it is made, tells what has changed since, and puts it back.
+Attributes are those of the model's modules, of the task, and of objects and dicts within them.
+Variables of modules, classes and closures are not looked at.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+# Any: attributes of a user's objects
+Attribute = dict[str, Any]  # name -> value, as an object or a dict holds them
+_DEPTH = 3  # of objects within objects
+_MOST_NAMES = 16  # in a dict whose values are looked at one by one
+_MOST_BYTES, _MOST_ITEMS = 1 << 20, 1000  # of a value that is copied: a task may hold its data
+_FAR = 1000  # microbatches, after which the value of a counter is tried
+_LAST = 100  # items of a growing list, which are repeated to make it longer
+_LIBRARIES = ("samecurve.", "torch.", "numpy.", "builtins")  # whose objects are not looked into
+# what nn.Module and this program keep in a module
+_MODULE_NAMES = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "forward", "samecurve_site"}
+_GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+class Buffers:
+    """The buffers of a model, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._tensors = dict(model.named_buffers())
+        self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
+        self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Copies of the buffers whose values have changed."""
+        return {
+            name: tensor.clone()
+            for name, tensor in self._model.named_buffers()
+            if self.read(name) != (id(self._tensors.get(name)), self._versions.get(name))
+            and not equal(tensor, self._values.get(name))
+        }
+
+    def read(self, name: str) -> object:
+        """The identity and version of a buffer: another pair if it may have changed."""
+        buffer = self._model.get_buffer(name)
+        return id(buffer), _version(buffer)
+
+    def put_back(self, names: Sequence[str] | None = None) -> None:
+        """names: which buffers; None: all."""
+        for name, now in list(self._model.named_buffers()):
+            if (names is None or name in names) and now is not self._tensors.get(name):
+                path, _, attribute = name.rpartition(".")
+                setattr(self._model.get_submodule(path), attribute, self._tensors.get(name))
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                if names is not None and name not in names:
+                    continue
+                if _version(tensor) != self._versions[name]:
+                    if tensor.shape != self._values[name].shape:
+                        tensor.resize_(self._values[name].shape)
+                    tensor.copy_(self._values[name])
+                    self._versions[name] = _version(tensor)
+
+
+class Counter(NamedTuple):
+    """A number, or a list's length, that grows with each forward pass.
+
+    value: the attribute as the last forward pass left it
+    ahead: by how much the number grows in many microbatches
+    """
+
+    value: Any
+    ahead: float
+
+
+class Attributes:
+    """Attributes of a model's modules and of a task, and of objects and dicts within them."""
+
+    def __init__(self, model: nn.Module, task: object) -> None:
+        self._holders = dict(_holders(model, task))
+        self._before = {
+            path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
+            for path, holder in self._holders.items()
+        }
+
+    def changed(self) -> dict[str, object]:
+        """Copies of the attributes that are new or have other values, by full name."""
+        changed = {}
+        for full, value, before in self._each():
+            now = _snapshot(value)
+            if before is None or not equal(now, before[1]):
+                changed[full] = now
+        return changed
+
+    def read(self, full: str) -> object:
+        """A copy of one attribute, to be compared by equal()."""
+        path, _, name = full.rpartition(".")
+        return _snapshot(self._holders.get(path, {}).get(name))
+
+    def advance(self, counters: Mapping[str, Counter]) -> None:
+        """Give each counter the value that it has after many more microbatches."""
+        for full, (value, ahead) in counters.items():
+            path, _, name = full.rpartition(".")
+            holder = self._holders.get(path, {})
+            old, number = holder.get(name), _number(value)
+            assert number is not None
+            if isinstance(old, torch.Tensor):
+                old.fill_(number + ahead)
+            elif isinstance(old, list | deque):
+                old.extend(islice(cycle(list(value)[-_LAST:]), int(number + ahead) - len(old)))
+            elif path in self._holders:
+                whole = number.is_integer() and ahead.is_integer()
+                holder[name] = int(number + ahead) if whole else number + ahead
+
+    def put_back(self) -> None:
+        for path, holder in self._holders.items():
+            before = self._before[path]
+            for name in _names_in(holder):
+                if name not in before:
+                    del holder[name]
+            for name, (value, content) in before.items():
+                if name in holder and equal(_snapshot(holder[name]), content):
+                    continue
+                holder[name] = value
+                _refill(value, content)
+
+    def generators(self) -> dict[str, Any]:
+        """Random generators among the attributes, by full name."""
+        return {full: value for full, value, _ in self._each() if isinstance(value, _GENERATORS)}
+
+    def _each(self) -> Iterator[tuple[str, Any, tuple[Any, Any] | None]]:
+        """Full name, value, and the value and its copy from before; None: it is new."""
+        for path, holder in self._holders.items():
+            for name in _names_in(holder):
+                yield f"{path}.{name}", holder[name], self._before[path].get(name)
+
+
+def counters_in(first: Mapping[str, object], again: Mapping[str, object]) -> dict[str, Counter]:
+    """Attributes that a second forward pass of the same samples moved on as numbers.
+
+    first, again: Attributes.changed() after each of the two
+    """
+    counters = {}
+    for name, value in again.items():
+        number, before = _number(value), _number(first.get(name))
+        if number is not None and before is not None and number != before:
+            counters[name] = Counter(value, _FAR * (number - before))
+    return counters
+
+
+@contextmanager
+def attributes_kept(task: object) -> Iterator[None]:
+    """Put the attributes of a task back afterwards."""
+    attributes = Attributes(nn.Module(), task)
+    try:
+        yield
+    finally:
+        attributes.put_back()
+
+
+class GeneratorStates:
+    """The states of torch's, numpy's and Python's generators, and of those that attributes hold."""
+
+    def __init__(self, attributes: Attributes, devices: Sequence[torch.device]) -> None:
+        held = attributes.generators()
+        self.held = list(held.values())
+        self._access: dict[str, _Access] = {
+            "torch": (torch.get_rng_state, torch.set_rng_state),
+            "numpy": (partial(np.random.get_state, legacy=False), np.random.set_state),
+            "Python": (random.getstate, random.setstate),
+        }
+        for device in devices:
+            if device.type == "cuda":
+                self._access[f"torch on {device}"] = (
+                    partial(torch.cuda.get_rng_state, device),
+                    partial(_set_cuda_state, device),
+                )
+        self._access |= {name: _access_of(generator) for name, generator in held.items()}
+        self._of_torch = {
+            name
+            for name in self._access
+            if name.startswith("torch") or isinstance(held.get(name), torch.Generator)
+        }
+        self._before = {name: read() for name, (read, _) in self._access.items()}
+
+    def moved(self) -> list[str]:
+        """Names of the generators that have drawn."""
+        return [
+            name
+            for name, (read, _) in self._access.items()
+            if not equal(read(), self._before[name])
+        ]
+
+    def put_back(self) -> None:
+        for name, (_, write) in self._access.items():
+            write(self._before[name])
+
+    def read_host(self) -> object:
+        """The states of the generators that are not torch's, to be compared by equal()."""
+        return [
+            str(read()) for name, (read, _) in self._access.items() if name not in self._of_torch
+        ]
+
+
+_Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state
+
+
+def _access_of(generator: Any) -> _Access:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state, generator.set_state
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(getattr, bits, "state"), partial(setattr, bits, "state")
+    return partial(generator.get_state, legacy=False), generator.set_state
+
+
+def _set_cuda_state(device: torch.device, state: torch.Tensor) -> None:
+    torch.cuda.set_rng_state(state, device)
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two values are the same, as far as that can be seen."""
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return _equal_tensors(one.detach(), other.detach())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple | deque) and type(one) is type(other):
+        items: Any = other
+        return len(one) == len(items) and all(map(equal, one, items))
+    plain = (int, float, complex, str, bytes, set)
+    return isinstance(one, plain) and isinstance(other, plain) and one == other
+
+
+def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    same = one == other
+    if one.is_floating_point():
+        same |= one.isnan() & other.isnan()
+    return bool(same.all())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """A count of the tensor's changes in place."""
+    return tensor._version  # noqa: SLF001 - no public name
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy of a small tensor, array or container; else the value itself."""
+    if isinstance(value, nn.Parameter):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.nbytes <= _MOST_BYTES else value
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.nbytes <= _MOST_BYTES else value
+    if isinstance(value, dict):  # items() of a subclass may import what it names
+        return dict(dict.items(value)) if len(value) <= _MOST_ITEMS else value
+    for kind in (list, set, deque):
+        if isinstance(value, kind):
+            return kind(value) if len(value) <= _MOST_ITEMS else value
+    return value
+
+
+def _refill(value: Any, content: Any) -> None:
+    """Give a changed tensor, array or container its content back, in place."""
+    if content is value:
+        return
+    if isinstance(value, torch.Tensor):
+        if value.shape == content.shape:
+            with torch.no_grad():
+                value.detach().copy_(content)
+    elif isinstance(value, np.ndarray):
+        value[...] = content
+    elif isinstance(value, dict | set | list | deque):
+        value.clear()
+        fill: Callable[[Any], None]
+        fill = value.update if isinstance(value, dict | set) else value.extend
+        fill(content)
+
+
+def _number(value: object) -> float | None:
+    """The value as a number, a list by its length; None: it is neither."""
+    if isinstance(value, list | deque):
+        return float(len(value)) if value else None
+    if isinstance(value, torch.Tensor):
+        is_one = value.numel() == 1 and not value.requires_grad and not value.is_complex()
+        return float(value) if is_one else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def _holders(model: nn.Module, task: object) -> Iterator[tuple[str, MutableMapping[str, Any]]]:
+    """Every object and dict whose values are attributes, once, by path; the outer ones first."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        yield from _within(name or "model", module, seen, 0)
+    yield from _within("task", task, seen, 0)
+
+
+def _within(
+    path: str, value: object, seen: set[int], depth: int
+) -> Iterator[tuple[str, Attribute]]:
+    if id(value) in seen or depth > _DEPTH:
+        return
+    seen.add(id(value))
+    holder = _dict_of(value)
+    if holder is None:
+        return
+    yield path, holder
+    if holder is value:  # a dict: what its values hold is not looked at
+        return
+    for name in _names_in(holder):
+        inner = holder[name]
+        if isinstance(inner, nn.Module):
+            for submodule, module in inner.named_modules():
+                at = ".".join(filter(None, (path, name, submodule)))
+                yield from _within(at, module, seen, depth + 1)
+        elif isinstance(inner, dict) or _is_users_object(inner):
+            yield from _within(f"{path}.{name}", inner, seen, depth + 1)
+
+
+def _dict_of(value: object) -> Attribute | None:
+    """The names and values that a value holds; None: it holds none that can be looked at."""
+    if not isinstance(value, dict):
+        return getattr(value, "__dict__", None)
+    # a library's table of models imports a model when it is asked for one
+    is_lazy = type(value).__getitem__ is not dict.__getitem__
+    if is_lazy or len(value) > _MOST_NAMES:
+        return None
+    is_named = all(isinstance(name, str) and "." not in name for name in value)
+    return value if is_named else None
+
+
+def _is_users_object(value: object) -> bool:
+    is_code = isinstance(value, type) or callable(value)
+    library = f"{type(value).__module__}.".startswith(_LIBRARIES)
+    return not (is_code or library) and hasattr(value, "__dict__")
+
+
+def _names_in(holder: Mapping[str, Any]) -> list[str]:
+    """Names of attributes, without weights, which each strategy lays out in its own way."""
+    return [name for name in holder if name not in _MODULE_NAMES and not _has_weights(holder[name])]
+
+
+def _has_weights(value: object) -> bool:
+    items: Any = (value,)
+    if isinstance(value, list | tuple):
+        items = value
+    elif isinstance(value, dict):
+        items = dict.values(value)
+    return any(isinstance(item, nn.Parameter) for item in items)

@@ -1,0 +1,95 @@
+"""Gradients for the split check. A loss may add up over samples while its gradient does not: where
+a backward function, a hook or a detached statistic depends on the microbatch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from samecurve.core.protocols import MicroBatch
+from samecurve.core.split_check.additivity import GradientNorms
+from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
+from samecurve.torch_engine.step.setup import EngineSetup
+
+Gradients = dict[str, torch.Tensor]  # by the parameter's name; of sharded ones this process's part
+
+
+def gradients_of(
+    setup: EngineSetup, microbatch: MicroBatch, loss_sum: Callable[[Any], torch.Tensor]
+) -> Gradients:
+    """Gradients of a loss's sum by the parameters of this process's first device.
+
+    loss_sum: is given train() or call() of the strategy, with which it runs the task's loss
+
+    RuntimeError: a checkpoint of torch's reentrant kind, which gives gradients in a step only.
+    """
+    strategy, model = setup.strategy, setup.strategy.models[0]
+    strategy.reset()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
+    if setup.plan.shards == 1:
+        total = loss_sum(strategy.call)
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        return {
+            name: _dense(gradient)
+            for name, gradient in zip(named, gradients, strict=True)
+            if gradient is not None
+        }
+    strategy.begin_step(parameters, 1)
+    try:
+        strategy.begin_microbatch(0, microbatch, is_last=True)
+        torch.autograd.backward(loss_sum(strategy.train))
+        strategy.end_microbatch(0, microbatch)
+        strategy.reduce(parameters)
+    finally:
+        strategy.reset()
+    of_shards = {name: _local(p.grad) for name, p in named.items() if p.grad is not None}
+    for parameter in parameters:
+        parameter.grad = None
+    return of_shards
+
+
+def gradient_norms(
+    setup: EngineSetup, whole: Gradients, parts: Sequence[Gradients]
+) -> dict[str, GradientNorms]:
+    """Norms of each parameter's gradient, over all of its shards; all ranks call it together.
+
+    whole: of all samples; parts: of each part of them
+    """
+    setup.strategy.reset()
+    names = [name for name, p in setup.strategy.models[0].named_parameters() if p.requires_grad]
+    copies = setup.comm.world_size / setup.plan.shards
+    rows = []
+    for name in names:
+        of_parts = [part.get(name) for part in parts]
+        total = whole.get(name)
+        difference = _sum([total, *(None if g is None else -g for g in of_parts)])
+        rows.append([_squared(g) for g in (total, difference, *of_parts)])
+    table = torch.tensor(rows, dtype=torch.float64).to(setup.device)
+    squares = (setup.comm.all_reduce(table)() / copies).sqrt().tolist()
+    return {
+        name: GradientNorms(whole=row[0], difference=row[1], parts=row[2:])
+        for name, row in zip(names, squares, strict=True)
+    }
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    distributed: Any = gradient  # a DTensor, where it is sharded
+    return _dense(distributed.to_local() if is_sharded(gradient) else gradient)
+
+
+def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [gradient for gradient in gradients if gradient is not None]
+    return sum(present[1:], start=present[0]) if present else None
+
+
+def _squared(gradient: torch.Tensor | None) -> float:
+    if gradient is None:
+        return 0.0
+    wide = torch.complex128 if gradient.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(gradient, dtype=wide)) ** 2

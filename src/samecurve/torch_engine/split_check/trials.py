@@ -1,0 +1,342 @@
+"""The losses that the split check compares: of all samples, of parts and of pairs, as numbers.
+
+A loss is computed as in a step, but in wider formats where that is possible, and with BatchNorm by
+its running statistics. put_back() restores the model, the task and the random generators.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
+from samecurve.core.split_check.additivity import Format, Trial
+from samecurve.errors import UserError
+from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
+from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
+from samecurve.torch_engine.split_check.trial_conditions import (
+    full_float32,
+    model_in_float64,
+    moved_weights,
+    norms_frozen,
+    widened,
+)
+from samecurve.torch_engine.split_check.trial_gradients import Gradients, gradients_of
+from samecurve.torch_engine.step.precision import autocast_for, current_device
+from samecurve.torch_engine.step.setup import EngineSetup
+
+_COPIED = 500_000_000  # parameters at most, of a model whose weights are copied for a trial
+# what a loss may raise for samples that it does not expect
+RAISED = (
+    UserError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+Stage = Callable[[MicroBatch], MicroBatch]  # host rows -> tensors, as for a step
+Run = Callable[..., Any]  # train() or call() of a strategy
+
+
+Rows = Sequence[int]  # positions among the rows that the check is given
+
+
+class Tried(NamedTuple):
+    """The losses of some samples.
+
+    losses: the loss, and the means that are logged beside it, by name
+    gradients: of the loss; None: they can't be computed
+    """
+
+    losses: Mapping[str, Trial]
+    gradients: Gradients | None = None
+
+
+class Trials:
+    """Computes losses of samples on this process's first device.
+
+    samples, parts: the rows that are tried at present, and how they are divided
+    step: the step whose loss is tried
+    phases, phase_number: the task's update phases, and the one whose loss is tried
+    name: the mean that is compared: the loss, or one that is logged beside it
+    format: the number format in which losses are computed
+    """
+
+    def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
+        self._setup, self._rows, self._stage = setup, rows, stage
+        self._plan, self._model = setup.plan, setup.strategy.models[0]
+        self.samples: Rows = range(len(rows.ids))
+        self.parts: Sequence[Rows] = two_parts(self.samples)
+        self.step, self.name = rows.step, "loss"
+        self.phases = list(getattr(setup.task, "phases", {})) or [""]
+        self.phase_number = 0
+        self.format = _format_of(setup)
+        self._with_grad = self._widens_rows = False
+
+    # --- conditions
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Losses can be computed inside of it; afterwards everything is as before."""
+        task = getattr(self._setup.task, "task", self._setup.task)
+        with ExitStack() as stack:
+            stack.enter_context(norms_frozen(self._model))
+            stack.enter_context(run_uncompiled(self._plan))
+            stack.enter_context(full_float32())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # about fewer samples than a step has
+            self.buffers = Buffers(self._model)
+            self.attributes = Attributes(self._model, task)
+            self.generators = GeneratorStates(self.attributes, [self._setup.device])
+            stack.callback(self.put_back)
+            if self.phase_number:
+                stack.enter_context(self._after_earlier_phases(task))
+            yield
+
+    @contextmanager
+    def _after_earlier_phases(self, task: object) -> Iterator[None]:
+        """The attributes that earlier phases leave are there for a later phase, as in a step."""
+        number, before = self.phase_number, self.attributes
+        for self.phase_number in range(number):
+            self.loss_if_any(self.samples)
+        self.phase_number = number
+        self.buffers.put_back()
+        self.generators.put_back()
+        self.attributes = Attributes(self._model, task)
+        yield
+        self.attributes = before
+
+    def put_back(self) -> None:
+        self.attributes.put_back()
+        self.buffers.put_back()
+        self.generators.put_back()
+
+    @contextmanager
+    def trying(self, step: int, samples: Rows, parts: Sequence[Rows]) -> Iterator[None]:
+        """Other samples, in other parts, at another step are tried inside of it."""
+        before = self.step, self.samples, self.parts
+        self.step, self.samples, self.parts = step, samples, parts
+        try:
+            yield
+        finally:
+            self.step, self.samples, self.parts = before
+
+    @contextmanager
+    def with_gradient(self) -> Iterator[None]:
+        before, self._with_grad = self._with_grad, True
+        try:
+            yield
+        finally:
+            self._with_grad = before
+
+    @contextmanager
+    def with_moved_weights(self) -> Iterator[None]:
+        """All weights and buffers are moved a little."""
+        with moved_weights(self._setup.strategy), self._other_buffers():
+            yield
+
+    @contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Weights, buffers and rows are in float64."""
+        narrow = self.format
+        with model_in_float64(self._model), self._other_buffers():
+            self._widens_rows = True
+            try:
+                yield
+            finally:
+                self._widens_rows, self.format = False, narrow
+
+    @contextmanager
+    def _other_buffers(self) -> Iterator[None]:
+        """put_back() restores the buffers as they are now."""
+        buffers, self.buffers = self.buffers, Buffers(self._model)
+        try:
+            yield
+        finally:
+            self.buffers = buffers
+            buffers.put_back()
+
+    def can_widen(self) -> bool:
+        return self._plan.shards == 1 and not self._plan.float8 and self.is_small()
+
+    def is_small(self) -> bool:
+        """Whether a second copy of the weights has room."""
+        size = sum(parameter.numel() for parameter in self._model.parameters())
+        return size // self._plan.shards <= _COPIED
+
+    # --- losses
+
+    def first_loss(self) -> Trial:
+        """The loss of all samples, computed for the first time. It settles how losses are computed:
+        in a wide format and without a gradient, where that is possible.
+        """
+        while True:
+            try:
+                return self.loss_of(self.samples)
+            except Exception as error:
+                if not self._with_grad and _wants_gradient(error):
+                    self._with_grad = True
+                elif self.format == "f32" and self._plan.precision in {"bf16", "f16"}:
+                    self.format = "narrow"  # a kernel that computes in two bytes only, say
+                else:
+                    raise
+                self.put_back()
+
+    def loss_of(self, rows: Rows) -> Trial:
+        return self.tried(rows).losses[self.name]
+
+    def loss_if_any(self, rows: Rows) -> Trial | None:
+        """The loss; None: it can't be computed for these samples."""
+        part, error = self.tried_part(rows)
+        return None if error else part.losses[self.name]
+
+    def tried_part(
+        self, rows: Rows, *, with_gradient: bool = False
+    ) -> tuple[Tried, UserError | None]:
+        """The losses, and why they can't be computed for these samples; None: they can."""
+        try:
+            return self.tried(rows, with_gradient=with_gradient), None
+        except RAISED as error:
+            where = error.where if isinstance(error, UserError) else ""
+            cause = error.cause if isinstance(error, UserError) else f"{error}"
+            return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
+
+    def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
+        """The losses, with the gradients where they can be computed."""
+        if with_gradient:
+            try:
+                return self._with_gradients(rows)
+            except RuntimeError:
+                self.put_back()
+        return Tried(_as_trials(self.losses_of(rows), len(rows)))
+
+    def losses_of(self, rows: Rows) -> Mapping[str, Mean]:
+        """The task's losses as tensors."""
+        microbatch = self._microbatch(rows)
+        with self._within(microbatch):
+            return self._task_losses(microbatch, self._setup.strategy.call)
+
+    def features_of(self, rows: Rows) -> Arrays:
+        """The features, for a task that has batch_loss()."""
+        microbatch, setup = self._microbatch(rows), self._setup
+        phase, progress = self.phases[self.phase_number], self._plan.progress_at(self.step)
+        with self._within(microbatch):
+            features: Arrays = setup.strategy.call(
+                0, setup.task.features, microbatch.arrays, progress, phase
+            )
+        return features
+
+    def _with_gradients(self, rows: Rows) -> Tried:
+        losses: Mapping[str, Mean] = {}
+        microbatch = self._microbatch(rows)
+
+        def loss_sum(run: Run) -> torch.Tensor:
+            nonlocal losses
+            losses = self._task_losses(microbatch, run)
+            total: torch.Tensor = losses["loss"].sum
+            return total
+
+        with self.with_gradient(), self._within(microbatch):
+            gradients = gradients_of(self._setup, microbatch, loss_sum)
+        return Tried(_as_trials(losses, len(rows)), gradients)
+
+    def _microbatch(self, rows: Rows) -> MicroBatch:
+        microbatch = self._stage(self._rows.pick(rows))
+        keys = microbatch.keys
+        if keys is not None and self.phase_number:  # each phase draws other numbers
+            keys = StagedKeys(keys.rows.of_phase(self.phase_number))
+        device = self._setup.device
+        arrays = {name: tensor.to(device) for name, tensor in microbatch.arrays.items()}
+        if self._widens_rows:
+            arrays = {name: widened(tensor) for name, tensor in arrays.items()}
+        return replace(microbatch, arrays=arrays, keys=keys)
+
+    @contextmanager
+    def _within(self, microbatch: MicroBatch) -> Iterator[None]:
+        setup = self._setup
+        precision = self._plan.precision if self.format == "narrow" else "f32"
+        with (
+            torch.set_grad_enabled(self._with_grad),
+            current_device(setup.device),
+            setup.contexts[0].within(microbatch.keys),
+            autocast_for(precision, setup.device),
+        ):
+            yield
+
+    def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
+        task, phase = self._setup.task, self.phases[self.phase_number]
+        progress = self._plan.progress_at(self.step)
+        if self._plan.whole_batch:
+            features = run(0, task.features, microbatch.arrays, progress, phase)
+            count = len(next(iter(microbatch.arrays.values())))
+            return {"loss": Mean(_added_up(features), count)}
+        losses: Mapping[str, Mean] = run(0, task.losses, microbatch.arrays, progress, phase)
+        return losses
+
+
+def two_parts(rows: Rows) -> list[Rows]:
+    """Two unequal parts in reversed order; a single row is not divided."""
+    turned = list(reversed(rows))
+    if len(turned) < 2:
+        return [turned]
+    cut = max(1, 3 * len(turned) // 8)
+    return [turned[:cut], turned[cut:]]
+
+
+def three_parts(rows: Rows) -> list[Rows]:
+    """Two parts of one row each and the rest, in reversed order."""
+    turned = list(reversed(rows))
+    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
+
+
+def no_trial(rows: Rows) -> Trial:
+    """The trial of a loss that can't be computed."""
+    return Trial(len(rows), math.nan, math.nan)
+
+
+def _format_of(setup: EngineSetup) -> Format:
+    """The format of losses: wider than in a step, where the weights are kept in a wider one."""
+    plan = setup.plan
+    if plan.precision == "f64":
+        return "f64"
+    is_narrow = plan.precision in {"bf16", "f16"}
+    return "narrow" if plan.float8 or (is_narrow and plan.shards > 1) else "f32"
+
+
+def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A single number for features with a row a sample. It adds up over samples if each row depends
+    on its own sample only.
+
+    Each number of a row has a weight of its own, the same in every row, and is bent (asinh): rows
+    minus their mean would add up to 0 however they are divided.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for feature in features.values():
+        rows = torch.view_as_real(feature) if feature.is_complex() else feature
+        rows = rows.reshape(len(feature), -1).double()
+        weights = 1 + torch.arange(rows.shape[1], device=rows.device).cos().double() / 2
+        total = total.to(rows.device) + (rows.asinh() * weights).sum()
+    return total
+
+
+def _as_trials(losses: Mapping[str, Mean], samples: int) -> dict[str, Trial]:
+    return {
+        name: Trial(samples, float(loss.sum), float(loss.weight)) for name, loss in losses.items()
+    }
+
+
+def _wants_gradient(error: BaseException) -> bool:
+    """Whether a loss failed because it takes gradients itself."""
+    causes = [error, error.__cause__, error.__context__]
+    return any(
+        isinstance(cause, RuntimeError) and "does not require grad" in str(cause)
+        for cause in causes
+    )

@@ -1,0 +1,109 @@
+"""Several updates in turn within a step (a GAN's critic and generator): each phase has a loss, an
+optimizer and parameters of its own.
+
+Each phase has its own forward and backward passes, reduction, clipping and update, over all
+microbatches of the step, one phase after the other. What the loss of a phase does to the parameters
+of other phases is computed and dropped.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from samecurve.core.planning.update_phases import Patterns, names_by_phase
+from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
+from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.state import Update
+from samecurve.torch_engine.step.training_step import TrainingStep
+
+MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)
+
+
+def updates_by_phase(
+    patterns: Patterns, trained: Sequence[OptimizerParam], make_optimizer: MakeOptimizer
+) -> list[Update]:
+    """The updates of a step in the task's order.
+
+    patterns: of parameters' names, by phase.
+
+    UserError: a parameter belongs to no phase, or to two.
+    """
+    by_phase = names_by_phase([param.name for param in trained], patterns)
+    updates = []
+    for number, (phase, names) in enumerate(by_phase.items()):
+        params = [param for param in trained if param.name in names]
+        updates.append(Update(params, make_optimizer(params, phase), phase, number))
+    return updates
+
+
+class StepsInTurn:
+    """The training step of a task with phases: that of each phase, one after the other."""
+
+    def __init__(self, steps: Sequence[TrainingStep]) -> None:
+        self._steps = steps
+
+    def run(self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]) -> PendingMetrics:
+        return PhasedMetrics(
+            {step.update.phase: step.run(batch, lr, requests) for step in self._steps}
+        )
+
+
+class PhasedOptimizer:
+    """The optimizers of all phases, as a checkpoint sees them."""
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        self._updates = updates
+        self._by_name = {one.name: update.optimizer for update in updates for one in update.trained}
+
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        for update in self._updates:
+            update.optimizer.step(lr, finite=finite)
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        return self._by_name[param.name].state_of(param)
+
+    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+        return self._by_name[param.name].whole_states(param)
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for update in self._updates:
+            yield from update.optimizer.shared_state()
+
+    def create_state(self) -> None:
+        for update in self._updates:
+            update.optimizer.create_state()
+
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        for update in self._updates:
+            update.optimizer.after_restore(saved, filled)
+
+
+@dataclass(frozen=True)
+class PhasedMetrics:
+    """The metrics of a step with phases: the loss of the first phase, the losses of the others by
+    their names, and what each phase gives beside its loss.
+    """
+
+    queued: Mapping[str, PendingMetrics]  # by phase, in their order
+
+    @property
+    def on_host(self) -> bool:
+        return all(queued.on_host for queued in self.queued.values())
+
+    def read(self) -> StepMetrics:
+        by_phase = {phase: queued.read() for phase, queued in self.queued.items()}
+        first, *others = by_phase
+        means = {phase: by_phase[phase].loss for phase in others}
+        for phase, metrics in by_phase.items():
+            means |= {f"{phase}.{name}": mean for name, mean in metrics.means.items()}
+        every = by_phase.values()
+        return replace(
+            by_phase[first],
+            means=means,
+            grad_norm=math.hypot(*(metrics.grad_norm for metrics in every)),
+            finite=all(metrics.finite for metrics in every),
+            done_at=max(metrics.done_at for metrics in every),
+        )

@@ -1,0 +1,136 @@
+"""The training step of a run, put together from its plan: the page (training_step.py), and the
+parts that only some runs have.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from samecurve.core.protocols import Batch, PendingMetrics, Round
+from samecurve.torch_engine.split_check.task_tensors import HeldByTask
+from samecurve.torch_engine.state import State
+from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.training_step import Finite, TrainingStep
+from samecurve.torch_engine.step.unused_params import UsageCheck
+
+
+class Step(Protocol):
+    """What makes one step of a run: one update, or several in turn."""
+
+    def run(
+        self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> PendingMetrics: ...
+
+
+def make_training_step(
+    setup: EngineSetup, state: State, step_buffers: AbstractSet[str] = frozenset()
+) -> Step:
+    """The step of this process.
+
+    step_buffers: names of buffers that are to move once a step.
+    """
+    kind = TrainingStep
+    if setup.plan.whole_batch:
+        from samecurve.torch_engine.step.batch_loss import BatchLossStep
+
+        kind = BatchLossStep
+    steps = [kind(setup, state, update) for update in state.updates]
+    for step in steps:
+        _watch_first_steps(step)
+        _time_forward(step)
+        _keep_step_buffers(step, step_buffers)
+    _check_held_tensors(steps[-1])
+    _follow_last_update(steps[-1])
+    for step in steps:
+        _scale_loss(step)
+        _watch(step)
+    if len(steps) == 1:
+        return steps[0]
+    from samecurve.torch_engine.step.phases import StepsInTurn
+
+    return StepsInTurn(steps)
+
+
+def _watch_first_steps(step: TrainingStep) -> None:
+    """Agree on the names of means, and look for parameters that the loss never uses."""
+    setup, named_means = step.setup, step.named_means
+    names = [param.name for param in step.update.trained]
+    usage = UsageCheck(setup.plan, setup.comm, setup.device, names)
+
+    def agree() -> bool:
+        named_means.agree(setup.comm, setup.device)
+        return True
+
+    step.first_steps += [agree, lambda: usage.add(setup.strategy.params_with_grad())]
+
+
+def _time_forward(step: TrainingStep) -> None:
+    """Time a forward pass of each rank, where that waits for no other rank: what tells a slow rank
+    from those that wait for it.
+    """
+    plan = step.plan
+    if plan.world_size == 1 or plan.shards > 1 or plan.norm_sync:
+        return
+    from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
+
+    timer = ForwardTimer(step.setup.device, step.report)
+    step.before_forward.append(timer.begin)
+    step.after_forward.append(timer.end)
+
+
+def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
+    if not names:
+        return
+    from samecurve.torch_engine.step.step_buffers import StepBuffers
+
+    buffers = StepBuffers(step.setup, names)
+    step.before_forward.append(buffers.begin_microbatch)
+    step.after_forward.append(buffers.after_forward)
+    step.after_backward.append(buffers.after_backward)
+    step.after_microbatches.append(buffers.end_step)
+
+
+def _check_held_tensors(step: TrainingStep) -> None:
+    """Once, after a backward pass: what a task keeps beside its model is not to be learnt."""
+    setup = step.setup
+
+    def check() -> bool:
+        HeldByTask(setup.task, setup.strategy.models[0]).refuse_learned()
+        return True
+
+    step.first_steps.append(check)
+
+
+def _follow_last_update(step: TrainingStep) -> None:
+    """What comes after the last update of a step: the task's after_step(), the moving average."""
+    setup, average = step.setup, step.state.average
+    after_step = getattr(setup.task, "after_step", None)
+    if after_step:
+        from samecurve.torch_engine.step.after_step import AfterStep
+
+        hook = AfterStep(after_step, setup.task, setup.strategy, setup.device)
+        step.after_update.append(hook)
+    if average is not None:
+        step.after_update.append(lambda _step, finite: average.add(finite=finite))
+
+
+def _scale_loss(step: TrainingStep) -> None:
+    """In f16 the loss has a scale, which follows each update."""
+    scale = step.state.scale
+    if scale is None:
+        return
+
+    def follow(_step: int, finite: Finite) -> None:
+        scale.update(finite=finite)
+
+    step.before_step.append(lambda: step.set_loss_scale(scale.value))
+    step.after_update.append(follow)
+
+
+def _watch(step: TrainingStep) -> None:
+    timeline = step.comm.timeline
+    if timeline is None:
+        return
+    from samecurve.torch_engine.profiling.timeline import time_parts
+
+    time_parts(step, timeline)

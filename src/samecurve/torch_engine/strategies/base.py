@@ -1,0 +1,158 @@
+"""What a strategy is: how a model lies on devices, and how gradients are summed over them.
+
+The base class is the whole of a strategy that has the model on every device and nothing to do
+beside; a strategy overrides what it does otherwise.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.process_group import Comm
+
+T = TypeVar("T")
+Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
+
+
+class Strategy:
+    """models: one for each device of this process, as the task made them. The first holds the
+    weights and, after reduce(), the gradients. What a task does with a model goes through train()
+    or call().
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        self._plan, self._comm, self._devices = plan, comm, devices
+        self.models: list[nn.Module] = []
+
+    def peers(self) -> Sequence[Peers]:
+        """For each device of this process, what adds up values over all devices."""
+        return [self._comm]
+
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        """Lay out the first of `models`, part by part; the others are for the other devices of this
+        process.
+        """
+        materialize(models[0])
+        self.models = [models[0].to(self._devices[0])]
+
+    # A step calls these, in this order:
+
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+        """Before a step: no gradient is left. num_microbatches: over all devices."""
+        del num_microbatches
+        for parameter in parameters:
+            parameter.grad = None
+
+    def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
+        """job(*arguments) of each job, one for each device of this process; their results."""
+        return [jobs[0](*arguments)]
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        """Before forward and backward of one microbatch.
+
+        device_index: which of this process's devices.
+        is_last: of that device's microbatches in this step.
+        """
+
+    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        """function(model, *arguments), whose result goes backward before end_microbatch()."""
+        return function(self.models[device_index], *arguments)
+
+    def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
+        """After backward of that microbatch."""
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After the last microbatch: leave the sum over all devices in the first replica's
+        gradients.
+        """
+
+    def params_with_grad(self) -> set[str]:
+        """After reduce(): the parameters to which the loss of this process's microbatches gave a
+        gradient.
+        """
+        return {
+            name
+            for model in self.models
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def norm(
+        self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """The norm of the whole gradient; float64, the same on every rank.
+
+        gradients: those of the parameters' views, which are this process's parts.
+        """
+        del trained
+        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
+        return norm
+
+    def sync_replicas(self) -> None:
+        """After an update, or change(): give the other replicas of this process the new weights."""
+
+    # Outside of a step:
+
+    def call(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        """function(model, *arguments), outside of training; where weights are sharded all ranks
+        call it together.
+        """
+        return function(self.models[device_index], *arguments)
+
+    def change(self, function: Callable[..., None], *arguments: object) -> None:
+        """function(model, *arguments), which may change weights and buffers; every process calls
+        it alike, and sync_replicas() follows.
+        """
+        function(self.models[0], *arguments)
+
+    def reset(self) -> None:
+        """Before the first step: forget what trials have gathered or learnt."""
+
+    def close(self) -> None: ...
+
+    # What an optimizer and a checkpoint ask about parts of tensors:
+
+    def sum_over_parts(
+        self, _params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What the whole of each parameter gives, from what this process's part of it gave: the
+        sums over the processes that hold the other parts.
+
+        values: a vector for each of the parameters; float64, on the device of its view.
+        """
+        return list(values)
+
+    def map_whole(
+        self,
+        _params: Sequence[OptimizerParam],
+        matrices: Sequence[torch.Tensor],
+        function: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """(number, this process's part of function(whole matrix)) of each, in any order; the whole
+        is computed by one of the processes that have copies or parts of it.
+
+        matrices: this process's parts, which lie as the parameters' views do.
+        function: of a matrix, or of a stack of them; gives one of the same shape.
+        """
+        if self._comm.group is None:
+            return ((number, function(matrix)) for number, matrix in enumerate(matrices))
+        from samecurve.torch_engine.strategies.whole_matrices import map_copies, meeting_place
+
+        device = matrices[0].device if matrices else self._devices[0]
+        return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))
+
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(shape of the whole, where this process's part of it begins)."""
+        return tuple(tensor.shape), (0,) * tensor.ndim
+
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """(which, of how many) processes hold the same part of the tensor as this one."""
+        del tensor
+        return self._comm.rank, self._comm.world_size

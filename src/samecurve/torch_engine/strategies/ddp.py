@@ -1,0 +1,158 @@
+"""ddp: one process for each device, each with the whole model; gradients are summed."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.nn.parallel import DistributedDataParallel
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.model.model_call import ModelCall
+from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
+from samecurve.torch_engine.strategies.base import Materialize, Strategy
+
+T = TypeVar("T")
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+# A model's buffers are functions of its fields or of the whole step here, so none is sent along;
+# torch 2.13 renamed the argument.
+_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
+}
+
+
+class DDP(Strategy):
+    """Every device holds the whole model; gradients are summed once a step, overlapped with the
+    last backward pass.
+
+    A loss need not use every parameter: what its last backward pass leaves out is given a zero
+    gradient by another one, so that no bucket waits (see reduce()).
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        super().__init__(plan, comm, devices)
+        self._norms = comm
+        if plan.norm_sync and dist.get_world_size() == comm.world_size:
+            # Their sums come in backward too, before or after a bucket's: where ranks leave
+            # different parameters out, the two orders differ. (Some ranks of a warm pool share
+            # one group: torch names groups by those that a rank knows, and they know others.)
+            self._norms = Comm(dist.new_group(backend=dist.get_backend(comm.group)))
+
+    def peers(self) -> Sequence[Peers]:
+        return [self._norms]
+
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        super().distribute(models, materialize)
+        device, group = self._devices[0], self._comm.group
+        assert group is not None
+        self._ddp = DistributedDataParallel(
+            ModelCall(models[0]),
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            **_NO_BUFFER_SYNC,
+        )
+        state, hook = _comm_hook(self._plan.compress, group)
+        timeline = self._comm.timeline
+
+        def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            self._num_reduced += len(bucket.parameters())
+            if timeline is not None and bucket.is_last():
+                # Every gradient is there: what is left of backward waits for the other ranks.
+                timeline.mark_rest("sync")
+            return hook(state, bucket)
+
+        self._num_reduced = 0
+        self._ddp.register_comm_hook(state, counting_hook)
+        self._named = {n: p for n, p in models[0].named_parameters() if p.requires_grad}
+        # Ids of those to which this round, and any round of this step, gave a gradient:
+        self._in_round: set[int] = set()
+        self._in_step: frozenset[int] = frozenset()
+        self._all_ids = frozenset(map(id, self._named.values()))
+        if self._plan.accumulation_steps > 1:  # else a gradient is None until backward gives it
+            for parameter in self._named.values():
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._note_gradient)
+
+    def _note_gradient(self, parameter: nn.Parameter) -> None:
+        self._in_round.add(id(parameter))
+
+    def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        result: T = self._ddp(function, *arguments)
+        return result
+
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+        """Where several rounds add up before a reduction, gradients stay where the buckets are: a
+        second copy of them would be a whole model more.
+        """
+        self._in_step = frozenset()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients and self._plan.accumulation_steps > 1:
+            torch._foreach_zero_(gradients)
+        else:
+            super().begin_step(parameters, num_microbatches)
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        del device_index, microbatch
+        self._in_step |= self._in_round
+        self._in_round.clear()
+        self._ddp.require_backward_grad_sync = is_last  # as DDP.no_sync() has it
+
+    def params_with_grad(self) -> set[str]:
+        return {name for name, p in self._named.items() if id(p) in self._in_step}
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """DDP sends a bucket once backward has given all gradients in it. Those that never came
+        come now, as zeros; other ranks may have had them.
+        """
+        del parameters
+        if self._num_reduced < len(self._named):
+            named = self._named.values()
+            if self._plan.accumulation_steps == 1:
+                self._in_round = {id(p) for p in named if p.grad is not None}
+            self._in_step |= self._in_round
+            missing = [p for p in named if id(p) not in self._in_round]
+            torch.autograd.backward(missing, [torch.zeros_like(p) for p in missing])
+            self._in_round.clear()
+        else:
+            self._in_step = self._all_ids
+        self._num_reduced = 0
+
+
+def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:
+    """(state, hook) for DDP."""
+    if compress == "powersgd":
+        state = powersgd.PowerSGDState(
+            process_group=group,
+            matrix_approximation_rank=4,
+            start_powerSGD_iter=2,
+            use_error_feedback=True,
+        )
+        return state, _summed_powersgd
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return group, sum_bucket_as(narrow[compress]) if compress in narrow else sum_bucket
+
+
+def _summed_powersgd(
+    state: powersgd.PowerSGDState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """PowerSGD averages; sums are what a step wants.
+
+    Source of the method: Vogels et al. 2019, arXiv:1905.13727.
+    """
+    world = dist.get_world_size(state.process_group)
+    with outside_of_microbatches():  # it draws where it begins to search, on all ranks alike
+        future: Any = powersgd.powerSGD_hook(state, bucket)
+    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
+    return result

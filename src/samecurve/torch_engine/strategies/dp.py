@@ -1,0 +1,66 @@
+"""dp: one process, a thread and a replica of the model for each device."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from samecurve.core.planning.plan import Plan
+from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies.threads import ThreadTeam
+
+T = TypeVar("T")
+
+
+class DP(Strategy):
+    """One process, a thread and a replica of its own for each device.
+
+    The first device holds the optimizer, and adds up the gradients in the devices' order.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        super().__init__(plan, comm, devices)
+        self._team = ThreadTeam(len(devices))
+
+    def peers(self) -> Sequence[Peers]:
+        return self._team.peers
+
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        super().distribute(models, materialize)
+        for model, device in zip(models[1:], self._devices[1:], strict=True):
+            Materializer(model, device, leave_empty)(model)
+            self.models.append(model.to(device))
+        self.sync_replicas()
+
+    def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
+        if len(jobs) == 1:
+            return super().run_jobs(jobs, *arguments)
+        return self._team.run([partial(job, *arguments) for job in jobs])
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        for model in self.models[1:]:
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            for parameter, other in zip(parameters, trained, strict=True):
+                if other.grad is None:
+                    continue
+                gradient = other.grad.to(parameter.device)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.add_(gradient)
+                other.grad = None
+
+    @torch.no_grad()
+    def sync_replicas(self) -> None:
+        first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
+        for other in others:
+            for copy, tensor in zip(other, first, strict=True):
+                copy.copy_(tensor)
+
+    def close(self) -> None:
+        self._team.close()

@@ -1,0 +1,307 @@
+"""fsdp and hsdp: weights, gradients and optimizer state sharded over devices, a block's weights
+gathered whole while it runs.
+
+Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution
+layers) are gathered in two bytes, in a group of their own; norms and embeddings are gathered as
+they are. So the arithmetic is that of the other strategies. Parameters of one number are not
+sharded: every rank has them whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.errors import UserError
+from samecurve.torch_engine.model.model_call import ModelCall
+from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
+from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies.gather_order import GatherOrder
+from samecurve.torch_engine.strategies.whole_matrices import (
+    MatrixFunction,
+    Shard,
+    map_shards,
+    meeting_place,
+)
+
+T = TypeVar("T")
+_NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class FSDP(Strategy):
+    """As many shards as ranks: fsdp.
+
+    Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
+    last round only.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        assert comm.group is not None
+        super().__init__(plan, comm, devices)
+        self._device = devices[0]
+        self._mesh = self._make_mesh(comm.group)
+        self._shards = Comm(self._mesh.get_group("shard"))
+
+    def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
+        kind, shards = self._device.type, self._plan.shards
+        if shards == self._comm.world_size:
+            return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
+        copies = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
+        own_groups = []
+        # Made by all processes there are, in one order:
+        for ranks in (*copies.T.tolist(), *copies.tolist()):
+            new_group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                own_groups.append(new_group)
+        return DeviceMesh.from_group(
+            own_groups, kind, mesh=copies, mesh_dim_names=("copy", "shard")
+        )
+
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        model = models[0]
+        _check_can_be_sharded(model)
+        for block in repeated_blocks(model):
+            materialize(block)
+            self._shard(block, reshard_after_forward=self._plan.reshard)
+        materialize(model)
+        # Its own group holds the weights that no block has; they are whole in every call.
+        self._root = ModelCall(model)
+        self._shard(self._root, reshard_after_forward=False)
+        for module in self._sharded_modules(self._root):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._device)
+        for parameter in _scalars(model):
+            parameter.data = parameter.data.to(self._device)
+        self.models = [model]
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._order = GatherOrder(self._root, self._names, self._comm, self._device)
+
+    def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        self._order.begin(function, *arguments)
+        result: T = self._root(function, *arguments)
+        self._order.end_forward()
+        return result
+
+    def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        self._order.leave()
+        result: T = self._root(function, *arguments)
+        return result
+
+    def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
+        """In groups of one number format each: complex, gathered in two bytes, the rest."""
+        modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
+        offload: OffloadPolicy = OffloadPolicy()
+        if self._plan.offload:
+            offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        options: dict[str, Any] = {
+            "mesh": self._mesh,
+            "reshard_after_forward": reshard_after_forward,
+            "offload_policy": offload,
+            "ignored_params": set(_scalars(part)),
+        }
+        for module in modules:
+            if module is not part and _has_complex(module):
+                fully_shard(module, **options)
+        narrow = _NARROW.get(self._plan.precision)
+        two_bytes = autocast_rounded(part, modules) if narrow else []
+        if two_bytes:
+            policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
+            fully_shard(two_bytes, mp_policy=policy, **options)
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
+        for module in self._sharded_modules(part):
+            if _has_complex(module):
+                module.set_custom_all_gather(AllGatherComplex())
+                module.set_custom_reduce_scatter(ReduceScatterComplex())
+
+    @staticmethod
+    def _sharded_modules(model: nn.Module) -> list[Any]:
+        return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+        self._order.used.clear()
+        super().begin_step(parameters, num_microbatches)
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        del device_index, microbatch
+        if self._plan.shards < self._plan.num_devices:
+            root: Any = self._root  # fully_shard gave it what it is asked here
+            root.set_requires_all_reduce(is_last)
+
+    def params_with_grad(self) -> set[str]:
+        return self._order.used
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The gradients of what is not sharded; the others were reduced in the rounds."""
+        whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if not whole:
+            return
+        views = []
+        for parameter in whole:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                self._order.used.add(self._names[id(parameter)])
+            views.append(local_view(parameter.grad).view(-1))
+        summed = self._comm.all_reduce(torch.cat([view.double() for view in views]))()
+        for view, values in zip(views, torch.split(summed, list(map(len, views))), strict=True):
+            view.copy_(values)
+
+    def norm(
+        self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """A shard is counted by the rank that holds it, what is whole by every rank alike."""
+        cut: list[torch.Tensor] = []
+        whole: list[torch.Tensor] = []
+        for param, gradient in zip(trained, gradients, strict=True):
+            (cut if isinstance(param.parameter, DTensor) else whole).append(gradient)
+        squared = self._shards.all_reduce(self._squared(cut))()
+        return (squared + self._squared(whole)).sqrt()
+
+    def _squared(self, gradients: list[Any]) -> torch.Tensor:
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
+        return torch.stack(norms).double().square().sum().to(self._device)
+
+    def sum_over_parts(
+        self, params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """All in one reduction; what is not sharded, every rank has summed already."""
+        cut = [
+            number for number, param in enumerate(params) if isinstance(param.parameter, DTensor)
+        ]
+        sums = list(values)
+        if cut:
+            flat = torch.cat([values[number] for number in cut])
+            summed = self._shards.all_reduce(flat.to(self._device))().to(flat.device)
+            parts = torch.split(summed, [len(values[number]) for number in cut])
+            for number, part in zip(cut, parts, strict=True):
+                sums[number] = part
+        return sums
+
+    def map_whole(
+        self,
+        params: Sequence[OptimizerParam],
+        matrices: Sequence[torch.Tensor],
+        function: MatrixFunction,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Gathered, computed and cut again within each copy of the model."""
+        shards = [
+            Shard(rows, tuple(param.parameter.shape))
+            for param, rows in zip(params, matrices, strict=True)
+        ]
+        meet = meeting_place(self._plan, self._device)
+        return map_shards(self._shards, shards, function, device=self._device, meet=meet)
+
+    def change(self, function: Callable[..., None], *arguments: object) -> None:
+        """Weights are whole meanwhile; what becomes of them is shared out again."""
+        wholes: dict[int, nn.Parameter] = {}
+        places = [
+            (module, name, parameter)
+            for module in self.models[0].modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if isinstance(parameter, DTensor)
+        ]
+        for module, name, parameter in places:
+            if id(parameter) not in wholes:
+                wholes[id(parameter)] = nn.Parameter(
+                    self._gathered(parameter), requires_grad=parameter.requires_grad
+                )
+            setattr(module, name, wholes[id(parameter)])
+        function(self.models[0], *arguments)
+        for module, name, parameter in places:
+            parameter.to_local().copy_(self._own_part(parameter, getattr(module, name)))
+            setattr(module, name, parameter)
+
+    def _gathered(self, parameter: DTensor) -> torch.Tensor:
+        """A copy of the whole parameter: each process adds its part to zeros."""
+        whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)
+        self._own_part(parameter, whole).copy_(parameter.to_local())
+        self._shards.all_reduce(torch.view_as_real(whole) if whole.is_complex() else whole)()
+        return whole
+
+    def _own_part(self, parameter: DTensor, whole: torch.Tensor) -> torch.Tensor:
+        _, offsets = self.local_shard(parameter)
+        sizes = parameter.to_local().shape
+        box = (slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        return whole[tuple(box)]
+
+    def reset(self) -> None:
+        self._order.reset()
+
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not isinstance(tensor, DTensor):
+            return super().local_shard(tensor)
+        _, offsets = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        return tuple(tensor.shape), tuple(offsets)
+
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
+        if not isinstance(tensor, DTensor):
+            return super().replica_index(tensor)
+        return self._comm.rank // self._plan.shards, self._plan.num_devices // self._plan.shards
+
+
+def _has_complex(module: nn.Module) -> bool:
+    return any(p.is_complex() and p.ndim for p in module.parameters(recurse=False))
+
+
+def _scalars(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters of one number and no dimension, which can't be cut."""
+    return [parameter for parameter in module.parameters() if not parameter.ndim]
+
+
+def _check_can_be_sharded(model: nn.Module) -> None:
+    """UserError: what fully_shard can't group."""
+    owner: dict[int, int] = {}
+    for number, block in enumerate(repeated_blocks(model)):
+        for name, parameter in block.named_parameters():
+            if owner.setdefault(id(parameter), number) != number:
+                raise UserError(
+                    f"fsdp: two blocks share {name}, and each block is gathered by itself",
+                    "--strategy ddp, or share the whole block",
+                    "model",
+                )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+            raise UserError(
+                f"fsdp: {name} has a hook, which would not be called: weights are gathered into"
+                " other tensors, and only their shards stay",
+                "--strategy ddp; or what the hook does in forward (a mask, a factor), or"
+                " optimizer.groups",
+                "model",
+            )
+    for name, module in model.named_modules():
+        kinds = {p.is_complex() for p in module.parameters(recurse=False) if p.ndim}
+        if len(kinds) > 1:
+            raise UserError(
+                f"fsdp: {name or 'the model'} holds complex and real parameters side by side",
+                "put the complex ones in a module of their own, or --strategy ddp",
+                "model",
+            )
+        if True in kinds and not hasattr(FSDPModule, "set_custom_all_gather"):
+            raise UserError(
+                f"fsdp: {name or 'the model'} holds complex parameters, which torch"
+                f" {torch.__version__} can't gather",
+                "a newer torch (2.11 does it), or --strategy ddp",
+                "model",
+            )

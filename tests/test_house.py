@@ -1,0 +1,132 @@
+"""How large the house is where every run passes through it: bounds that only go down.
+
+A feature that only some runs have costs the others neither a call nor a file. These counts are of
+a plain run: one CPU device, nothing asked for.
+"""
+
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parent.parent
+
+FILES_OF_A_STEP = 41
+CALLS_OF_A_STEP = 280
+MODULES_OF_A_RUN = 290
+CIRCLES = 4
+PROMISE_LINES = 950
+
+# Runs the command line and counts, between two steps of the engine on the main thread, the calls of
+# Python functions and the files of ours in which they stand.
+_COUNT = """
+import sys, threading
+
+FIRST, LAST = 20, 36
+steps, calls, files = 0, 0, set()
+main_thread = threading.main_thread()
+
+
+def count(frame, event, argument):
+    global steps, calls
+    if event != "call" or threading.current_thread() is not main_thread:
+        return
+    file = frame.f_code.co_filename
+    if frame.f_code.co_name == "step" and file.endswith("torch_engine/engine.py"):
+        steps += 1
+    if FIRST <= steps < LAST:
+        calls += 1
+        if "/samecurve/" in file:
+            files.add(file.rpartition("/samecurve/")[2])
+
+
+from samecurve.cli.main import main
+
+sys.argv = ["samecurve", *sys.argv[1:]]
+sys.setprofile(count)
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+finally:
+    sys.setprofile(None)
+ours = [name for name in sys.modules if name.split(".")[0] == "samecurve"]
+print("counted", calls // (LAST - FIRST), len(ours), *sorted(files))
+"""
+
+
+def _counted(config: str, home: Path) -> tuple[int, int, list[str]]:
+    """Python calls and files of one steady step, and modules of ours that the run imports."""
+    command = ["train", "-f", config, "--devices", "cpu", "--max-steps", "40"]
+    command += ["--save-dir", str(home / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-c", _COUNT, *command],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("counted"))
+    _, calls, modules, *files = line.split()
+    return int(calls), int(modules), files
+
+
+def test_a_step_passes_through_few_files(tmp_path: Path) -> None:
+    """A user's own small model: no call here is the model's."""
+    calls, _, files = _counted("examples/my_task.yaml", tmp_path)
+    assert len(files) <= FILES_OF_A_STEP, "\n".join(files)
+    assert calls <= CALLS_OF_A_STEP
+
+
+def test_a_plain_run_imports_few_modules(tmp_path: Path) -> None:
+    _, modules, _ = _counted("models/tiny.yaml", tmp_path)
+    assert modules <= MODULES_OF_A_RUN
+
+
+def test_no_circles_of_imports() -> None:
+    """Late imports and those for type checkers count. The package's own page of public names
+    (`samecurve/__init__.py`), which imports each name when it is asked for, does not.
+    """
+    graph = grimp.build_graph("samecurve", exclude_type_checking_imports=False)
+    graph.remove_module("samecurve")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    circles = _circles(imports)
+    assert len(circles) <= CIRCLES, "\n".join(map(str, circles))
+
+
+def test_a_circle_is_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules each of which reaches all others of its set (strongly connected)."""
+    reached = {module: _reached(module, imports) for module in imports}
+    together: dict[frozenset[str], list[str]] = defaultdict(list)
+    for module in sorted(imports):
+        circle = frozenset(other for other in reached[module] if module in reached[other])
+        if len(circle) > 1:
+            together[circle].append(module)
+    return list(together.values())
+
+
+def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
+    found, waiting = {start}, [start]
+    while waiting:
+        new = imports.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_the_promise_stands_on_five_pages() -> None:
+    pages = [*(ROOT / "src/samecurve/core/determinism").glob("*.py")]
+    assert len(pages) == 1 + 5
+    assert sum(page.read_text().count("\n") for page in pages) <= PROMISE_LINES
+    graph = grimp.build_graph("samecurve", exclude_type_checking_imports=False)
+    promise = "samecurve.core.determinism"
+    inside = {promise, *graph.find_descendants(promise)}
+    imported = {name for page in inside for name in graph.find_modules_directly_imported_by(page)}
+    assert imported <= inside

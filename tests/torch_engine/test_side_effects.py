@@ -1,0 +1,127 @@
+"""What a forward pass changes of a model and a task is seen, and put back."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samecurve.torch_engine.split_check.side_effects import (
+    Attributes,
+    Buffers,
+    GeneratorStates,
+    counters_in,
+    equal,
+)
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Task:
+    """Counts, in each way that is looked at; `shared`, a variable of the class, is not."""
+
+    shared = 0
+
+    def __init__(self) -> None:
+        self.number, self.inner, self.stats = 0, Inner(), {"calls": 0}
+        self.seen: list[float] = []
+        self.last: deque[float] = deque()
+        self.tensor, self.array = torch.zeros(()), np.zeros(3)
+        self.rng = np.random.default_rng(0)
+
+    def loss(self) -> None:
+        Task.shared += 1
+        self.number += 1
+        self.inner.calls += 1
+        self.stats["calls"] += 1
+        self.seen.append(1.0)
+        self.last.append(1.0)
+        self.tensor += 1
+        self.array += 1
+        self.new = self.number
+
+
+COUNTERS = ("inner.calls", "last", "new", "number", "seen", "stats.calls", "tensor")
+
+
+def test_attributes_that_change_are_named_and_put_back() -> None:
+    task = Task()
+    attributes = Attributes(nn.Linear(2, 2), task)
+    seen, tensor = task.seen, task.tensor
+    task.loss()
+    names = {f"task.{name}" for name in (*COUNTERS, "array")}
+    # a dict and what is in it
+    assert attributes.changed().keys() - {"task.stats"} == names
+    attributes.put_back()
+    assert attributes.changed() == {}
+    assert (task.number, task.inner.calls, task.stats) == (0, 0, {"calls": 0})
+    assert not hasattr(task, "new")
+    assert task.seen is seen
+    assert task.tensor is tensor
+    assert (len(seen), len(task.last), float(tensor), task.array.sum()) == (0, 0, 0, 0)
+
+
+def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
+    task = Task()
+    attributes = Attributes(nn.Linear(2, 2), task)
+    task.loss()
+    first = attributes.changed()
+    task.loss()
+    counters = counters_in(first, attributes.changed())
+    assert tuple(sorted(counters)) == tuple(f"task.{name}" for name in COUNTERS)
+    attributes.put_back()
+    attributes.advance(counters)
+    assert (task.number, task.inner.calls, task.stats, task.new) == (
+        1002,
+        1002,
+        {"calls": 1002},
+        1002,
+    )
+    assert (len(task.seen), len(task.last), float(task.tensor)) == (1002, 1002, 1002)
+
+
+def test_generators_that_draw_are_named_and_put_back() -> None:
+    task = Task()
+    generators = GeneratorStates(Attributes(nn.Linear(2, 2), task), [torch.device("cpu")])
+    draws: dict[str, Any] = {
+        "torch": lambda: torch.rand(2).tolist(),
+        "numpy": np.random.rand,
+        "task.rng": task.rng.random,
+    }
+    for name, draw in draws.items():
+        number = draw()
+        assert generators.moved() == [name]
+        generators.put_back()
+        assert (draw(), generators.moved()) == (number, [name])
+        generators.put_back()
+    assert generators.moved() == []
+
+
+def test_a_buffer_of_another_shape_is_put_back() -> None:
+    model = nn.BatchNorm1d(2)
+    buffers = Buffers(model)
+    model.running_mean = torch.ones(3)
+    assert list(buffers.changed()) == ["running_mean"]
+    buffers.put_back()
+    assert torch.equal(model.running_mean, torch.zeros(2))
+    assert buffers.changed() == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([1, (2, "a")], [1, (2, "a")], True),
+        ([1], (1,), False),
+        ({"a": torch.ones(2)}, {"a": torch.ones(2)}, True),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        (object(), object(), False),
+    ],
+)
+def test_equal(one: object, other: object, *, same: bool) -> None:
+    assert equal(one, other) == same
