@@ -5,7 +5,7 @@ BIN := .venv/bin
 HAS_GPUS = nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -c 'import torch; torch.cuda.init()' 2>/dev/null
 DEVICES = $(shell $(HAS_GPUS) && echo auto || echo cpu:2)
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long lint bench docs clean
 
 .venv/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -48,6 +48,9 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m benchmarks.same_batch_page
+
+docs: .venv/.test  # the schema and the tables in docs/ that are made from the code
+	PYTHONPATH=src $(BIN)/python tests/generated_docs.py
 
 clean:
 	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

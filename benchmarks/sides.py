@@ -71,7 +71,7 @@ def samecurve(setting: Setting, around: Around = nullcontext, *, float8: bool = 
     A step is told of when the next one is queued, so the clock waits for nothing. around: the last
     three steps.
     """
-    made = replace(setting.plan, float8=float8)
+    made = replace(setting.plan, compute=replace(setting.plan.compute, float8=float8))
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Comm(), [setting.device])
     times: list[float] = []
     watched = around()

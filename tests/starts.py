@@ -7,8 +7,9 @@ from typing import Any
 from commands import losses
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.prepare import PreparedRun, prepare
+from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
+from samecurve.run.start_files import PreparedRun
 from samecurve.tasks import entry_of
 from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE, config_of, tiny_values

@@ -72,7 +72,7 @@ def test_an_uneven_assignment_changes_no_loss(
     found = pool.run(
         1 if strategy == "dp" else len(speeds), train_tiny, TinyRun(tmp_path, values, cache)
     )
-    shares = found[0].plan.microbatches_per_device
+    shares = found[0].plan.batch.microbatches_per_device
     assert list(np.argsort(shares)) == list(np.argsort(speeds))
     assert sum(shares) > len(shares)
     assert worst(found[0], alone) <= 1e-12
@@ -128,7 +128,11 @@ def test_exact_runs_have_the_same_bits_however_assigned(
         )[0]
 
     plain, uneven = run("even"), run(speeds)
-    assert plain.plan.microbatches_per_device == (2, 3) != uneven.plan.microbatches_per_device
+    assert (
+        plain.plan.batch.microbatches_per_device
+        == (2, 3)
+        != uneven.plan.batch.microbatches_per_device
+    )
     assert (uneven.hashes, uneven.losses, uneven.norms) == (plain.hashes, plain.losses, plain.norms)
 
 
@@ -193,12 +197,14 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         )
         promised.append(
             predict_step_seconds(speeds, 8, before.micro_batch_size)
-            / predict_step_seconds(speeds, 8, after.micro_batch_size, after.microbatch_seconds)
+            / predict_step_seconds(
+                speeds, 8, after.micro_batch_size, after.batch.microbatch_seconds
+            )
         )
         rose.append(seconds(plain) / seconds(uneven))
         first, second = microbatch_seconds(speeds, before.micro_batch_size)
-        assert (before.microbatches_per_device, before.micro_batch_size) == ((1, 1), 4)
-        assert after.microbatches_per_device[0] > after.microbatches_per_device[1] > 0
+        assert (before.batch.microbatches_per_device, before.micro_batch_size) == ((1, 1), 4)
+        assert after.batch.microbatches_per_device[0] > after.batch.microbatches_per_device[1] > 0
         np.testing.assert_allclose(losses(uneven.home), losses(plain.home), rtol=1e-12)
     assert second / first == pytest.approx(3, rel=0.3)
     assert promised[-1] > 1.3

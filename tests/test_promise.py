@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samecurve.core.planning.strategies import STRATEGIES
+from samecurve.core.strategies import STRATEGIES
 from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 

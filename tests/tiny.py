@@ -19,7 +19,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation.eval_sums import Metric
-from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
@@ -296,7 +296,7 @@ def _tiny_plan(tiny: TinyRun, config: Config, task: Any, index: int, world: int 
     if tiny.fault == "another order" and index == 1:
         plan = replace(plan, fixed=replace(plan.fixed, seed=plan.fixed.seed + 1))
     if tiny.fault == "offload":  # which plan() refuses for CPU ranks: it would only shift memory
-        plan = replace(plan, offload=True)
+        plan = replace(plan, layout=replace(plan.layout, offload=True))
     return plan
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in the user's words: a cause, a remedy, and where.
+"""Errors in the user's words, each with a cause, a remedy and its place.
 
 SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
@@ -45,10 +45,10 @@ class UserError(SamecurveError):
 
 
 class InvalidConfigError(UserError):
-    """Every error of a config, so that one edit mends them all."""
+    """All errors of a config, so that one edit can correct them all."""
 
     def __init__(self, errors: Sequence[UserError], more: int = 0) -> None:
-        """more: how many there are beside those that are told."""
+        """more: the number of errors beside these."""
         super().__init__(f"{len(errors) + more} errors in the config")
         self.errors, self.more = tuple(errors[:MOST_ERRORS]), more
         self.more += len(errors) - len(self.errors)
@@ -65,9 +65,9 @@ class InvalidConfigError(UserError):
 class RunError(SamecurveError):
     """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 
-    again: starting again may help (a lost rank may, a full disk does not)
-    trace: lines that say where it came about
-    log: the file that has all of it
+    again: another start may help (after a lost rank it may, with a full disk it does not)
+    trace: lines that say where the failure arose
+    log: the file with the whole output
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RunError(SamecurveError):
 
 
 def message_of(error: BaseException) -> str:
-    """The text of any exception; a class of the user's may fail at that too."""
+    """The text of any exception; making the text may fail too, in a class of the user's."""
     try:
         return str(error)
     except Exception as another:

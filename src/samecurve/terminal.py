@@ -1,7 +1,7 @@
-"""Text that may come from anywhere (configs, data, names, messages of exceptions), as it is shown.
+"""Show text that may come from anywhere: configs, data, names, messages of exceptions.
 
-What would move a cursor, colour a line, turn its direction or break an encoding is shown as an
-escape (\\x1b); what has no end is cut.
+Characters that would move a cursor, colour a line, turn its direction or break an encoding are
+shown as escapes (\\x1b); long texts are cut.
 """
 
 import re
@@ -15,12 +15,12 @@ _HIDDEN = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text, with what can't be seen as an escape."""
+    """The text, with invisible characters as escapes."""
     return _HIDDEN.sub(lambda hidden: hidden[0].encode("unicode_escape").decode(), text)
 
 
 def shorten(text: str, most: int, most_lines: int = 24) -> str:
-    """At most so many characters and lines of a text, its end among them."""
+    """The text, cut to so many characters and lines; the cut keeps its end."""
     lines = text[: most + 1].splitlines()
     if len(text) <= most and len(lines) <= most_lines:
         return text
@@ -31,7 +31,7 @@ def shorten(text: str, most: int, most_lines: int = 24) -> str:
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """A line on stdout, or on stderr."""
+    """Write a line to stdout, or to stderr."""
     stream = sys.stderr if err else sys.stdout
     stream.write(f"{printable(str(text))}\n")
     stream.flush()

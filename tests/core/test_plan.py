@@ -13,7 +13,7 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import plan
+from samecurve.core.planning.planner import check_before_facts, plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
 from samecurve.tasks import Tasks
@@ -52,6 +52,13 @@ def test_it_is_pure_and_survives_its_file() -> None:
     first, second = (plan(config(), GPUS, FACTS) for _ in range(2))
     assert first == second
     assert Plan.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "muon", "adamw8bit"])
+def test_no_optimizer_is_refused_for_a_model_that_is_not_known_yet(optimizer: str) -> None:
+    """A pretended model without parameters had nothing that adamw8bit keeps in eight bits."""
+    layout = check_before_facts(config(optimizer={"name": optimizer}), GPUS, can_measure=False)
+    assert (layout.strategy, layout.num_devices) == ("ddp", 4)
 
 
 def test_a_cap_on_what_a_device_takes_is_shown_beside_the_batch() -> None:
@@ -320,7 +327,7 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
 
 
 def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -> None:
-    assert plan(config(train={"norm_sync": True}), GPUS, NORMED).every_rank_every_round
+    assert plan(config(train={"norm_sync": True}), GPUS, NORMED).layout.every_rank_every_round
     assert plan(config(devices={"use": "0"}), GPUS, NORMED).accumulation_steps == 1
     allowed = plan(config(train={"allow_coupled": True}), GPUS, NORMED)
     assert any("results depend on the 4 devices" in warning for warning in allowed.warnings)
@@ -339,7 +346,7 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
     )
     assert plan(config(), GPUS, large).strategy == "ddp"
     made = plan(config(), small, large)
-    assert (made.strategy, made.shards, made.world_size, made.every_rank_every_round) == (
+    assert (made.strategy, made.shards, made.world_size, made.layout.every_rank_every_round) == (
         "fsdp",
         4,
         4,

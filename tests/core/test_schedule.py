@@ -2,7 +2,8 @@
 
 import pytest
 
-from samecurve.core.planning.schedule import Decay, Schedule
+from samecurve.core.config.values import Decay
+from samecurve.core.planning.schedule import Schedule
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.planning.strategies import (
-    STRATEGIES,
+from samecurve.core.strategies import (
     STRATEGY_NAMES,
-    StrategySpec,
     auto_strategy,
     strategies_of,
     strategy_help,
@@ -47,15 +45,6 @@ def test_the_config_and_help_offer_what_there_are_rows_for() -> None:
     strategy = schema["$defs"]["Devices"]["properties"]["strategy"]
     assert strategy["enum"] == ["auto", *STRATEGY_NAMES]
     assert all(f"; {name}: " in strategy_help() for name in STRATEGY_NAMES)
-
-
-@pytest.mark.parametrize("row", STRATEGIES.values(), ids=lambda row: f"{row.engine}-{row.name}")
-def test_the_docs_show_the_rows(row: StrategySpec) -> None:
-    if row.engine == "torch":
-        assert row.docs_line in (ROOT / "docs/strategies.md").read_text().splitlines()
-    else:
-        line = f"| `{row.name}` | {row.holds} | {row.sends} |"
-        assert line in (ROOT / "docs/jax.md").read_text().splitlines()
 
 
 def test_a_name_is_tested_only_in_its_row_and_in_the_engines_dicts() -> None:

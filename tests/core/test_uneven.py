@@ -55,7 +55,7 @@ def test_microbatches_are_assigned_by_speeds_given_by_hand() -> None:
         found.global_batch_size,
         found.micro_batch_size,
         found.accumulation_steps,
-        found.microbatches_per_device,
+        found.batch.microbatches_per_device,
     ) == (64, 16, 3, (3, 1))
     assert found.assignment(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
     assert found.assignment(64, 1).rounds == (None, None, (48, 64))
@@ -80,7 +80,7 @@ def test_microbatches_are_assigned_by_speeds_given_by_hand() -> None:
 def test_without_speeds_nothing_changes() -> None:
     plain = plan(config(devices={"use": "0,1"}), GPUS, FACTS)
     assert made("even") == plain
-    assert (plain.microbatch_seconds, "balance" in plain.reasons) == ((), False)
+    assert (plain.batch.microbatch_seconds, "balance" in plain.reasons) == ((), False)
 
 
 def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
@@ -97,7 +97,7 @@ def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
         <= 32
     )
     assert made("measured", facts=all_launch).micro_batch_size == 32
-    assert made("measured", facts=all_launch).microbatch_seconds == ()
+    assert made("measured", facts=all_launch).batch.microbatch_seconds == ()
     for facts in (free, dear):
         assert facts.speeds is not None
         found = made("measured", facts=facts)
@@ -108,11 +108,11 @@ def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
         assert (
             best
             <= predict_step_seconds(
-                facts.speeds, 64, found.micro_batch_size, found.microbatch_seconds
+                facts.speeds, 64, found.micro_batch_size, found.batch.microbatch_seconds
             )
             <= 1.03 * best
         )
-        shares = found.microbatches_per_device
+        shares = found.batch.microbatches_per_device
         shown = f"{' + '.join(map(str, shares))} of {sum(shares)} microbatches"
         assert decisions(found)["balance"] == shown
 
@@ -128,7 +128,11 @@ def test_a_prediction_counts_launches_samples_and_the_rest() -> None:
 
 def test_devices_within_the_noise_are_assigned_evenly() -> None:
     found = made("measured", facts=measured((0.0, 0.0100), (0.0, 0.0103)))
-    assert (found.microbatch_seconds, found.microbatches_per_device, found.micro_batch_size) == (
+    assert (
+        found.batch.microbatch_seconds,
+        found.batch.microbatches_per_device,
+        found.micro_batch_size,
+    ) == (
         (),
         (1, 1),
         32,
@@ -149,10 +153,14 @@ def test_memory_and_per_device_cap_a_microbatch_and_exact_fixes_it() -> None:
     small = replace(GPUS, devices=tuple(replace(gpu, memory=8 << 30) for gpu in GPUS.devices))
     capped = plan(config(devices={"use": "0,1", "balance": [3, 1]}), small, FACTS)
     assert capped.micro_batch_size < made([3, 1]).micro_batch_size
-    assert sum(capped.microbatches_per_device) * capped.micro_batch_size >= 64
+    assert sum(capped.batch.microbatches_per_device) * capped.micro_batch_size >= 64
     assert made([3, 1], batch={"samples": 64, "per_device": 4}).micro_batch_size == 4
     grown = made([3, 1], batch={"per_device": 16, "accumulate": 2})
-    assert (grown.global_batch_size, grown.micro_batch_size, grown.microbatches_per_device) == (
+    assert (
+        grown.global_batch_size,
+        grown.micro_batch_size,
+        grown.batch.microbatches_per_device,
+    ) == (
         64,
         16,
         (3, 1),
@@ -160,7 +168,7 @@ def test_memory_and_per_device_cap_a_microbatch_and_exact_fixes_it() -> None:
     exact = made([3, 1], train={"exact": True})
     assert (
         exact.micro_batch_size,
-        exact.microbatches_per_device,
+        exact.batch.microbatches_per_device,
         exact.fixed.micro_batch_size,
     ) == (8, (6, 2), 8)
 
@@ -168,7 +176,7 @@ def test_memory_and_per_device_cap_a_microbatch_and_exact_fixes_it() -> None:
 def test_a_resume_keeps_its_batch_whatever_the_split() -> None:
     first = plan(config(devices={"use": "0,1"}), GPUS, FACTS)
     later = plan(config(devices={"use": "0,1,2", "balance": [2, 1, 1]}), GPUS, FACTS, first.fixed)
-    assert (later.global_batch_size, later.microbatches_per_device, later.fixed) == (
+    assert (later.global_batch_size, later.batch.microbatches_per_device, later.fixed) == (
         64,
         (2, 1, 1),
         first.fixed,
@@ -177,7 +185,7 @@ def test_a_resume_keeps_its_batch_whatever_the_split() -> None:
 
 def test_a_device_that_would_only_be_waited_for_gets_nothing() -> None:
     found = made([100, 1], samples=5)
-    assert 0 in found.microbatches_per_device
+    assert 0 in found.batch.microbatches_per_device
     assert any("device 1 gets no microbatch" in warning for warning in found.warnings)
 
 

@@ -223,7 +223,7 @@ def platforms_of_gpus(_index: int, _group: Any, values: Mapping[str, Any]) -> tu
 
     _, made, _, _ = opened(values)
     gpu = Device(kind="cuda", index=0, name="NVIDIA H100", memory=80 << 30)
-    on_gpus = replace(made, devices=(gpu,) * made.num_devices)
+    on_gpus = replace(made, layout=replace(made.layout, devices=(gpu,) * made.num_devices))
     seen = []
     for platforms in ("", "cuda", "cuda,cpu"):
         runtime.configure(on_gpus, 0, "", platforms=platforms)

@@ -27,9 +27,8 @@ from worlds import Pool
 def gpu_plan() -> Plan:
     config = jobs.config_of(small(devices="cpu:1"))
     made = make_plan(config, MACHINE, open_task(config, "").facts())
-    return replace(
-        made, devices=(Device(kind="cuda", index=0, name="NVIDIA H100", memory=80 << 30),)
-    )
+    gpu = Device(kind="cuda", index=0, name="NVIDIA H100", memory=80 << 30)
+    return replace(made, layout=replace(made.layout, devices=(gpu,)))
 
 
 def test_jax_may_take_what_the_plan_counts_on(gpu_plan: Plan) -> None:

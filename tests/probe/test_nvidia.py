@@ -19,14 +19,15 @@ PROGRAM = """
 import json
 from samecurve.core.config.loading import load
 from samecurve.core.config.document import Document
-from samecurve.core.planning.layout import choose_devices
+from samecurve.core.planning.devices import choose_devices
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.tasks import Tasks
 import sys
 try:
     document = Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}})
-    devices = choose_devices(load(document, Tasks()).config, probe()).value
+    config = load(document, Tasks()).config
+    devices = choose_devices(config.devices, config.engine, probe()).value
     print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in devices]))
 except UserError as error:
     print(json.dumps(str(error)))

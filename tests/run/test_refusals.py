@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commands import command, refused, samecurve, started, steps_written, until, write_config
-from samecurve.core.planning.strategies import STRATEGY_NAMES
+from samecurve.core.strategies import STRATEGY_NAMES
 
 ROOT = Path(__file__).parents[2]
 

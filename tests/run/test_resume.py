@@ -21,9 +21,10 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.run.changes import refuse_changes
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_room, most_checkpoints
-from samecurve.run.resume import Origin, refuse_changes
+from samecurve.run.resume import Origin
 from samecurve.tasks import Tasks
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool

@@ -114,8 +114,8 @@ def test_one_code_has_one_digest_in_every_process(tmp_path: Path) -> None:
     for home, text in (("a", SESSION), ("b", SESSION), ("c", SESSION.replace("WIDTH if", "7 if"))):
         (tmp_path / home).mkdir()
         pickler = "samecurve.tasks.user_class.class_pickler"
-        code = f"{text}\nfrom pathlib import Path\nfrom {pickler} import keep"
-        command = [sys.executable, "-c", f"{code}\nkeep(Task, Path('{home}'))"]
+        code = f"{text}\nfrom pathlib import Path\nfrom {pickler} import write_pickled"
+        command = [sys.executable, "-c", f"{code}\nwrite_pickled(Task, Path('{home}'))"]
         environment = {**os.environ, "PYTHONHASHSEED": str(ord(home))}
         subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     places = [place_of(f"{tmp_path / home / TASK_PICKLE}:Task") for home in "abc"]

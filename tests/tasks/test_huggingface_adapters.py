@@ -211,7 +211,8 @@ def test_the_plan_counts_frozen_weights_without_gradients(cache: Path) -> None:
     assert described.params - described.trainable == 2 * (sum(layers.values()) + 64) + 32 + 4096
     sizes = [(32, 32), (32, 16), (32, 16), (32, 32), (32, 48), (32, 48), (48, 32)]
     assert described.trainable == 2 * 4 * sum(a + b for a, b in sizes)
-    assert optimizer_state(here, described).bytes == 2 * 8 * described.trainable
+    state = optimizer_state(here.optimizer, here.train.precision, described)
+    assert state.bytes == 2 * 8 * described.trainable
 
 
 def test_targets_and_ranks_that_are_none_are_refused(cache: Path) -> None:

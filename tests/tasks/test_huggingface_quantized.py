@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import samecurve as program
 from one_curve import check_one_curve
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.planning.memory import packed_bytes, replicated_state
+from samecurve.core.planning.memory import memory_options, packed_bytes, replicated_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.tasks import entry_of, open_task
@@ -195,7 +195,7 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     assert packed_bytes(described) == matrices // 2
     assert described.block_packed == matrices // 4
     assert described.params - described.trainable == others + matrices // 64
-    terms = {term.name: term for term in replicated_state(here, described, 2)}
+    terms = {term.name: term for term in replicated_state(memory_options(here), described, 2)}
     assert terms["packed"].bytes == matrices // 4
     assert terms["packed"].formula.startswith(f"{matrices} weights x 0.5 B; their 240")
     whole = entry_of("huggingface").facts(config("llama", "", model={"adapter": LORA}), str(cache))

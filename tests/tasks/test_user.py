@@ -758,10 +758,9 @@ def test_a_file_that_is_not_there(write: Callable[..., Config], tmp_path: Path) 
         == f"task: {tmp_path}/mime.py does not exist; this is {Path.cwd()}\n  remedy: did you mean"
         " mine.py?"
     )
+    directory = config_of(f"{_directory(tmp_path)}:My")
     assert "can't be read: Is a directory" in said(
-        lambda: entry_of(f"{_directory(tmp_path)}:My").data_stamp(
-            config_of(f"{_directory(tmp_path)}:My")
-        )
+        lambda: entry_of(directory.task).data_stamp(directory)
     )
 
 

@@ -1,4 +1,4 @@
-"""From Python, in scripts and notebooks: plan, train, verify, and what a run left behind.
+"""Samecurve from Python: plan, train and verify in scripts and notebooks, and read what a run left.
 
 Training runs in fresh processes through the command line, so that it is the same run as on a
 terminal. An interrupt stops it in order, and it ends with the process that began it.
@@ -21,7 +21,7 @@ from samecurve.run.prepare import make_plan
 def plan(
     task: type | Configured | None = None, config: Configured | None = None, **flags: Any
 ) -> Plan:
-    """What train() would do.
+    """Plan what train() would do.
 
     task, config: as train() has them
     flags: those of the command line, as names
@@ -48,7 +48,7 @@ def train(
     quiet: bool = False,
     **flags: Any,
 ) -> Run:
-    """Train as `samecurve train` does, showing how it goes, and return what it left.
+    """Train as `samecurve train` does, show the progress, and return the run.
 
     task: a class of one's own, wherever it stands; its config may name no other. Or the config
     config: a file, or its content as a mapping
@@ -72,7 +72,7 @@ def verify(
     quiet: bool = False,
     **flags: Any,
 ) -> Verified:
-    """Whether the number of devices changes the result, as `samecurve verify` tells it.
+    """Test whether the number of devices changes the result, as `samecurve verify` does.
 
     task, config: as train() has them
     quiet: does not show the table as it goes

@@ -1,4 +1,4 @@
-"""A call from Python as a command line: the task's class, the config and the flags."""
+"""Write a call from Python as a command line: the task's class, the config and the flags."""
 
 import contextlib
 import json
@@ -28,9 +28,10 @@ def command_line(
     config: Configured | None,
     flags: Mapping[str, Any],
 ) -> Iterator[list[str]]:
-    """The arguments of a command line that says the same, for as long as the block lasts.
+    """The arguments of the command line that says the same as a call, valid inside the block.
 
-    UserError: task or flags are none; those that the block raises name a mapping as `config`.
+    UserError: the task is no task, or a flag is unknown. Errors that the block raises name a config
+    that was given as a mapping `config`.
     """
     if is_loading():
         raise StartedWhileLoading
@@ -57,7 +58,7 @@ def command_line(
 def _class_and_config(
     verb: str, task: object, config: Configured | None
 ) -> tuple[type | None, Configured | None]:
-    """The class, if one is given, and the config."""
+    """The task's class, if the call has one, and the config."""
     if isinstance(task, type):
         return task, config
     if task is not None and not isinstance(task, str | os.PathLike | Mapping):
@@ -78,7 +79,7 @@ def _class_and_config(
 
 
 def _refuse_other_task(task_class: type, file: str | None, flags: Mapping[str, Any]) -> None:
-    """UserError: the config or the flags name another task."""
+    """Refuse a call whose config or flags name another task than its class."""
     settings = flags.get("set")
     others = [settings["task"]] if isinstance(settings, Mapping) and "task" in settings else []
     if file is not None:
@@ -94,7 +95,7 @@ def _refuse_other_task(task_class: type, file: str | None, flags: Mapping[str, A
 
 
 def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[str]:
-    """Flags as on a command line. UserError: one that the verb does not have."""
+    """The flags as words of a command line. UserError: the verb has no such flag."""
     known = {
         option.removeprefix("--").replace("-", "_")
         for parameter in _command(verb).params
@@ -133,7 +134,7 @@ def _command(verb: str) -> click.Command:
 
 
 def parse(verb: str, arguments: list[str]) -> dict[str, Any]:
-    """The flags' values by name. UserError: one is of another kind."""
+    """The flags' values by name. UserError: a value has the wrong type."""
     try:
         with cli.make_context("samecurve", [verb], resilient_parsing=True) as parent:
             return _command(verb).make_context(verb, list(arguments), parent=parent).params

@@ -1,4 +1,4 @@
-"""What a call from Python starts: the command line, which ends with the process that began it."""
+"""The process that a call from Python starts: the command line, which ends with its parent."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from samecurve.core.system.parent_death import die_with
 
 
 def main(parent: str, *arguments: str) -> None:
-    """The command line, for a process that is to be told to stop if its parent goes."""
+    """Run the command line in a process that is told to stop if its parent ends."""
     from samecurve.cli.main import main as run_command
 
     die_with(int(parent), signal.SIGTERM)

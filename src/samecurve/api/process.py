@@ -1,6 +1,6 @@
-"""The command line in a process of its own, followed until it ends.
+"""Start the command line in a process of its own, and follow that process until it ends.
 
-An interrupt here stops it in order. child.py is what runs there.
+An interrupt here stops the process in order. The process runs child.py.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from samecurve.observe.journal import event_of
 
 @contextlib.contextmanager
 def verb_process(verb: str, arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """The verb's process, which ends with the block."""
+    """Start the verb's process, which ends with the block."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "samecurve.api.child", str(os.getpid()), verb, *arguments],
         stdout=subprocess.PIPE,
@@ -37,7 +37,7 @@ def verb_process(verb: str, arguments: list[str]) -> Iterator["subprocess.Popen[
 
 
 def read_answer(process: "subprocess.Popen[str]", *, quiet: bool) -> tuple[str, list[str]]:
-    """What verify answers at its end, and what it wrote beside that, shown as it came."""
+    """The answer of verify, and the lines that it wrote meanwhile, each shown when it came."""
     assert process.stdout is not None
     assert process.stderr is not None
     lines: list[str] = []
@@ -57,7 +57,7 @@ def read_answer(process: "subprocess.Popen[str]", *, quiet: bool) -> tuple[str, 
 
 
 def follow(process: "subprocess.Popen[str]", *, quiet: bool) -> Path | None:
-    """Show what it writes until it ends. Returns its run directory; None: it named none."""
+    """Show what the process writes until it ends. Returns the run directory, if it named one."""
     assert process.stdout is not None
     assert process.stderr is not None
     error_lines: list[str] = []
@@ -109,7 +109,7 @@ class _Display:
 
 
 def _collect(stream: IO[str], lines: list[str], show: IO[str] | None) -> None:
-    """Every line of a stream; what is no error is shown as it comes."""
+    """Collect every line of a stream, and show those that are no error when they come."""
     for line in stream:
         lines.append(line)
         if show is not None and not line.startswith(("error: ", "  remedy: ")):
@@ -117,7 +117,7 @@ def _collect(stream: IO[str], lines: list[str], show: IO[str] | None) -> None:
 
 
 def error_of(lines: list[str], code: int) -> SamecurveError:
-    """What the process wrote last, as the exception that it was there."""
+    """The exception of the process, read from the last lines that it wrote."""
     not_errors = itertools.takewhile(lambda line: not line.startswith("error: "), lines)
     first = len(list(not_errors))
     text = "".join(lines[first:]).strip().removeprefix("error: ")
@@ -129,7 +129,7 @@ def error_of(lines: list[str], code: int) -> SamecurveError:
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:
-    """Leave nothing of it, whatever ended us."""
+    """End the process if it still runs."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)

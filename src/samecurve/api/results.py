@@ -1,4 +1,4 @@
-"""What a call leaves: a run's directory as an object, and the verdict of a verification."""
+"""The results of calls from Python: a run directory as an object, and the verdict of verify()."""
 
 import os
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _ENDS = {"started", "finished", "stopped", "failed"}
 
 
 class Run:
-    """What a run directory holds, read when asked for.
+    """A run directory, whose files are read when they are asked for.
 
-    The run may be live, or was stopped, or failed.
+    The run may be live, finished, stopped or failed.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """UserError: it is no run directory."""
+        """UserError: the path is no run directory."""
         self.directory = Path(directory)
         if not Files(self.directory).exists():
             raise UserError(
@@ -38,17 +38,17 @@ class Run:
 
     @property
     def events(self) -> list[Event]:
-        """The lines of its journal that count."""
+        """The lines of the journal, without those that a resume made void."""
         return read_events(Files(self.directory).journal)
 
     @property
     def losses(self) -> list[float | None]:
-        """The training loss of each step, from the first; None: not finite."""
+        """The training loss of each step, from the first step; None where it is not finite."""
         return [event.values.get("loss") for event in self.events if event.kind == "step"]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """{"step", "loss", ...the task's metrics} of each evaluation."""
+        """The metrics of each evaluation: {"step", "loss", ...the task's own}."""
         evaluations = []
         for event in self.events:
             if event.kind == "evaluated":
@@ -58,13 +58,13 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Of the last evaluation; empty if there was none."""
+        """The metrics of the last evaluation; empty if there was none."""
         evaluations = self.evaluations
         return evaluations[-1] if evaluations else {}
 
     @property
     def outcome(self) -> str:
-        """finished, stopped, failed; live: it has not said."""
+        """How the run ended: finished, stopped or failed; live if its journal has no end."""
         ends = [event.kind for event in self.events if event.kind in _ENDS]
         if not ends or ends[-1] == "started":
             return "live"
@@ -83,10 +83,10 @@ class Run:
 
 
 class Verified:
-    """What verify() found. True in a condition if every layout gives one device's result."""
+    """The verdict of verify(), true if every layout of devices gives one device's result."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """values: those of `samecurve verify --json`."""
+        """values: the answer of `samecurve verify --json`."""
         self.passed: bool = values["passed"]
         self.layouts: list[dict[str, Any]] = values["layouts"]
         self.left_out: list[str] = values["left_out"]

@@ -131,7 +131,7 @@ def _bench_suite(
     as_json: bool,
     flags: dict[str, Any],
 ) -> int:
-    """The exit code."""
+    """Measure a suite of models. Returns the exit code."""
     from samecurve.experiments.bench.suite import (
         SUITES,
         SuiteRun,
@@ -162,7 +162,7 @@ def _bench_suite(
 
 
 def _check_suite_flags(context: click.Context) -> None:
-    """What says something else than the suite is refused."""
+    """Refuse flags that contradict the suite."""
     for parameter, what in (("file", "has models of its own"), ("collectives", "trains models")):
         if _is_typed(context, parameter):
             name = next(each.opts[0] for each in context.command.params if each.name == parameter)
@@ -186,7 +186,7 @@ _COLLECTIVES_PARAMETERS = {
 
 
 def _check_collectives_flags(context: click.Context) -> None:
-    """A flag that says nothing to them is refused."""
+    """Refuse flags that mean nothing where only collectives are measured."""
     for parameter in context.command.params:
         if (
             _is_typed(context, str(parameter.name))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.options import Verb, exit_on_sigterm, trust_option
-from samecurve.core.planning.strategies import strategy_help
+from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
 
 
 def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Config key -> (value, the flag that gave it): what is to be other than in the run."""
+    """The settings that replace the run's own: config key -> (value, the flag that gave it)."""
     from samecurve.core.config.document import parse_setting
 
     values = {

@@ -8,10 +8,13 @@ usage errors stay fast.
 import errno
 import io
 import os
+import re
 import signal
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -22,24 +25,21 @@ from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c
 from samecurve.terminal import echo, shorten
 from samecurve.worker.idle_threads import let_threads_wait
 
-# verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
-VERBS = {
-    "bench": "bench",
-    "compare-runs": "compare_runs",
-    "convert": "convert",
-    "data": "data",
-    "eval": "evaluate",
-    "export": "export",
-    "plan": "plan",
-    "profile": "profile",
-    "report": "report",
-    "run": "run",
-    "sample": "sample",
-    "schema": "schema",
-    "train": "train",
-    "verify": "verify",
-}
+_VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 _LATER_VERBS = {"check", "init", "submit", "ui"}
+
+
+def _verb_files() -> Iterator[tuple[str, str]]:
+    """Each verb and its file in cli/, in alphabetical order; the click command is named as the
+    file.
+    """
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        with open(path, encoding="utf-8") as file:
+            if match := _VERB.match(file.readline()):
+                yield match[1], path.stem
+
+
+VERBS = dict(_verb_files())
 
 
 def find_verb(name: str) -> click.Command | None:
@@ -99,7 +99,7 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> None:
-    """Every failure ends here, once, as the last thing printed."""
+    """Run the command line; every failure is printed here, once, as the last thing."""
     _mend_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -139,7 +139,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: an interpreter that has imported torch takes seconds to take itself apart."""
+    """Leave at once: an interpreter that has imported torch takes seconds to shut down."""
     from samecurve.launch.signals import kill_children
 
     kill_children()
@@ -158,9 +158,7 @@ def _mend_streams() -> None:
 
 
 def _os_error_text(error: OSError) -> str:
-    """Of one that nobody below expected."""
-    from pathlib import Path
-
+    """The message for an OSError that no lower layer has handled."""
     from samecurve.core.system.disk_errors import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
@@ -172,7 +170,7 @@ def _os_error_text(error: OSError) -> str:
 
 
 def _error_text(error: SamecurveError) -> str:
-    """With "error: " before each cause: a config may have several."""
+    """The message of an error, with "error: " before each cause: a config may have several."""
     if not isinstance(error, UserError):
         return f"error: {error}"
     first, *rest = str(error).splitlines()

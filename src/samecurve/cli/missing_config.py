@@ -1,4 +1,4 @@
-"""Flags without a config: refused with the configs at hand, and the line to type."""
+"""Refuse a command line without a config, with the configs at hand and a line to type."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -19,8 +19,8 @@ _MOST_FILES, _MOST_NAMES = 200, 12
 def no_config(runs: Iterable[Path] = (), task: str | None = None) -> UserError:
     """The refusal of a command line without -f.
 
-    runs: directories that it names: a run's own config is what it began with
-    task: the one that its flags are of, if they are of one
+    runs: run directories that the line names; each holds the config that its run began with
+    task: the task that has the typed flags, if only one has them
     """
     of_runs = [run / "config.yaml" for run in runs if (run / "config.yaml").is_file()]
     configs = [*of_runs, *_configs(Path(), ("", *_FOLDERS))]
@@ -47,7 +47,7 @@ def no_config(runs: Iterable[Path] = (), task: str | None = None) -> UserError:
 
 
 def _line(config: Path) -> str:
-    """What was typed, with a config."""
+    """The line that was typed, with a config added."""
     words = ["samecurve", "train"]
     more: list[str] = []
     context = click.get_current_context(silent=True)
@@ -58,7 +58,7 @@ def _line(config: Path) -> str:
 
 
 def _configs(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
-    """The files there that are configs, ours or another tool's."""
+    """The files in the folders that are configs, ours or another tool's."""
     for folder in folders:
         files = sorted((root / folder).glob("*"))
         candidates = [path for path in files if path.suffix in {".yaml", ".yml", ".json"}]

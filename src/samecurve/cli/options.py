@@ -1,4 +1,4 @@
-"""What verbs share: how they read flags and names, and options that several of them have."""
+"""Code that verbs share: how flags and names are read, and options that several verbs have."""
 
 import math
 import signal
@@ -31,12 +31,12 @@ TORCHRUN_HINTS = {
 
 
 def dashes(name: str) -> str:
-    """Underscores and dashes are one."""
+    """The name with dashes: underscores and dashes mean the same."""
     return name.replace("_", "-")
 
 
 class Verb(click.Command):
-    """One of torchrun's flags is refused with what serves it."""
+    """A verb; flags of torchrun are refused with the flag that serves the purpose here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)
@@ -50,7 +50,7 @@ class Verb(click.Command):
 
 
 def check_text(argument: str, ctx: click.Context) -> None:
-    """UsageError: its bytes are no text: no file could name it again."""
+    """Refuse an argument whose bytes are no text: no file could name it again."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -58,7 +58,7 @@ def check_text(argument: str, ctx: click.Context) -> None:
 
 
 class Finite(click.FloatRange):
-    """A number in a range; a nan is in none."""
+    """An option's type: a number in a range, and no nan."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -87,7 +87,7 @@ def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:
 
 
 class Option(click.Option):
-    """Help shows an option's own name; those that other tools gave it work too."""
+    """An option whose help shows its own name only; the names of other tools work too."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         names = self.opts
@@ -126,14 +126,14 @@ probe_option = click.option(
 
 
 def probe_facts(loaded: "LoadedConfig") -> "Facts":
-    """--probe-batch: facts with how many samples at once fitted."""
+    """The facts for --probe-batch: how many samples at once fitted."""
     from samecurve.experiments.probe_batch import probe_batch
 
     return probe_batch(loaded.config)
 
 
 def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
-    """What measures the devices' speeds; None: the config does not ask for that."""
+    """The function that measures the devices' speeds; None: the config does not ask for that."""
     if loaded.config.devices.balance != "measured":
         return None
     from samecurve.experiments.balance import measure_speeds
@@ -142,7 +142,7 @@ def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
 
 
 def exit_on_sigterm() -> None:
-    """SIGTERM before anything runs: leave, nothing being half done."""
+    """Leave at a SIGTERM, as long as nothing runs that could be left half done."""
     signal.signal(signal.SIGTERM, _exit)
 
 

@@ -102,7 +102,7 @@ def plan(
 
 
 def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_json: bool) -> None:
-    """On a machine one doesn't have.
+    """Plan for a machine that one doesn't have.
 
     A plan that is refused ends the verb as it would end train, once all that would be served is
     shown.

@@ -11,7 +11,7 @@ from samecurve.terminal import echo
 
 
 class RunCommand(click.Command):
-    """torchrun's flags for several hosts are refused with what serves them."""
+    """Refuse torchrun's flags for several hosts, and name the command that serves the purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -1,5 +1,5 @@
-"""What the scripts run_hf_standalone.py and run_fsdp_standalone.py do: `samecurve train`, with a
-model and a strategy, started as their users start it.
+"""The scripts run_hf_standalone.py and run_fsdp_standalone.py: `samecurve train` with a model and a
+strategy, started as users of such scripts start them.
 
 Under torchrun each process is a rank. A plain start of Python uses one device; where there are
 more, it says so, and prints the line that uses them.
@@ -30,7 +30,7 @@ class Standalone:
     def command_line(
         self, arguments: Sequence[str], environment: Mapping[str, str], gpus: int
     ) -> tuple[list[str], str]:
-        """What `samecurve` is given, and what is to be said before, if anything is.
+        """The arguments for `samecurve`, and a note to print first, or ''.
 
         The script's own values come first, so that flags win. gpus: that are visible
         """
@@ -55,14 +55,14 @@ class Standalone:
 
 
 def _typed(arguments: Sequence[str]) -> Mapping[str, object]:
-    """The flags by name; what is wrong with them `train` itself says."""
+    """The typed flags by name; `train` itself reports wrong ones."""
     train = find_verb("train")
     assert train is not None
     return train.make_context("train", list(arguments), resilient_parsing=True).params
 
 
 def run_standalone(standalone: Standalone) -> None:
-    """Ends as `samecurve train` does. UserError is printed there, too."""
+    """Run the script; it ends as `samecurve train` does, errors included."""
     from samecurve.probe.gpus import find_gpus
 
     gpus = len(find_gpus(os.environ).devices)

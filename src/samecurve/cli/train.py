@@ -119,7 +119,7 @@ def train(
 
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
-    """Started as one of several: be one of the ranks."""
+    """Train as one of several ranks that another program has started."""
     from samecurve.core.system.parent_death import die_with
     from samecurve.launch.external import run_as_external_rank
     from samecurve.worker.cluster_env import from_slurm, rank_from
@@ -136,7 +136,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
 
 
 def _run_options(flags: dict[str, Any]) -> "Options":
-    """The flags that say how this run begins and ends, beside the config."""
+    """The flags beside the config, which say how this run begins and ends."""
     from samecurve.run.resume import Options
 
     return Options(**{field.name: flags[field.name] for field in fields(Options)})

@@ -34,7 +34,7 @@ _MOST_CHARACTERS = 60  # of a value in a message
 
 
 class FieldReading(NamedTuple):
-    """What became of one field of the other tool's config.
+    """A field of the other tool's config, and what became of it.
 
     read: the field became a key of our config
     left: our config does not need the field

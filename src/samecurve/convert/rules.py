@@ -120,7 +120,7 @@ class _Interpreter:
             self.foreign.refuse(field, why, rule["remedy"], rule["key"])
 
     def _computed(self, rule: Rule, value: Any) -> Any:
-        """What the function `compute` makes of the config, or else the value."""
+        """The result of the function `compute`, or else the value."""
         if "compute" in rule:
             return self.functions[rule["compute"]](self.foreign)
         return value

@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of journal.jsonl, and the activities of its heartbeat.
+"""The events of a run: the lines of journal.jsonl; and the activities of its heartbeat.
 
 `step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
 holds 500 updates.
@@ -40,12 +40,12 @@ class Beat(NamedTuple):
 
     step: int  # finished ones
     activity: Activity
-    beats: int  # counts up, so that a second beat within an activity is seen too
+    beats: int  # counts up, so that a sign within an activity is one too
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the journal."""
+    """An event: a line of the journal."""
 
     kind: Kind
     step: int  # finished optimizer steps

@@ -43,7 +43,7 @@ _UNASKED = (0,) * len(REQUESTS)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopContext(Generic[State, Staged]):
-    """What plugs into the loop on one rank."""
+    """The parts that plug into the loop on one rank."""
 
     plan: Plan
     engine: Engine[State, Staged]
@@ -82,6 +82,7 @@ def train(
     exact = {"exact": True} if plan.exact else {}
     context.record(Event("started", done, {**exact, **context.started}))
     _check_split(context, state, done)
+
     is_alone = plan.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
     ends_early = plan.stops_early(counters.early_waited)
@@ -112,10 +113,23 @@ def train(
 
     logger.flush()
     context.store.close()
+    return _finish(context, logger, state, done, ends_early=ends_early)
+
+
+def _finish(
+    context: LoopContext[State, Staged],
+    logger: StepLogger,
+    state: State,
+    done: int,
+    *,
+    ends_early: bool,
+) -> tuple[State, Outcome]:
+    """Test what was trained, if it is finished, and record how the training ended."""
+    plan, counters = context.plan, logger.counters
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
     if outcome == "finished" and plan.test_samples:
         state = _test(context, counters, state, done)
-    heartbeat(done, "end")
+    context.heartbeat(done, "end")
     values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
     if plan.early_stop and ends_early and done < plan.steps:
         values["early_stop"] = why_it_ended(plan.early_stop, counters)
@@ -124,8 +138,8 @@ def train(
 
 
 class _LateRequests(Sequence[int]):
-    """What this rank is asked, as it stands when it is read for the first time: an engine does so
-    as late in its step as it can.
+    """The requests to this rank as they stand when they are read for the first time: an engine
+    reads them as late in its step as it can.
     """
 
     def __init__(self, requests: Requests) -> None:

@@ -1,4 +1,4 @@
-"""What plugs into the loop, and what passes between the rooms."""
+"""The parts that plug into the loop, and the objects that pass between rooms."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ Heartbeat = Callable[[int, Activity], None]
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run."""
+    """A process of a run."""
 
     index: int  # of world_size
     local: int  # index on this host
@@ -64,7 +64,7 @@ class RowReader(Source, Protocol):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one device computes at once.
+    """A microbatch: the samples that one device computes at once.
 
     real: False for a copy of a real row, run so that its rank can take part, and dropped.
     keys: what its random numbers are keyed by (RowKeys, or as an engine's stage() made of it); None
@@ -95,7 +95,7 @@ Round = tuple[MicroBatch | None, ...]  # one for each device of the process; Non
 
 @dataclass
 class Batch(Generic[Staged]):
-    """One process's share of a step."""
+    """The share of one process in a step."""
 
     rounds: Staged
     progress: "Progress"
@@ -164,7 +164,7 @@ class PendingMetrics(Protocol):
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is known of a step once it is done, the same on every rank.
+    """The metrics of a step that is done, the same on every rank.
 
     forward_seconds: of each rank's first forward pass, where it waits for no other; zeros where
         that is not known.
@@ -184,9 +184,7 @@ class StepMetrics:
 
 
 class Task(Protocol):
-    """What is trained.
-
-    A class with these methods; no base class.
+    """A task: a class with these methods, and no base class.
 
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
@@ -275,7 +273,7 @@ class Engine(Protocol[State, Staged]):
 
 
 class Feed(Protocol[Staged]):
-    """One process's batches, in the run's order.
+    """The batches of one process, in the run's order.
 
     evaluation: the held-out samples, round by round.
     ids: the sample ids of a whole step.
@@ -304,14 +302,14 @@ class Store(Protocol):
 
 
 class Requests(Protocol):
-    """What this rank was asked since the last call: how often, in the order of events.REQUESTS."""
+    """The requests to this rank since the last call: how many of each of events.REQUESTS."""
 
     def pending(self) -> Sequence[int]: ...
 
 
 @dataclass
 class Counters:
-    """What the loop carries from step to step and into checkpoints."""
+    """The numbers that the loop carries from step to step and into checkpoints."""
 
     best_value: float | None = None  # of train.best_metric; older checkpoints: best_loss
     best_step: int | None = None
@@ -325,7 +323,7 @@ class Counters:
 
     @classmethod
     def from_loop(cls, loop: Mapping[str, Any]) -> "Counters":
-        """Of a checkpoint's, which may be an older one's."""
+        """The counters of a checkpoint, which an older version may have written."""
         values = dict(loop)
         if "best_loss" in values:
             values.setdefault("best_value", values.pop("best_loss"))
@@ -333,7 +331,8 @@ class Counters:
 
 
 def arrays_to_write(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
-    """Which named arrays this rank writes: largest first, each goes to the least laden rank so far.
+    """The named arrays that this rank writes: largest first, each goes to the least laden rank so
+    far.
 
     sizes: by name, in any unit.
     """

@@ -107,7 +107,7 @@ class StepLogger:
         return requests_in(metrics.requests) if any(metrics.requests) else set()
 
     def totals(self) -> Mapping[str, Any]:
-        """Of this start; memory: each device's peak beside what the plan expected of it."""
+        """The totals of this start. memory: each device's peak beside what the plan expected."""
         wall = time.perf_counter() - self._began
         return {
             "seconds": wall,
@@ -119,7 +119,7 @@ class StepLogger:
         }
 
     def _values(self, deferred: _Deferred, metrics: StepMetrics, seconds: float) -> JournalValues:
-        """Of the step's line in the journal."""
+        """The values of a step's line in the journal."""
         plan, samples = self._plan, deferred.batch.samples
         values: JournalValues = {
             "loss": metrics.loss,
@@ -167,7 +167,7 @@ class StepLogger:
             and math.isfinite(loss)
             and metrics.scale > _SMALLEST_SCALE
         )
-        if finds_scale or self._plan.non_finite == "skip":
+        if finds_scale or self._plan.compute.non_finite == "skip":
             return
         self._record(Event("step", done, values))
         if not metrics.weight:
@@ -195,13 +195,13 @@ def requests_in(counts: Sequence[int]) -> set[Request]:
 
 
 def _straggler_detector(plan: Plan) -> StragglerDetector | None:
-    """What finds slow ranks, where there are several. Shares by measured speed are no fault of a
-    rank; where a run could have them, the detector says so.
+    """The detector of slow ranks, where there are several. Shares by measured speed are no fault of
+    a rank; where a run could have such shares, the detector says so.
     """
     if plan.world_size == 1:
         return None
-    if plan.microbatch_seconds:
-        return StragglerDetector(plan.microbatches_per_device)
-    if plan.can_be_uneven:
+    if plan.batch.microbatch_seconds:
+        return StragglerDetector(plan.batch.microbatches_per_device)
+    if plan.layout.can_be_uneven:
         return StragglerDetector(remedy="; --balance measured would assign it fewer microbatches")
     return StragglerDetector()

@@ -1,4 +1,4 @@
-"""One process's batches, in the run's order, prepared ahead by a background thread.
+"""The batches of one process, in the run's order, prepared ahead by a background thread.
 
 The thread computes ids for many steps at once and gathers rows, or lets workers gather them for
 some steps to come; with prefetch 0 the same happens in place. Batches are the same in every way,
@@ -212,8 +212,8 @@ class Feed(Generic[Staged]):
             yield list(of_one_epoch)
 
     def _read_at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch[Staged]]:
-        """One read for each device of this process, however many its microbatches and steps: they
-        are views of it.
+        """Read once for each device of this process, however many microbatches and steps it has:
+        they are views of what was read.
         """
         source = self._sources[TRAIN_SOURCE]
         assert source is not None
@@ -287,7 +287,7 @@ class Feed(Generic[Staged]):
         )
 
     def _assigned(self, samples: int) -> list[Assignment]:
-        """What this process's devices do in a step of so many samples."""
+        """The work of this process's devices in a step of so many samples."""
         if samples not in self._assignments:
             self._assignments[samples] = [
                 self._plan.assignment(samples, device) for device in self._devices
@@ -305,7 +305,7 @@ class Feed(Generic[Staged]):
         return self._workers is not None or source.by_microbatch
 
     def _ask_shares(self, step: int, ids: Ids) -> list[DeviceShare]:
-        """What each device of this process is to have of a step by itself."""
+        """The share of each device of this process in a step that is read by itself."""
         shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
             intervals = assignment.spans if self._reads_by_microbatch else assignment.extent

@@ -42,7 +42,7 @@ class Rounds:
         microbatches = [self._microbatches(share, ids, keys) for share in shares]
         count = len(assignments[0].rounds)
         idle = 0
-        if not self._plan.every_rank_every_round:
+        if not self._plan.layout.every_rank_every_round:
             busiest = max(len(assignment.spans) for assignment in assignments)
             idle = min(count - busiest, count - least)
         for index in range(idle, count):
@@ -58,7 +58,7 @@ class Rounds:
         """A copy of a row where a device must take part: each, or else the first of a process that
         would have nothing.
         """
-        each = self._plan.every_rank_every_round
+        each = self._plan.layout.every_rank_every_round
         if all(by_device) or (any(by_device) and not each):
             return tuple(by_device)
         row_keys = keys(ids[:1])

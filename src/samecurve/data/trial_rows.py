@@ -1,4 +1,4 @@
-"""Which rows of the first steps the split check tries."""
+"""The choice of the rows of the first steps that the split check tries."""
 
 from collections.abc import Mapping
 from typing import Any

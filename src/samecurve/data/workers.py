@@ -43,7 +43,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class Line:
-    """One worker's two pipes, as the asking process has them, or as the worker does."""
+    """The two pipes of a worker, as the asking process has them, or as the worker does."""
 
     jobs: Connection
     rows: Connection
@@ -141,7 +141,7 @@ class Workers:
 
 
 def serve(sources: Sequence[RowReader | None], pipes: Line) -> None:
-    """One worker, until nobody asks any more."""
+    """Serve as a worker, until nobody asks any more."""
     jobs: queue.SimpleQueue[tuple[int, Ids, int] | None] = queue.SimpleQueue()
 
     def listen() -> None:

@@ -17,7 +17,7 @@ _INSTALL = re.compile(r"pip install 'samecurve\[([\w,]+)\]'")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFailure:
-    """One entry of known_failures.yaml, whose head explains the fields."""
+    """An entry of known_failures.yaml; the head of that file explains the fields."""
 
     name: str
     patterns: tuple[re.Pattern[str], ...]

@@ -1,4 +1,4 @@
-"""Out of memory, told with its sizes and the flags that keep the batch and need less."""
+"""Explain an out-of-memory error: the sizes, and flags that keep the batch and need less memory."""
 
 import re
 import resource
@@ -23,9 +23,9 @@ _ERROR_WORDS = (
 def explain_out_of_memory(
     error: BaseException, plan: Plan, *, rank: int, peak_bytes: int
 ) -> RunError | None:
-    """The error with its sizes and remedy; None: it is another one.
+    """The out-of-memory error with its sizes and remedy; None: the error is another one.
 
-    Known by type name and words, so that no engine is imported.
+    The error is recognised by type name and words, so that no engine is imported.
 
     peak_bytes: what the rank has held at most
     """
@@ -49,7 +49,7 @@ def explain_out_of_memory(
 
 
 def _out_of_memory_text(error: BaseException) -> str | None:
-    """Its message, and that of the error which it explains. None: neither is one of memory."""
+    """The message of an out-of-memory error and of its cause; None: the error is another one."""
     errors = [error]
     if error.__cause__:
         errors.append(error.__cause__)
@@ -61,7 +61,7 @@ def _out_of_memory_text(error: BaseException) -> str | None:
 
 
 def _requested_bytes(text: str) -> int:
-    """What the failed allocation asked for; 0: not said."""
+    """The bytes that the failed allocation asked for; 0 where the message doesn't say."""
     for pattern in _REQUESTED:
         if match := pattern.search(text):
             return int(float(match[1]) * _UNITS[match[2]])
@@ -69,9 +69,9 @@ def _requested_bytes(text: str) -> int:
 
 
 def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
-    """Flags that need less and leave every result as it is.
+    """Flags that need less memory and change no result.
 
-    What one sample needs follows from what this step wanted.
+    The memory of one sample is estimated from what this step wanted.
     """
     ways = []
     if plan.micro_batch_size > 1:
@@ -79,11 +79,11 @@ def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
         bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.micro_batch_size)
         room = 0.9 * min(device.memory for device in plan.devices) - fixed_bytes
         fits = max(1, min(plan.micro_batch_size // 2, int(room / bytes_per_sample)))
-        batch = plan.global_batch_size
-        rounds = -(-batch // (plan.num_devices * fits))
+        global_batch_size = plan.global_batch_size
+        rounds = -(-global_batch_size // (plan.num_devices * fits))
         ways.append(
-            f"--global-batch {batch} --batch-size {fits} keeps the batch of {batch}, in"
-            f" {rounds} rounds of {fits}"
+            f"--global-batch {global_batch_size} --batch-size {fits} keeps the batch of"
+            f" {global_batch_size}, in {rounds} rounds of {fits}"
         )
     if plan.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")

@@ -1,4 +1,4 @@
-"""What a failing rank leaves behind for whoever tells the failure: one small file a rank."""
+"""Failure notes: a small file in which a failing rank says why, for the process that reports it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _MOST_CAUSE = 1600  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class FailureNote:
-    """What one rank says of its own failure."""
+    """A rank's own account of its failure."""
 
     rank: int
     time: float  # seconds since 1970
@@ -32,7 +32,10 @@ class FailureNote:
 
 
 def note_of(rank: int, error: BaseException, home: Path | None = None) -> FailureNote:
-    """home: of the run, whose own files may be what could not be written."""
+    """The note for an error.
+
+    home: the run directory: an OSError about a file in it is explained as such
+    """
     if home and isinstance(error, OSError) and (path := _path_in(error, home)):
         error = RunError(*explain_os_error(error, path))
     if isinstance(error, SamecurveError):
@@ -58,7 +61,7 @@ def note_of(rank: int, error: BaseException, home: Path | None = None) -> Failur
 
 
 def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
-    """Into the run's logs; elsewhere if there is no room: a full disk may be what has failed."""
+    """Write a note into the run's logs, or elsewhere if there is no room: the disk may be full."""
     text = json.dumps(asdict(note))
     name = f"failure-{note.rank}.json"
     try:
@@ -72,7 +75,7 @@ def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
 
 
 def read_note(logs: Path, rank: int) -> FailureNote | None:
-    """Of one rank, in the run's logs; None: it has written none, or not all of it yet."""
+    """The note of one rank in the run's logs; None: there is none, or not all of it yet."""
     return _read(logs / f"failure-{rank}.json")
 
 
@@ -84,7 +87,7 @@ def _read(path: Path) -> FailureNote | None:
 
 
 def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
-    """In the order in which the ranks failed."""
+    """All notes, in the order in which the ranks failed."""
     elsewhere = _directory_elsewhere(attempt)
     notes = [
         note
@@ -97,7 +100,7 @@ def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
 
 
 def _path_in(error: OSError, home: Path) -> Path | None:
-    """The file of the run's that it names; None: it names another, or none."""
+    """The file of the run that the error names; None: it names another file, or none."""
     if not isinstance(error.filename, str | bytes):
         return None
     path = Path(os.fsdecode(error.filename))

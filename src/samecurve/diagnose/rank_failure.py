@@ -42,7 +42,7 @@ class RankFailure:
 def collect_failures(
     notes: Sequence[FailureNote], exits: Mapping[int, int], logs: Path
 ) -> list[RankFailure]:
-    """All failures: first ranks that left a note, by time; then those with a log or exit code."""
+    """All failures: those with a note, by time; then those with only a log or an exit code."""
     with_note = {note.rank for note in notes}
     return [
         *(_failure_from_note(note, exits.get(note.rank, note.exit_code)) for note in notes),

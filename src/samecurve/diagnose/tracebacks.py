@@ -1,6 +1,6 @@
-"""Tracebacks as text, out of a log or a note.
+"""Read tracebacks from the text of a log or a note.
 
-The last one counts, without the frames of whoever launched the program, one line a frame.
+The last traceback counts, one line a frame, without the frames of the launcher.
 
 Python prints them in a few forms: with `[rank1]: ` before each line (torch's own hook), a chain of
 several, one inside another's message (a data worker's), and a SyntaxError without a head. Those of
@@ -57,12 +57,12 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Of the user's own code."""
+        """Whether the frame is in the user's own code."""
         return not _LIBRARY_FILES.search(self.path)
 
     @property
     def is_launchers(self) -> bool:
-        """Of what started the program."""
+        """Whether the frame is in the code that started the program."""
         return bool(_LAUNCHER_FILES.search(self.path))
 
     def __str__(self) -> str:
@@ -80,9 +80,9 @@ class Traceback:
     error: str  # the exception's own lines, `Type: message`
 
     def show_frames(self, most: int) -> list[str]:
-        """A line a frame, at most so many, the middle left out.
+        """A line for each frame, at most `most` of them: the middle is left out.
 
-        Launchers' and wrappers' frames are not among them.
+        Frames of launchers and wrappers are left out too.
         """
         frames = [
             frame
@@ -106,7 +106,7 @@ class Traceback:
 
 
 def clip(line: str, width: int = _MAX_WIDTH) -> str:
-    """At most so many characters, without colours."""
+    """The line without colours, cut to the width."""
     line = _COLOUR.sub("", line)
     if len(line) > width:
         return f"{line[: width - 4]} ..."
@@ -114,7 +114,7 @@ def clip(line: str, width: int = _MAX_WIDTH) -> str:
 
 
 def read_tail(path: Path) -> str:
-    """The last lines of a log, of its last start; '' where there is none."""
+    """The last lines of a log, from its last start on; '' where there is no log."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))
@@ -129,7 +129,7 @@ def read_tail(path: Path) -> str:
 
 
 def last_traceback(text: str) -> Traceback | None:
-    """The last traceback of a text, one of the main thread if there is any. None: there is none."""
+    """The last traceback of a text, of the main thread if there is one; None: there is none."""
     lines = [_RANK_PREFIX.sub("", line) for line in text.splitlines()]
     of_main_thread: Traceback | None = None
     of_other_thread: Traceback | None = None
@@ -153,7 +153,7 @@ def last_traceback(text: str) -> Traceback | None:
 
 
 def _parse_traceback(lines: Sequence[str], index: int) -> tuple[Traceback | None, int]:
-    """From the line of the first frame on. Returns it, and the line where it ends."""
+    """Parse the traceback whose first frame is at this line. Also returns the line after it."""
     frames: list[Frame] = []
     while index < len(lines) and lines[index].startswith("  "):
         if match := _FRAME.match(lines[index]):

@@ -194,7 +194,7 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         plan.precision,
         plan.threads,
         plan.recompute,
-        plan.compress,
+        plan.layout.compress,
         plan.exact,
         config.optimizer.model_dump(mode="json"),
     ]

@@ -17,7 +17,8 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import with_even_balance
-from samecurve.core.planning.facts import CLIP_EPSILON, Facts
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import CLIP_EPSILON
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -79,7 +80,7 @@ class LayoutRunner:
             )
         self.config, self.kind = config, kind
         self.steps = steps or min(STEPS, config_plan.steps)
-        self.batch = config_plan.global_batch_size
+        self.global_batch_size = config_plan.global_batch_size
         self._micro_batch_size = config_plan.micro_batch_size
         self._machine, self._facts = machine, facts
         self._pool, self._home, self._job = pool, home, job
@@ -127,7 +128,7 @@ class LayoutRunner:
 
     def _batch(self, layout: Layout) -> Batch:
         if not self.exact:
-            return Batch(samples=self.batch, accumulate=layout.accumulation_steps)
+            return Batch(samples=self.global_batch_size, accumulate=layout.accumulation_steps)
         if layout.accumulation_steps:
             raise UserError(
                 "train.exact: accumulation steps follow from the microbatches, whose size is the"
@@ -135,7 +136,7 @@ class LayoutRunner:
                 "--set batch.per_device=N for microbatches of N samples",
                 "--layouts",
             )
-        return Batch(samples=self.batch, per_device=self._micro_batch_size)
+        return Batch(samples=self.global_batch_size, per_device=self._micro_batch_size)
 
     def reference(self, engine: str) -> Trajectory:
         """Train the reference on one device, unbroken. Its first step runs again, to be saved.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samecurve.core.config.document import suggest
-from samecurve.core.planning.strategies import (
+from samecurve.core.strategies import (
     STRATEGIES,
     STRATEGY_NAMES,
     StrategySpec,

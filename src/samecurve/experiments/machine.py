@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.planning.compute import choose_precision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.speed_options import with_amp
 from samecurve.errors import UserError
 from samecurve.experiments.predicted import (
     as_json,
@@ -126,7 +126,10 @@ def read_request(
 def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
     """UserError: what is asked for is not predicted, or nothing fits there."""
     cluster = read_cluster(request.machine)
-    config, _ = with_amp(loaded.config, cluster.machine.devices)
+    train, engine = loaded.config.train, loaded.config.engine
+    precision = choose_precision(train, engine, cluster.machine.devices).value
+    train = train.model_copy(update={"precision": precision})
+    config = loaded.config.model_copy(update={"train": train})
     check_predictable(config, cluster)
     utilization = _utilization(request, config.train.precision)
     facts = describe(config)

@@ -231,7 +231,7 @@ def _row_json(row: StrategyForecast, tokens: int) -> dict[str, object]:
     return value
 
 
-def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, object]:
+def _cost_json(cost: StepCost, global_batch_size: int, tokens: int) -> dict[str, object]:
     return {
         "seconds": cost.seconds,
         "compute_seconds": cost.compute,
@@ -239,8 +239,8 @@ def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, object]:
         "exposed_seconds": cost.exposed,
         "efficiency": cost.efficiency,
         "mfu": cost.mfu,
-        "samples_per_second": batch / cost.seconds,
-        "tokens_per_second": batch * tokens / cost.seconds if tokens > 1 else None,
+        "samples_per_second": global_batch_size / cost.seconds,
+        "tokens_per_second": global_batch_size * tokens / cost.seconds if tokens > 1 else None,
         "formulas": cost.formulas,
     }
 

@@ -96,7 +96,7 @@ class JaxEngine:
             self._strategy,
             self._dtype,
             loss_scaled=self.plan.precision == "f16",
-            averaged=self.plan.ema > 0,
+            averaged=self.plan.compute.ema > 0,
         )
 
     def _step(self, num_samples: int) -> Wrapped:
@@ -189,7 +189,7 @@ class JaxEngine:
             error,
             repeats=True,
             is_split=self.plan.is_split or as_if_split,
-            allowed=self.plan.allow_coupled,
+            allowed=self.plan.compute.allow_coupled,
         )
 
     @property

@@ -195,7 +195,7 @@ def apply_update(
         moved[name] = values - rate * directions[name]
 
     average = {
-        name: values + (1 - plan.ema) * (moved[name] - values)
+        name: values + (1 - plan.compute.ema) * (moved[name] - values)
         for name, values in state["average"].items()
     }
 

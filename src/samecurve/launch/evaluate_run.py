@@ -14,7 +14,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
-from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.files import write_json
@@ -28,7 +28,7 @@ from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
 from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.base_files import Base
@@ -112,7 +112,7 @@ def _plan(
     if own_plan.is_one_process:  # it evaluates in this process
         warm_start.stop()
     else:
-        warm_start.expect(own_plan, entry_of(config.task).libraries)
+        warm_start.expect(own_plan.layout, entry_of(config.task).libraries)
     return own_plan
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.layout import choose_devices
+from samecurve.core.planning.devices import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -31,8 +31,9 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
-from samecurve.run.prepare import PreparedRun, prepare
+from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
+from samecurve.run.start_files import PreparedRun
 from samecurve.watch.silence import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.closing import not_hiding
@@ -101,7 +102,7 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
     elif use == "cpu":
         use = f"cpu:{count}"
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    chosen = len(choose_devices(config, probe()).value)
+    chosen = len(choose_devices(config.devices, config.engine, probe()).value)
     if chosen != count and not may_differ:
         raise UserError(
             f"torchrun started {count} ranks; devices {devices.use} names {chosen}",

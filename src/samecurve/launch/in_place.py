@@ -6,7 +6,7 @@ from contextlib import suppress
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, is_ctrl_c
 from samecurve.launch.signals import children_ended
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.watch.silence import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.main import run_rank

@@ -28,7 +28,7 @@ from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.watch.hang_watch import OFTEN, HangWatch
 from samecurve.watch.silence import HangLimit
 from samecurve.worker.cluster_env import local_environment

@@ -22,7 +22,7 @@ from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.watch.silence import HangLimit
 from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER

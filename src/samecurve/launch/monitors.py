@@ -12,7 +12,7 @@ from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import trackers_wanted
-from samecurve.run.prepare import PreparedRun
+from samecurve.run.start_files import PreparedRun
 from samecurve.units import counted
 
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
@@ -64,7 +64,7 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
         f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
     )
     count = len(split_batch(plan.global_batch_size, plan.micro_batch_size))
-    without = [device for device in idle if not plan.microbatches_per_device[device]]
+    without = [device for device in idle if not plan.batch.microbatches_per_device[device]]
     idle_ranks = dict.fromkeys(owners[device] for device in idle)
     logs = ", ".join(f"logs/rank-{rank}.log" for rank in idle_ranks)
     if count < plan.num_devices:

@@ -12,8 +12,8 @@ from samecurve.observe.journal import append_event, cut_torn_line, read_events
 from samecurve.run.directory.attempt import Earlier, new_attempt_name
 from samecurve.run.directory.rank_logs import clear_logs
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.prepare import PreparedRun
 from samecurve.run.resume import set_later_aside
+from samecurve.run.start_files import PreparedRun
 
 _FRUITLESS = 3  # failures in a row from the same save
 

@@ -78,28 +78,28 @@ def arithmetic(plan: Plan) -> str:
 
     Or the microbatches where they are unequal, and who has how many where that is.
     """
-    batch, micro = plan.global_batch_size, plan.micro_batch_size
+    global_batch_size, micro = plan.global_batch_size, plan.micro_batch_size
     rounds = counted(plan.accumulation_steps, "round")
     devices = counted(plan.num_devices, "device")
-    sizes = [last - first for first, last in split_batch(batch, micro)]
-    if plan.microbatch_seconds:
-        shares = " + ".join(map(str, plan.microbatches_per_device))
+    sizes = [last - first for first, last in split_batch(global_batch_size, micro)]
+    if plan.batch.microbatch_seconds:
+        shares = " + ".join(map(str, plan.batch.microbatches_per_device))
         microbatches = f"{shares} microbatches of {micro}"
         if sizes[-1] < micro:
             microbatches += f", the last one of {sizes[-1]}"
-        return f"batch {batch} = {microbatches}, in {rounds}"
-    if batch == plan.num_devices * micro * plan.accumulation_steps:
-        return f"batch {batch} = {devices} x {micro} x {rounds}"
+        return f"batch {global_batch_size} = {microbatches}, in {rounds}"
+    if global_batch_size == plan.num_devices * micro * plan.accumulation_steps:
+        return f"batch {global_batch_size} = {devices} x {micro} x {rounds}"
     parts = " + ".join(
         f"{counted(count, 'microbatch')} of {size}" for size, count in Counter(sizes).items()
     )
-    return f"batch {batch} = {parts}, over {devices} in {rounds}"
+    return f"batch {global_batch_size} = {parts}, over {devices} in {rounds}"
 
 
 def _balance(plan: Plan) -> str:
-    if not plan.microbatch_seconds:
+    if not plan.batch.microbatch_seconds:
         return "even"
-    shares = plan.microbatches_per_device
+    shares = plan.batch.microbatches_per_device
     return f"{' + '.join(map(str, shares))} of {sum(shares)} microbatches"
 
 

@@ -1,6 +1,6 @@
-"""What machine this is.
+"""Describes this machine: its GPUs, cores and memory.
 
-Reads the operating system, the driver, the environment and what is installed; imports no engine.
+Reads the operating system, the driver, the environment and installed packages; imports no engine.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""AMD GPUs by what the kernel's driver (KFD) lays out in sysfs.
+"""AMD GPUs, read from the files of the kernel's driver (KFD) in sysfs.
 
 No ROCm library is loaded, no context made. Indices are those a program sees under the variables of
 VISIBLE.
@@ -48,7 +48,7 @@ def variable(environment: Mapping[str, str]) -> str:
 
 
 def _read_gpus(topology: Path) -> list[_Gpu]:
-    """The nodes that have compute units."""
+    """The driver's nodes that have compute units."""
     gpus = []
     nodes = [path for path in topology.glob("nodes/*") if path.name.isdigit()]
     for node in sorted(nodes, key=lambda path: int(path.name)):
@@ -66,7 +66,7 @@ def _read_gpus(topology: Path) -> list[_Gpu]:
 
 
 def _read_name(values: Mapping[str, int]) -> str:
-    """The card's own where its firmware tells it; else its architecture: 90402 is gfx942."""
+    """The card's name where its firmware has one, else its architecture: 90402 is gfx942."""
     version = values.get("gfx_target_version", 0)
     architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     card = Path(f"/sys/class/drm/renderD{values.get('drm_render_minor', 0)}/device")
@@ -80,7 +80,7 @@ def _read_name(values: Mapping[str, int]) -> str:
 
 
 def _read_properties(path: Path) -> dict[str, int]:
-    """Lines of a name and a number.
+    """The names and numbers in the lines of a file.
 
     {} where a container hides the device: its file can't be read, or is empty.
     """
@@ -92,7 +92,7 @@ def _read_properties(path: Path) -> dict[str, int]:
 
 
 def _choose_visible(name: str, value: str | None, gpus: list[_Gpu]) -> list[_Gpu]:
-    """value: of the variable `name`."""
+    """The GPUs that the variable `name` with this value leaves visible."""
     if value is None:
         return gpus
     chosen: list[_Gpu] = []

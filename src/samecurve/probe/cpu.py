@@ -1,4 +1,4 @@
-"""What this process may use of the host: cores and memory, control groups applied."""
+"""Cores and memory of the host that this process may use, limits of control groups applied."""
 
 import os
 import platform
@@ -35,9 +35,9 @@ def memory() -> int:
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Processes that the kernel has ended so far for want of memory. None: it can't be known.
+    """Processes that the kernel has killed so far because memory ran out. None: not known.
 
-    Of this control group where it counts them, else of the whole machine.
+    The count of this control group, where it has one, else of the whole machine.
     """
     for path, key in (*_counters(root), (root / "proc/vmstat", "oom_kill")):
         try:
@@ -49,7 +49,7 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def oom_kills_since(before: int | None) -> int | None:
-    """How many more than `before`. None: it can't be known."""
+    """Processes killed since the count was `before`. None: not known."""
     now = oom_kills()
     if now is None or before is None:
         return None
@@ -57,7 +57,7 @@ def oom_kills_since(before: int | None) -> int | None:
 
 
 def _counters(root: Path) -> list[tuple[Path, str]]:
-    """Where a control group counts them: (file, key), version 2 first.
+    """The files in which a control group counts kills: (file, key), version 2 first.
 
     A container may see its own group as the root.
     """

@@ -1,5 +1,6 @@
-"""Whether the installed engines can use this machine's GPUs, told from their files: neither is
-imported.
+"""Whether the installed engines can use this machine's GPUs.
+
+Their files tell; neither engine is imported.
 """
 
 import ast
@@ -19,7 +20,7 @@ _JAX_EXTRA = "cuda13"
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What torch was built for; None: not for that."""
+    """The build of the installed torch; None: built without CUDA, or without HIP."""
 
     version: str
     cuda: str | None
@@ -27,9 +28,9 @@ class TorchBuild:
 
 
 def unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
-    """By engine: why its installed build can't use GPUs of this make. {}: all can, or are not here.
+    """Why installed engines can't use this vendor's GPUs, by engine.
 
-    vendor: NVIDIA or AMD; '': there is no GPU
+    Engines that can, or that are not installed, are left out. vendor: NVIDIA or AMD; '': no GPU.
     """
     if not vendor:
         return {}
@@ -38,7 +39,7 @@ def unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
 
 
 def torch_build() -> TorchBuild | None:
-    """None: torch is not installed, or does not say."""
+    """The build of the installed torch. None: torch is not installed, or its file does not say."""
     values = _assigned(_directory_of("torch") / "version.py")
     if "__version__" not in values or "cuda" not in values:
         return None
@@ -87,7 +88,7 @@ def _directory_of(package: str) -> Path:
 
 
 def _assigned(file: Path) -> dict[str, str | None]:
-    """The texts, and None, that a file gives names to. {} where it can't be read."""
+    """Names of a Python file with the text or None assigned to them. {}: it can't be read."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, whoever made them."""
+"""The GPUs of this machine, from NVIDIA or AMD."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,10 @@ class Gpus:
 
 
 def find_gpus(environment: Mapping[str, str]) -> Gpus:
-    """NVIDIA's, else AMD's, else none. UserError: a variable names a GPU that isn't there."""
+    """NVIDIA's GPUs, else AMD's, else none.
+
+    UserError: an environment variable names a GPU that isn't there.
+    """
     if devices := nvidia.devices(environment):
         return Gpus(NVIDIA, devices, nvidia.VISIBLE)
     if amd_devices := amd.devices(environment):

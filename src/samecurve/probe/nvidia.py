@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by NVML: no context is made, no engine imported.
+"""NVIDIA GPUs, read through NVML: no context is made, no engine imported.
 
 Indices are those a program sees under CUDA_VISIBLE_DEVICES.
 """
@@ -111,7 +111,7 @@ def _match(entry: str, handles: list[Any]) -> list[Any]:
 
 
 def _capability(handle: Any) -> str:
-    """As "8.0"; '' where the driver does not say."""
+    """The compute capability, such as "8.0"; '' where the driver does not say."""
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:

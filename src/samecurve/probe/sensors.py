@@ -1,6 +1,6 @@
-"""What devices, and the processes that drive them, are doing right now.
+"""Readings of devices and of the processes that drive them: load, memory, power, temperature.
 
-A value that can't be read is None, and a quantity that no device has is left out: no reading fails,
+A value that can't be read is None, and a quantity that no device has is left out. No reading fails,
 and none opens a context on a GPU.
 """
 
@@ -17,7 +17,7 @@ from samecurve.probe import nvidia
 
 
 class DeviceLoad(NamedTuple):
-    """What one device is doing; its field names are those of a `sensors` event."""
+    """A reading of one device. The field names are those of a `sensors` event."""
 
     utilisation: float | None = None  # share of the time (GPU) or of its threads (CPU rank) at work
     memory_bytes: float | None = None
@@ -37,9 +37,9 @@ class _LastReading(NamedTuple):
 
 
 class Sensors:
-    """Of a plan's devices.
+    """Reads the devices of a plan.
 
-    owners: which process drives each
+    owners: the number of the process that drives each device
     threads: of a CPU rank's operations
     """
 

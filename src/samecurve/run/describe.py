@@ -1,6 +1,6 @@
-"""Facts of a config, kept by what they follow from.
+"""Facts of a config's task, obtained in a subprocess, so that the launcher imports no engine.
 
-They are obtained in a subprocess, so that the launcher imports no engine.
+Facts are cached under a key of all that they follow from.
 """
 
 import hashlib
@@ -24,25 +24,23 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
-from samecurve.diagnose.known_failures import diagnose
-from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe.environment import child_environment
 from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 
-_FRAMES, _TEXT_LINES = 8, 8  # lines of what a describing process said when it failed
+_FRAMES, _TEXT_LINES = 8, 8  # lines shown of a describing process that failed
 
 
 def missing_libraries(engine: str) -> list[str]:
-    """Libraries of an engine that are not installed."""
+    """The libraries of an engine that are not installed."""
     needed = ("jax", "flax", "optax") if engine == "jax" else ()
     return [name for name in needed if find_spec(name) is None]
 
 
 def check_installed(config: Config) -> None:
-    """UserError: libraries that the config asks for are not there."""
+    """UserError: libraries that the config needs are not installed."""
     if absent := missing_libraries(config.engine):
         raise UserError(
             f"engine {config.engine} needs {', '.join(absent)}: not installed",
@@ -58,9 +56,9 @@ def check_installed(config: Config) -> None:
 
 
 def describe(config: Config, server: ForkServer | None = None) -> Facts:
-    """What plan() must know of the config's task.
+    """The facts of the config's task, from the cache or from a process that reads the task.
 
-    server: forks the process that looks; None: it is started.
+    server: forks that process; None: it is started
 
     UserError: model or data are not as the config has them (missing file, empty corpus).
     """
@@ -92,7 +90,7 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
 
 
 def _identity(config: Config) -> Any:
-    """What facts follow from; None: that can't be told without looking."""
+    """All that facts follow from, as JSON; None: only reading the task can tell."""
     stamp = entry_of(config.task).data_stamp(config)
     if stamp is None:
         return None
@@ -150,7 +148,10 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
 
 
 def _undescribed(code: int, stderr: str) -> RunError:
-    """What the process left in place of an answer, as an error."""
+    """The error for a describing process that ended without an answer."""
+    from samecurve.diagnose.known_failures import diagnose
+    from samecurve.diagnose.tracebacks import clip, last_traceback
+
     trace = last_traceback(stderr)
     text = stderr.strip()
     frames: list[str] = []

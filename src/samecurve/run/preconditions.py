@@ -1,6 +1,6 @@
-"""Where a run may live: a free name, room on the disk, a port.
+"""Preconditions of a run: a writable directory, room on the disk, a free port, trackers.
 
-UserError: what is taken, full or not writable.
+UserError: one of them is not met.
 """
 
 import os
@@ -33,16 +33,19 @@ def check_port(port: int) -> None:
 
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
-    """Of one checkpoint's arrays: weights, their average and the optimizer's state."""
+    """Bytes of a checkpoint: weights, their moving average and the optimizer's state."""
     numbers = facts.trainable if facts.frozen_base else facts.params
     if config.train.ema:
         numbers += facts.trainable
-    return itemsize(config.train.precision) * numbers + optimizer_state(config, facts).bytes
+    precision = config.train.precision
+    state = optimizer_state(config.optimizer, precision, facts)
+    return itemsize(precision) * numbers + state.bytes
 
 
 def most_checkpoints(plan: Plan) -> int:
-    """How many lie on the disk at once, at most: the newest that are kept, the best, and the one
-    that is being written, which is published before an older one goes.
+    """The most checkpoints on the disk at the same time: the newest, the best, and a new one.
+
+    A new checkpoint is published before an older one is removed.
     """
     gaps = [plan.every.save] if plan.every.save else []
     evaluates = bool(plan.eval_samples and plan.every.evaluate)
@@ -53,11 +56,10 @@ def most_checkpoints(plan: Plan) -> int:
 
 
 def check_room(run: Run, size: int, most: int) -> None:
-    """Room for the checkpoints that will lie in the run's directory at once, of which some may be
-    there already. UserError: not enough.
+    """UserError: the disk has no room for the run's checkpoints; some may be there already.
 
-    size: bytes of one
-    most: how many
+    size: bytes of one checkpoint
+    most: checkpoints on the disk at the same time
     """
     place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
     free = shutil.disk_usage(place).free
@@ -81,7 +83,7 @@ def _upwards(path: Path) -> Iterator[Path]:
 
 
 def remove_unbegun(home: Path) -> None:
-    """Where nothing was begun after all: what was made for it is taken away again."""
+    """Remove what was made for a run that did not begin."""
     if Run(home).exists():
         return
     for copy in (home / SCRATCH, Run(home).initial):
@@ -93,9 +95,7 @@ def remove_unbegun(home: Path) -> None:
 
 
 def remove_refused(run: Run) -> None:
-    """A run that was refused before its first step: what was written for it is taken away again;
-    what others put there stays.
-    """
+    """Remove the files of a run that was refused before its first step; other files stay."""
     for path in (run.plan, run.config, run.journal, run.control):
         path.unlink(missing_ok=True)
     for directory in (run.checkpoints, run.logs, run.assets, run.initial):
@@ -104,7 +104,7 @@ def remove_refused(run: Run) -> None:
 
 
 def make_home(home: Path) -> None:
-    """A directory for a run, that can be written. UserError: it can't, or holds something else."""
+    """Make a run's directory. UserError: it can't be written, or holds something else."""
     if home.is_dir() and not Run(home).exists() and _holds_files(home):
         if Run(home).checkpoints.is_dir():
             raise UserError(
@@ -134,7 +134,7 @@ def _holds_files(home: Path) -> bool:
 
 
 def check_trackers(track: Track) -> None:
-    """UserError: a tracker is not installed, or its project can't be called so."""
+    """UserError: a tracker is not installed, or its project's name is not allowed."""
     for name in trackers_wanted(track):
         spec = find_spec(name)
         # a folder of that name (wandb makes one) is no library

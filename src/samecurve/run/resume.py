@@ -1,6 +1,4 @@
-"""Where a run begins: its own newest checkpoint, another run's, or nothing; and what may not
-change.
-"""
+"""The origin of a run: its own newest checkpoint, another run's checkpoint, or nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,25 +9,20 @@ from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
-from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.lock import Lock, is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import identity_of
-from samecurve.units import first_and_count
-
-Flat = dict[str, Any]  # a config by dotted keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a command line says beside the config."""
+    """Choices of a command line that are not in the config."""
 
     save_dir: Path | None = None
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint
@@ -40,20 +33,20 @@ class Options:
 
 @dataclass
 class Origin:
-    """Where a run begins."""
+    """The checkpoint, if any, with which a run begins."""
 
-    run: Run | None = None  # that is gone on with; None: a new one
+    run: Run | None = None  # the run that goes on; None: a new run
     checkpoint: Path | None = None
     manifest: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
     own: bool = True  # the checkpoint lies in the run directory itself
-    notes: list[str] = field(default_factory=list)  # what the user should know of it
+    notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
     def step(self) -> int:
         return int(self.manifest.get("step", 0))
 
     def has_ended(self, plan: Plan) -> bool:
-        """Nothing is left to train: all steps are done, or it stopped early."""
+        """Whether nothing is left to train: all steps are done, or the run stopped early."""
         if self.checkpoint is None:
             return False
         return self.step >= plan.steps or _stopped_early(self.manifest, plan)
@@ -95,8 +88,9 @@ def _newest_of(run: Run) -> Origin:
 
 
 def _from_path(path: Path, options: Options) -> Origin:
-    """--resume PATH: a run directory, or one checkpoint of one. With --save-dir elsewhere, a new
-    run begins from it.
+    """The origin that --resume PATH names: a run directory, or a checkpoint in one.
+
+    With --save-dir elsewhere, a new run begins from it.
     """
     save_dir = options.save_dir
     if Run(path).exists():
@@ -144,9 +138,9 @@ def _is_same_place(one: Path, other: Path) -> bool:
 
 
 def _begun_before(run: Run, origin: Origin) -> Origin:
-    """The run that this very command began from another's checkpoint before: gone on with.
+    """The run that this command began earlier from another run's checkpoint, which goes on.
 
-    UserError: it is none of this checkpoint's.
+    UserError: the run did not begin from this checkpoint.
     """
     if run.parent_checkpoint() != str(origin.checkpoint):
         raise UserError(
@@ -161,8 +155,9 @@ def _begun_before(run: Run, origin: Origin) -> Origin:
 
 
 def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
-    """The newest run of the same config (devices and engine aside) and weights to begin from that
-    has not finished, so that the same command goes on.
+    """The newest unfinished run of the same config and first weights, on any devices and engine.
+
+    So the same command, typed again, goes on with its run.
     """
     wanted = _comparable(loaded.config)
     weights = str(init_from.resolve()) if init_from else None
@@ -171,19 +166,19 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         if not run.exists() or run.weights_path() != weights or is_live(run) or _finished(run):
             continue
         try:
-            if _task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
+            if task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
                 return run
         except SamecurveError:
             continue  # another program's version wrote it
     return None
 
 
-def _task_of(run: Run) -> str:
-    """The task by what it is, of which nothing is imported."""
+def task_of(run: Run) -> str:
+    """The identity of the run's task, of which nothing is imported."""
     return identity_of(str(run.read_document().value.get("task", "language")))
 
 
-def _comparable(config: Config) -> Flat:
+def _comparable(config: Config) -> dict[str, Any]:
     values = config.model_dump(
         mode="json",
         exclude={
@@ -232,98 +227,12 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
     )
 
 
-def refuse_changes(origin: Origin, config: Config) -> None:
-    """What the model or the data is can't change under way; what else did is noted."""
-    before = _config_before(origin, config)
-    if not before:
-        return
-    after = _plain(flatten(config))
-    _refuse_thawed(origin, before["optimizer.groups"], config)
-    indifferent = {f"data.{name}" for name in config.data.indifferent}
-    changed = [key for key in _changed_keys(before, after) if key not in indifferent]
-    fatal = [key for key in changed if _is_model_or_data(key) or key in {"task", "optimizer.name"}]
-    if fatal:
-        where = origin.checkpoint
-        if where is None and origin.run:
-            where = origin.run.home
-        raise UserError(
-            f"this run began with another model or data: {_changes(fatal, before, after)}",
-            "the config as it was, or a new run with another --save-dir",
-            str(where),
-        )
-    noted = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
-    if noted:
-        changes = _changes(noted, before, after)
-        origin.notes.append(f"changed since the run was last saved: {changes}")
-
-
-def _config_before(origin: Origin, config: Config) -> Flat:
-    """As the run was last saved or, where it never was, as it was started; {}: a new run.
-
-    config: what it is compared with; another task's is not imported
-    """
-    before: Flat = origin.manifest.get("config", {})
-    if not before and origin.run:
-        before = {"task": _task_of(origin.run)}
-        if before["task"] == identity_of(config.task):
-            before = flatten(origin.run.read_config(Tasks()))
-    if not before:
-        return {}
-    return _plain({"optimizer.groups": [], **before})  # older ones have no groups
-
-
-def _changed_keys(before: Flat, after: Flat) -> list[str]:
-    """Keys of both, and those of model and data that only one has."""
-    changed = []
-    for key in {**after, **before}:
-        is_in_both = key in before and key in after
-        if (is_in_both or _is_model_or_data(key)) and before.get(key) != after.get(key):
-            changed.append(key)
-    return changed
-
-
-def _is_model_or_data(key: str) -> bool:
-    return key.startswith(("model.", "data."))
-
-
-def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
-    """The optimizer has no state of what was frozen, and useless state of what is from now on."""
-    names = [
-        name.removeprefix("model/")
-        for name in origin.manifest.get("arrays", {})
-        if name.startswith("model/")
-    ]
-    then = ParamRules([ParamGroup(**group) for group in before], 0.0)
-    now = config.optimizer.rules
-    changed = [name for name in names if then.is_frozen(name) != now.is_frozen(name)]
-    if changed:
-        how = "frozen" if then.is_frozen(changed[0]) else "trained"
-        raise UserError(
-            f"optimizer.groups: {first_and_count(changed)} was {how} when this run was last saved,"
-            " and the other way round it would have no fitting optimizer state",
-            "the same parameters frozen as before, or a new run with another --save-dir:"
-            " --init-from RUN begins with these weights",
-            str(origin.checkpoint),
-        )
-
-
-def _plain(values: Flat) -> Flat:
-    """Lists instead of tuples, as JSON has them; the task by what it is."""
-    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
-    return {**values, **lists, "task": identity_of(values.get("task", "language"))}
-
-
-def _changes(keys: list[str], before: Flat, after: Flat) -> str:
-    return ", ".join(f"{key} {before.get(key)} -> {after.get(key)}" for key in keys)
-
-
 def set_later_aside(run: Run, step: int | None) -> list[str]:
-    """Checkpoints beyond the step that is gone on from are damaged, or belong to a path not taken:
-    set aside, so that none is taken for the newest, or counted as kept.
+    """Set aside checkpoints beyond the step from which the run goes on. Returns a line for each.
 
-    step: of one of the run's own checkpoints; None: the run goes on from none of them.
+    They are damaged, or belong to steps that are trained anew, so none may pass for the newest.
 
-    Returns a line for each.
+    step: of one of the run's own checkpoints; None: the run goes on from none of them
     """
     lines = []
     for path in checkpoints(run.checkpoints):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from samecurve.run.fork_server import ForkServer, fork_server, import_ahead
 
 if TYPE_CHECKING:  # importing it takes as long as beginning
-    from samecurve.core.planning.plan import Plan
+    from samecurve.core.planning.layout import Layout
 
 _FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _ENGINE = "samecurve.torch_engine.engine"
@@ -49,12 +49,12 @@ class WarmStart:
             self.server.close()
         self.server = None
 
-    def expect(self, plan: "Plan", libraries: Sequence[str]) -> None:
-        """Import what the plan needs, and the libraries: modules that the task's class imports."""
+    def expect(self, layout: "Layout", libraries: Sequence[str]) -> None:
+        """Import what the layout needs, and `libraries`, modules that the task imports."""
         if self.server is None:
             return
         described = (*libraries, _DESCRIBES)
-        if plan.is_one_process:
+        if layout.is_one_process:
             self.server.preload(described)
             # without the libraries: transformers can't be imported by two threads at once
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
@@ -62,5 +62,5 @@ class WarmStart:
             return
         # torch's wrapper of a model on several ranks imports these modules, and the first np.unique
         # imports numpy's masked arrays
-        wrapper = "torch.distributed.fsdp" if plan.shards > 1 else "torch._dynamo"
+        wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))

@@ -129,7 +129,7 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         group=everybody,
     )
     if plan.spec.traffic == "gradients":
-        total = facts.trainable * _COMPRESSED.get(plan.compress, width)
+        total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
         reduced = Collective(
             kind="all-reduce",
@@ -161,7 +161,7 @@ def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         scattered_outside=outside.sums("reduce-scatter", rounds, shards),
     )
     if facts.block_arrays:
-        gathers = 2 if plan.reshard else 1
+        gathers = 2 if plan.layout.reshard else 1
         sent = replace(
             sent,
             gathered=block.gathers(rounds * blocks * gathers, shards),

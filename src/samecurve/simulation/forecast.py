@@ -9,10 +9,10 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.values import Recompute
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import sample_bytes
+from samecurve.core.planning.memory import memory_options, sample_bytes
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.planning.strategies import (
+from samecurve.core.strategies import (
     STRATEGIES,
     StrategySpec,
     auto_strategy,
@@ -194,8 +194,8 @@ def scaling_curves(
             forecast = _forecast(candidate, spec, shards, setting)
             ends[spec.name] = forecast.refused
             if forecast.plan and forecast.plan.global_batch_size < size:
-                batch = forecast.plan.global_batch_size
-                ends[spec.name] = f"a batch of {batch} has no work for {size} devices"
+                global_batch_size = forecast.plan.global_batch_size
+                ends[spec.name] = f"a batch of {global_batch_size} has no work for {size} devices"
             elif forecast.cost:
                 points[spec.name].append((size, forecast.cost.efficiency))
     return [Curve(name, tuple(reached), ends[name]) for name, reached in points.items()]
@@ -247,9 +247,10 @@ def _forecast(
     config: Config, spec: StrategySpec, shards: int, setting: _Setting
 ) -> StrategyForecast:
     facts, cluster = setting.facts, setting.cluster
-    machine, each = cluster.machine, sample_bytes(config, facts)
+    machine, options = cluster.machine, memory_options(config)
+    each = sample_bytes(options, facts)
     devices = machine.devices * machine.hosts
-    room = memory_room(config, facts, devices, spec=spec, shards=shards)
+    room = memory_room(options, facts, devices, spec=spec, shards=shards)
     forecast = StrategyForecast(
         name=spec.name,
         shards=shards,

@@ -75,7 +75,7 @@ def step_cost(
     peak = cluster.device.peaks.get(plan.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
-    micro, batch = plan.micro_batch_size, plan.global_batch_size
+    micro, global_batch_size = plan.micro_batch_size, plan.global_batch_size
     forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
     goes_twice = plan.whole_batch and plan.accumulation_steps > 1
     one_round = _RoundTime(
@@ -93,7 +93,7 @@ def step_cost(
     update, touched = _update(config, plan, facts, cluster, plan.shards)
     seconds = compute + update + exposed + metrics
     alone_update, _ = _update(config, plan, facts, cluster, 1)
-    alone = batch / micro * one_round.total + alone_update
+    alone = global_batch_size / micro * one_round.total + alone_update
     computing, of_peak = _compute_formulas(
         plan, facts.flops_per_sample, peak, utilization=utilization, one_round=one_round
     )
@@ -103,15 +103,16 @@ def step_cost(
         update=update,
         exposed=exposed + metrics,
         efficiency=alone / plan.num_devices / seconds,
-        mfu=facts.flops_per_sample * batch / (seconds * plan.num_devices * peak),
+        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.num_devices * peak),
         traffic=sent,
         formulas={
             "compute": computing,
             "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
-                f"speed-up over one such device that takes the same {batch} samples a step, with"
-                f" memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
+                f"speed-up over one such device that takes the same {global_batch_size} samples a"
+                f" step, with memory for all of it ({show_time(alone)}), / {plan.num_devices}"
+                " devices"
             ),
             "mfu": of_peak,
         },
@@ -159,10 +160,14 @@ def _busiest(plan: Plan) -> int:
 
     The last one has the short microbatch; it is the busiest where no other has as many.
     """
-    batch, micro, num_devices = plan.global_batch_size, plan.micro_batch_size, plan.num_devices
-    count = -(-batch // micro)
+    global_batch_size, micro, num_devices = (
+        plan.global_batch_size,
+        plan.micro_batch_size,
+        plan.num_devices,
+    )
+    count = -(-global_batch_size // micro)
     if num_devices == 1 or count % num_devices == 1:
-        return batch - micro * (count * (num_devices - 1) // num_devices)
+        return global_batch_size - micro * (count * (num_devices - 1) // num_devices)
     return plan.accumulation_steps * micro
 
 
@@ -174,7 +179,7 @@ def _update(
     Weights are read and written, gradients read; each array of the optimizer's state is read and
     written; the norm reads gradients, clipping reads and writes them.
     """
-    state = optimizer_state(config, facts)
+    state = optimizer_state(config.optimizer, plan.precision, facts)
     trained_bytes = facts.trainable * itemsize(plan.precision)
     passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
     if config.optimizer.clip:
@@ -214,7 +219,7 @@ def _expose_sharded(
     gather, scatter = _sum_each(sent.gathered), _sum_each(sent.scattered)
     gather_outside = _sum_each(sent.gathered_outside)
     scatter_outside = _sum_each(sent.scattered_outside)
-    regather = gather if plan.reshard else 0.0
+    regather = gather if plan.layout.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
         """Exposed seconds of one round; copies: summing a block over copies of the model."""
@@ -224,8 +229,8 @@ def _expose_sharded(
 
     copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
     seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
-    again = "gathering again + " if plan.reshard else ""
-    last_again = "the last block gathered again + " if plan.reshard else ""
+    again = "gathering again + " if plan.layout.reshard else ""
+    last_again = "the last block gathered again + " if plan.layout.reshard else ""
     with_copies = " + its copies" if copies else ""
     how = (
         "metrics + each round: weights outside of blocks + first block +"

@@ -1,6 +1,6 @@
 """Shared parts of classifiers: class weights, and metrics from a confusion matrix.
 
-confusion: whole numbers [label, answer], how many samples. No engine is imported here.
+confusion: how many samples have each [label, answer]. No engine is imported here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ _SHOWN = 20  # classes named in an error
 def weigh_classes(
     chosen: str | Mapping[str, float], classes: Sequence[str], counts: Sequence[int]
 ) -> list[float]:
-    """The weight of a sample, by the number of its class.
+    """The weight of a sample for each class, by number.
 
-    chosen: none, or balanced (of N samples in C classes N / (C n) for a class of n; a class without
-        samples is not among them, and has 1), or by name
+    chosen: none (1 for each class); balanced (N / (C n) for a class of n, with N samples in C
+        classes; a class without samples is not counted, and has weight 1); or weights by name
     counts: samples of each class that are trained on
 
-    UserError: a weight is of no class.
+    UserError: a weight names no class.
     """
     if chosen == "none":
         return [1.0] * len(classes)
@@ -44,7 +44,7 @@ def weigh_classes(
 
 
 def summarize_classes(totals: Mapping[str, Mean]) -> dict[str, Any]:
-    """The loss, and accuracy and macro F1 from exact counts."""
+    """The loss, and accuracy and macro F1 from the confusion matrix."""
     confusion = np.asarray(totals["confusion"].sum)
     return {
         "loss": float(totals["loss"].sum / totals["loss"].weight),
@@ -59,7 +59,7 @@ def accuracy(confusion: NDArray[np.int64]) -> float:
 
 
 def macro_f1(confusion: NDArray[np.int64]) -> float:
-    """The mean over classes; one that neither occurs nor is answered is left out of it."""
+    """The mean F1 over classes, without those that are neither a label nor an answer."""
     right = np.diagonal(confusion)
     counts = confusion.sum(0) + confusion.sum(1)
     f1: NDArray[np.float64] = 2 * right[counts > 0] / counts[counts > 0]

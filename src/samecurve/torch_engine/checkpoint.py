@@ -42,7 +42,7 @@ ReplicaOf = Callable[[torch.Tensor], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One named array."""
+    """A named array of a checkpoint."""
 
     local: torch.Tensor  # this process's part of it
     shape: tuple[int, ...]  # of the whole
@@ -80,7 +80,7 @@ def _named_entries(
 
 
 def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of the model."""
+    """The tensors of the model that are saved, by name."""
     saved_names = state.model.state_dict().keys()
     for name, parameter in state.model.named_parameters():
         if parameter.requires_grad or state.base_digest is None:
@@ -95,7 +95,7 @@ def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 def _along_first(
     local: torch.Tensor, parameter: torch.Tensor, shard_of: ShardOf, replica_of: ReplicaOf
 ) -> Entry:
-    """What lies along the first dimension as a parameter does."""
+    """The entry of a tensor that lies along the first dimension as a parameter does."""
     shape, offsets = shard_of(parameter)
     rest = tuple(local.shape[1:])
     return Entry(local, (shape[0], *rest), (offsets[0], *[0] * len(rest)), replica_of(parameter))
@@ -141,7 +141,9 @@ def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _names_to_write(entries: Mapping[str, Entry]) -> list[str]:
-    """By this process: those that others hold too are divided among them."""
+    """The names of the arrays that this process writes: those that others hold too are divided
+    among them.
+    """
     names: list[str] = []
     for replica in sorted({entry.replica for entry in entries.values()}):
         which, of_how_many = replica
@@ -155,7 +157,9 @@ def _names_to_write(entries: Mapping[str, Entry]) -> list[str]:
 def digests(
     state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
 ) -> dict[str, str]:
-    """Of every array of a state that all ranks hold whole; each rank hashes some of them."""
+    """The digest of every array of a state that all ranks hold whole; each rank hashes some of
+    them.
+    """
     entries = dict(_named_entries(state, shard_of, replica_of))
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
@@ -193,7 +197,7 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
 def take_digest(
     state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
 ) -> None:
-    """Of what is frozen now; from here on checkpoints leave that out."""
+    """Take the digest of what is frozen now; from here on checkpoints leave that out."""
     entries = {
         name: entry
         for name, entry in _named_entries(state, shard_of, replica_of)
@@ -244,7 +248,7 @@ def load_weights(
 
 
 def _fill(entries: Mapping[str, Entry], saved: Checkpoint) -> None:
-    """Those that it has."""
+    """Fill the entries that the checkpoint has."""
     for name, entry in entries.items():
         if name in saved.arrays:
             part = saved.arrays.part(name, entry.offsets, tuple(entry.local.shape))

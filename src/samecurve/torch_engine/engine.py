@@ -1,4 +1,4 @@
-"""One process's training on torch devices: staging, and the state from start to checkpoint.
+"""The training of one process on torch devices: staging, and the state from start to checkpoint.
 
 A step is step/training_step.py, an evaluation evaluation.py.
 """
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine:
-    """One process of a run.
+    """The engine of one process of a run.
 
     comm: who trains together
     devices: those of this process
@@ -106,7 +106,7 @@ class TorchEngine:
 
     def _staged(self, microbatch: MicroBatch) -> MicroBatch:
         keys = None
-        if self.plan.keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
+        if self.plan.compute.keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
             keys = self._tensor(microbatch.keys.values)
         return MicroBatch(
             {name: self._tensor(array) for name, array in microbatch.arrays.items()},
@@ -165,7 +165,7 @@ class TorchEngine:
             verdict.error,
             repeats=verdict.repeats,
             is_split=self.plan.is_split or as_if_split,
-            allowed=self.plan.allow_coupled,
+            allowed=self.plan.compute.allow_coupled,
         )
         self.keep_step_buffers(verdict.steady)
         self._training_step = make_training_step(self._setup, state, verdict.steady)
@@ -181,13 +181,13 @@ class TorchEngine:
         hidden = hidden_matrices(model)  # before modules are wrapped
         materializer = builder.first_values.materializer(model, self.device, is_given)
         self._strategy.distribute(models, materializer)
-        if coupling_layers(model) and not self.plan.norm_sync:
+        if coupling_layers(model) and not self.plan.compute.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
-        if self.plan.ema:
-            self._average = WeightAverage(self.plan.ema, trained, self._strategy)
+        if self.plan.compute.ema:
+            self._average = WeightAverage(self.plan.compute.ema, trained, self._strategy)
         updates, optimizer = make_updates(self._setup, trained, hidden)
         self._training_step = None
         return State(
@@ -289,5 +289,5 @@ class TorchEngine:
 
 
 def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
-    """As IsGiven."""
+    """Whether one of the sources gives this parameter (see IsGiven)."""
     return any(f"model/{name}" in source for source in sources)

@@ -20,7 +20,7 @@ _LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a 
 
 
 class MicroBatchSums(NamedTuple):
-    """What is added up of a microbatch."""
+    """The sums of one microbatch."""
 
     floats: torch.Tensor  # in a row
     counts: torch.Tensor  # in a row, int64
@@ -161,7 +161,9 @@ def _columns(specs: SumSpecs) -> dict[str, int]:
 
 
 def _cut(part: Part, begin: int, end: int) -> Part | None:
-    """Its samples among those of a batch, counted from the batch's first; None: there are none."""
+    """The samples of a part that lie in a batch, counted from the batch's first; None: there are
+    none.
+    """
     first, features = part
     count = len(next(iter(features.values())))
     low, high = max(begin, first), min(end, first + count)

@@ -1,4 +1,4 @@
-"""What passes between ranks, always over an explicit group: sums, never averages."""
+"""The sums that pass between ranks, always over an explicit group; never averages."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING

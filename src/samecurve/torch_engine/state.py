@@ -14,7 +14,9 @@ from samecurve.torch_engine.step.precision import LossScale
 
 @dataclass(frozen=True)
 class Update:
-    """What one update of a step moves. A step has one, or one for each phase of a GAN."""
+    """The parameters that one update moves, and their optimizer. A step has one update, or one for
+    each phase of a GAN.
+    """
 
     trained: Sequence[OptimizerParam]
     optimizer: OptimizerUpdate

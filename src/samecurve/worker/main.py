@@ -83,7 +83,7 @@ def run_rank(
             session = join(plan, rank, rendezvous, attempt.coordinator)
         task = open_task(context.config, str(cache_home()))
         engine = session.make_engine(task, context.config.optimizer)
-        if plan.preflight and plan.num_devices > 1:
+        if plan.layout.preflight and plan.num_devices > 1:
             from samecurve.worker.preflight import check_collective
 
             with clock.part("preflight"):

@@ -15,20 +15,20 @@ from samecurve.errors import RunError
 from samecurve.observe.failed_event import record_failure
 from samecurve.worker.context import RankContext
 
-# times plan.preflight: ranks may start minutes apart where libraries come over a network
+# times plan.layout.preflight: ranks may start minutes apart where libraries come over a network
 _MEETING = 10
 
 
 def meeting_limit(context: RankContext, *, speaks: bool) -> "Deadline":
     """The time limit for meeting the other ranks. speaks: as Deadline."""
-    seconds = _MEETING * context.plan.preflight
+    seconds = _MEETING * context.plan.layout.preflight
     return Deadline(seconds, "meeting the other ranks", context, speaks=speaks)
 
 
 def check_collective(context: RankContext, engine: Engine, *, speaks: bool) -> None:
     """Add up a 1 from each device. speaks: as Deadline. RunError: the sum is wrong."""
     plan = context.plan
-    with Deadline(plan.preflight, "a first collective", context, speaks=speaks):
+    with Deadline(plan.layout.preflight, "a first collective", context, speaks=speaks):
         total = engine.preflight()
     if total != plan.num_devices:
         raise RunError(
@@ -76,7 +76,7 @@ def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
         f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
         f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
-        f" {_remedy(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
+        f" {_remedy(plan)}; --set devices.preflight={10 * plan.layout.preflight} waits longer,"
         " --no-preflight leaves this check out",
         "devices",
         again=True,

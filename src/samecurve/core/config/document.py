@@ -1,4 +1,4 @@
-"""A config file as plain values that remember where they stood.
+"""A config file as plain values, each with the place where it stood in the file.
 
 YAML (of which JSON is a part) is read node by node: only mappings, lists and plain scalars become
 values, so that no tag can make an object and no nest of aliases can grow past a limit. `3e-4` is a
@@ -54,16 +54,16 @@ for _tag, _pattern, _first in (
 
 @dataclass
 class Document:
-    """value: plain dicts, lists and scalars.
+    """Plain dictionaries, lists and scalars, and where each came from.
 
-    places: where each key stood or which flag set it, for errors and for `plan`.
+    origins: the place in the file, or the flag, of each key, for errors and for `plan`.
     """
 
     value: dict[str, Any] = field(default_factory=dict)
     origins: dict[Key, str] = field(default_factory=dict)
 
     def set(self, key: str, value: Any, origin: str) -> None:
-        """Put a value at a dotted key; what stood under it goes."""
+        """Put a value at a dotted key, in place of the value or section there."""
         _check_scalar(value, origin)
         path = tuple(key.split("."))
         at = self.value
@@ -91,7 +91,7 @@ class Document:
 
 
 def _keys_within(value: Any) -> Iterator[Key]:
-    """Of a value itself, and of those of a section."""
+    """The keys within a value: its own, which is empty, and those of its sections."""
     yield ()
     if isinstance(value, dict):
         for name, item in value.items():
@@ -185,14 +185,14 @@ def parse(text: str, name: str) -> Document:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the loader above would take for a number."""
+    """Writes text in quotes where the loader above would read it as a number."""
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def dump(value: dict[str, Any]) -> str:
-    """A document's text, which parse() reads back as it was."""
+    """The text of a document; parse() reads the same values back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -216,7 +216,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _check_scalar(value: object, where: str) -> None:
-    """UserError: a number so large that what computes with it could not; or no text."""
+    """UserError: a number too large to compute with, or text with half a character."""
     if isinstance(value, str) and _HALF_CHARACTER.search(value):
         raise UserError(
             f"{value[:40]} holds half a character, which no file can",
@@ -233,7 +233,7 @@ def _joined(pair: str) -> str:
 
 
 class _Builder:
-    """Nodes to values, counting them."""
+    """Converts YAML nodes to plain values, and counts them."""
 
     def __init__(self, name: str, places: dict[Key, str]) -> None:
         self._name, self._places, self._count = name, places, 0

@@ -1,5 +1,6 @@
-"""The config's JSON Schema, for editors, and its table, for the docs: both made from the one tree
-that is also obeyed.
+"""The config's JSON Schema, for editors, and its table, for the docs.
+
+Both are made from the classes that the program itself reads configs with.
 """
 
 import json
@@ -18,7 +19,7 @@ _WRITTEN = {EPOCHS_PATTERN: "epochs (2ep)", SIZE_PATTERN: "size (40GiB)"}
 
 
 def json_schema(registry: Registry) -> Schema:
-    """One schema for each task, told apart by `task`, over definitions at the root."""
+    """The schema of all tasks, which differ in `task` and share definitions at the root."""
     schemas = {task: _schema_of(registry, task) for task in registry.names()}
     definitions = {task: schema.pop("$defs", {}) for task, schema in schemas.items()}
     apart = _names_apart(list(definitions.values()))
@@ -44,7 +45,7 @@ def json_schema(registry: Registry) -> Schema:
 def as_table(registry: Registry) -> str:
     """Every key with its type, default and meaning, as Markdown.
 
-    Of several tasks: what all have, then a table for each of what it has otherwise.
+    Of several tasks: a table of the common keys, then a table of each task's own keys.
     """
     rows = {}
     for task in registry.names():
@@ -69,7 +70,7 @@ def _schema_of(registry: Registry, task: str) -> Schema:
 
 
 def _names_apart(definitions: list[Schema]) -> set[str]:
-    """Names under which tasks define unlike things, or things that refer to such."""
+    """Names of definitions that differ between tasks, or that refer to such definitions."""
     apart: set[str] = set()
     texts: dict[str, str] = {}
     for task_definitions in definitions:
@@ -137,7 +138,7 @@ def _kind(field: Schema) -> str:
 
 
 def _plain(value: object) -> str:
-    """As one writes it in a config file."""
+    """A default as a config file has it."""
     if isinstance(value, tuple):
         value = list(value)
     return str(value).replace("True", "true").replace("False", "false")

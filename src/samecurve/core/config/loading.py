@@ -1,6 +1,6 @@
-"""From a document to a config: the task's own fields found, every fault told with its place.
+"""Loading: a document becomes a config with the fields of its task.
 
-What is wrong is told all at once, in the words of the document that the user wrote.
+All faults are reported at once, each with its place, in the words of the user's document.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ class TaskSections:
 
 
 class Registry(Protocol):
-    """The tasks there are, and each one's fields (importing no engine)."""
+    """The known tasks and their config fields. Nothing here imports an engine."""
 
     def names(self) -> tuple[str, ...]: ...
     def later(self) -> tuple[str, ...]: ...
@@ -38,8 +38,11 @@ class Registry(Protocol):
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, its name, for each dotted key that was given where it came from, and what the user
-    should know of how it was read. home: the run directory that another tool's config names.
+    """A config as it was read.
+
+    origins: where each dotted key that was given came from
+    notes: lines for the user on how the config was read
+    run_directory: the one that another tool's config names
     """
 
     config: Config
@@ -50,9 +53,9 @@ class LoadedConfig:
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
-    """Document -> config.
+    """The config of a document.
 
-    InvalidConfigError lists everything that is wrong with it, each with its place.
+    InvalidConfigError: the list of all faults, each with its place.
     """
     task = document.value.get("task", "language")
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
@@ -97,7 +100,7 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
 
 
 def _of_one_form(faults: "list[ErrorDetails]") -> "list[ErrorDetails]":
-    """Without those of a form that the value does not have: a mapping is none of some names."""
+    """The faults, without those of alternatives that the value was not meant to be."""
 
     def is_of_another(fault: "ErrorDetails") -> bool:
         *key, form = fault["loc"]
@@ -136,7 +139,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
 
 
 def _without_forms(location: Key, value: Any) -> Key:
-    """Without what names one of several forms that a value may have: it stands in no document."""
+    """The key as the document has it, without pydantic's names of alternative types."""
     key: list[str | int] = []
     for number, part in enumerate(location):
         is_last = number == len(location) - 1

@@ -1,7 +1,7 @@
-"""Parameter groups: what the config's rules say of each parameter, by the name that it has in a
-checkpoint, under each engine.
+"""Parameter groups: how each parameter is trained, by its name in a checkpoint.
 
-The first rule whose pattern matches a name rules it, whatever the later ones say.
+Names are the same under each engine. The first group whose pattern matches a parameter decides, and
+later groups are ignored for it.
 """
 
 import difflib
@@ -20,7 +20,7 @@ _KEY = "optimizer.groups"
 
 
 class ParamGroup(Section):
-    """Parameters that are trained otherwise, or not at all."""
+    """Parameters that are trained in another way, or not at all."""
 
     match: Annotated[str, Field(min_length=1)] = Field(
         description=(
@@ -77,9 +77,9 @@ class ParamRule:
 
 
 class ParamRules:
-    """groups: of the config, in their order.
+    """The rules of the config's groups, in their order.
 
-    weight_decay: of what no group gives another, where it is a matrix.
+    weight_decay: for matrices whose group does not give another.
     """
 
     def __init__(self, groups: Sequence[ParamGroup], weight_decay: float) -> None:
@@ -97,7 +97,7 @@ class ParamRules:
         return ParamRule(scale, decay, group.freeze)
 
     def optimizer_of(self, name: str) -> Literal["muon", "adamw"] | None:
-        """None: no group says."""
+        """The optimizer that a group names; None: no group does."""
         number = self._number(name)
         return None if number is None else self._groups[number].optimizer
 
@@ -112,7 +112,7 @@ class ParamRules:
         )
 
     def check_names(self, names: Iterable[str]) -> None:
-        """UserError: a group that rules none of these, or nothing left to train."""
+        """UserError: a group matches none of these names, or nothing is left to train."""
         names = list(names)
         ruled = {self._number(name) for name in names}
         for number, group in enumerate(self._groups):
@@ -127,9 +127,12 @@ class ParamRules:
             )
 
     def describe(self, sizes: Mapping[str, int], fixed: Iterable[str] = ()) -> dict[str, Any]:
-        """What Facts says of a model whose parameters have so many scalars each.
+        """The fields of Facts about groups and trained parameters.
 
-        fixed: those that the model itself does not train. UserError: as check().
+        sizes: scalars of each parameter, by name
+        fixed: parameters that the model itself does not train
+
+        UserError: as check_names().
         """
         self.check_names(sizes)
         fixed = set(fixed)

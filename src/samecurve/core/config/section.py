@@ -1,5 +1,7 @@
-"""What every part of the config is: frozen, without unknown keys, without guesses at what a value
-means. Words that a value must be one of are compared without regard to case.
+"""Section: the base class of every part of the config.
+
+Sections are frozen, refuse unknown keys and never guess what a value means. Words from a fixed list
+are compared without regard to case.
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _word_as_it_is_written(cls, value: Any, info: ValidationInfo) -> Any:
-        """NCCL -> nccl, where the field takes that word and not this one."""
+        """Spell a word as the field does: NCCL -> nccl."""
         if not isinstance(value, str) or info.field_name is None:
             return value
         words = list(_words(cls.model_fields[info.field_name].annotation))
@@ -27,7 +29,7 @@ class Section(BaseModel):
 
 
 def _words(annotation: Any) -> Iterator[str]:
-    """Those that a field's type lists."""
+    """The words that a field's type lists."""
     if get_origin(annotation) is Literal:
         yield from (word for word in get_args(annotation) if isinstance(word, str))
         return
@@ -50,7 +52,7 @@ def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(item: Any) -> Any:
-    """An item of a list, as one writes it."""
+    """An item of a list, as a config file has it."""
     if isinstance(item, BaseModel):
         return item.model_dump(mode="json", exclude_defaults=True)
     return item

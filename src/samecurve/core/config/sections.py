@@ -24,23 +24,18 @@ from samecurve.core.config.values import (
     MOST_PROCESSES,
     Balance,
     Compress,
+    Decay,
     Duration,
     NumSamples,
     Seconds,
     Size,
 )
-from samecurve.core.planning.schedule import Decay
-from samecurve.core.planning.strategies import STRATEGY_NAMES
+from samecurve.core.strategies import STRATEGY_NAMES, strategy_help
 
 if TYPE_CHECKING:
     StrategyChoice = str
 else:
-    StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # the planner's rows say which there are
-
-
-def epochs_of(duration: int | str) -> float | None:
-    """'2ep' -> 2.0; a number of steps -> None."""
-    return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
+    StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # read from the rows of core/strategies.py
 
 
 class Batch(Section):
@@ -116,7 +111,7 @@ class Optimizer(Section):
     @model_validator(mode="before")
     @classmethod
     def _momentum_of_muon(cls, values: Any) -> Any:
-        """The default that its authors have."""
+        """Give muon its authors' momentum where the config gives none."""
         if isinstance(values, dict) and str(values.get("name")).lower() == "muon":
             return {"momentum": 0.95, **values}
         return values
@@ -172,13 +167,7 @@ class Devices(Section):
     use: Annotated[str, BeforeValidator(_in_lower_case)] = Field(
         "auto", description="auto, all, cpu, cpu:4, or indices: 0,1"
     )
-    strategy: StrategyChoice = Field(
-        "auto",
-        description=(
-            "dp: one process for all devices; ddp: a process a device; fsdp: the model sharded;"
-            " hsdp: sharded in groups, replicated across them. jax has single, dp, fsdp"
-        ),
-    )
+    strategy: StrategyChoice = Field("auto", description=strategy_help())
     shards: PositiveInt | None = Field(
         None,
         description=(
@@ -260,7 +249,7 @@ def _off(value: object) -> object:
 
 
 class Track(Section):
-    """What is read beside the losses, and who else is told of them. Changes no result."""
+    """Sensor readings and trackers (TensorBoard, W&B). They change no result."""
 
     sensors_every: Seconds = Field(
         5,
@@ -285,7 +274,7 @@ class Track(Section):
 
 
 class DataSection(Section):
-    """What every task's data section has. Fields named in `indifferent` change no sample."""
+    """The fields of every task's data section. Fields named in `indifferent` change no sample."""
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
     prefetch: Annotated[int, Field(ge=0, le=10_000)] = Field(

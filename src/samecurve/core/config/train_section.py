@@ -10,7 +10,7 @@ from samecurve.core.evaluation.metric_goal import MetricGoal
 
 
 class EarlyStop(Section):
-    """Ends a run whose evaluations get no better."""
+    """When to end a run whose evaluations get no better."""
 
     metric: str = Field("loss", description="of the evaluation; loss, or one that the task gives")
     mode: Literal["min", "max"] | None = Field(
@@ -156,5 +156,5 @@ class Train(Section):
 
     @property
     def goal(self) -> MetricGoal:
-        """By which a checkpoint is the best."""
+        """The metric by which a checkpoint is the best."""
         return MetricGoal(self.best_metric, self.best_mode or "min")

@@ -1,5 +1,6 @@
-"""What parts of models and data that other programs have are served by: so that a field of theirs
-is refused with a way to go on.
+"""Fields of other programs' configs that the chosen task lacks, and the task that has them.
+
+So such a field is refused with a way to go on.
 """
 
 _EXPERTS = ("a mixture of experts", "huggingface")
@@ -34,8 +35,9 @@ def task_that_has(key: str) -> str:
 
 
 def task_needed(key: str) -> tuple[str, str] | None:
-    """What a key asks for, and what to do, if it is known to belong to another task than the one
-    that lacks it.
+    """The feature that a key asks for, and the remedy; None: the key is not known.
+
+    The key is one that the config's task lacks.
     """
     what, task = _part_of(key)
     if not what:
@@ -44,7 +46,7 @@ def task_needed(key: str) -> tuple[str, str] | None:
 
 
 def _part_of(key: str) -> tuple[str, str]:
-    """What a key asks for, and the task that serves it; empty where that is not known."""
+    """The feature that a key asks for, and the task that has it; empty where not known."""
     for name, part in _PARTS.items():
         if key == name or (name.endswith("_") and key.startswith(name)):
             return part

@@ -12,6 +12,7 @@ from samecurve.units import parse_bytes
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
+Decay = Literal["constant", "linear", "cosine", "wsd"]
 EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
 SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
 # nothing is as large; what counts them all (microbatches, processes, seconds) stays computable
@@ -47,6 +48,11 @@ _DURATION_SCHEMA = {
 Duration = Annotated[
     int | str, PlainValidator(_duration), Field(json_schema_extra=cast("Any", _DURATION_SCHEMA))
 ]
+
+
+def epochs_of(duration: int | str) -> float | None:
+    """'2ep' -> 2.0; a number of steps -> None."""
+    return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
 
 
 def _size(value: object) -> int:

@@ -71,7 +71,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Operation:
-    """One kind of work of a step, without what it calls itself."""
+    """A kind of work in a step, without the operations that it calls."""
 
     name: str
     what: str  # shapes, or what it was compiled from
@@ -82,7 +82,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What was measured of one rank."""
+    """The measurements of one rank."""
 
     rank: int
     steps: tuple[Step, ...]
@@ -105,7 +105,7 @@ class RankProfile:
 
     @property
     def seconds(self) -> float:
-        """Of a step, in the mean."""
+        """Seconds of a step, on average."""
         return statistics.mean(step.seconds for step in self.steps)
 
     def parts(self, names: Sequence[str]) -> dict[str, float]:
@@ -135,7 +135,7 @@ def mean_parts(profiles: Sequence[RankProfile], names: Sequence[str]) -> dict[st
 
 
 def durations(profiles: Sequence[RankProfile]) -> list[float]:
-    """Of each step, the slowest rank's: what a step takes."""
+    """The duration of each step: that of its slowest rank."""
     return [
         max(step.seconds for step in steps)
         for steps in zip(*(one.steps for one in profiles), strict=True)

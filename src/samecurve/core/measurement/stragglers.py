@@ -1,5 +1,5 @@
-"""Which rank the others wait for: all take a step together, so only what each does by itself tells
-them apart, its wait for data and its forward pass.
+"""The search for the rank that the others wait for. All take a step together, so only what each
+does by itself tells them apart: its wait for data and its forward pass.
 """
 
 import statistics
@@ -38,7 +38,7 @@ class StragglerDetector:
     def add(
         self, seconds: float, waits: Sequence[float], forwards: Sequence[float]
     ) -> list[SlowRank]:
-        """One more step. Returns what is new, as values of a `slow` event.
+        """Add a step. Returns what is new, as values of a `slow` event.
 
         waits: for data, by rank.
         forwards: of the step's first microbatch, by rank; zeros where they say nothing.
@@ -87,7 +87,7 @@ class StragglerDetector:
 
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
-    """By rank, over steps."""
+    """The medians over steps, by rank."""
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 

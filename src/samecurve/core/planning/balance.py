@@ -1,4 +1,4 @@
-"""Uneven devices: microbatches are assigned by the devices' speeds, so that none is waited for.
+"""Uneven devices: faster devices get more microbatches, so that no device waits for another.
 
 Sums are exact, so the assignment changes no result.
 """
@@ -6,49 +6,49 @@ Sums are exact, so the assignment changes no result.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Batch, Config, Devices
+from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.microbatches import microbatches_of
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.strategies import Refusal
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, join_words, show_seconds
 
-# of a step: the largest microbatches whose step is predicted to come so close to the best one
+# share of a step: the largest microbatches are taken whose predicted step is so close to the best
 _CLOSE = 0.03
-# of an even share: what a microbatch is taken to cost by itself where speeds are given by hand
+# share of an even split: the assumed cost of launching a microbatch, where the config gives speeds
 _LAUNCH = 0.02
-_WORTH = 0.05  # of a step: what was measured is no more certain than that
+_WORTH = 0.05  # share of a step: measured speeds are no more certain than that
 
 
 def with_even_balance(config: Config) -> Config:
-    """The config for other devices, or for a trial: each takes as much as the others."""
+    """The config with an even split, for other devices or for a trial."""
     devices = config.devices.model_copy(update={"balance": "even"})
     return config.model_copy(update={"devices": devices})
 
 
-def choose_speeds(config: Config, facts: Facts, layout: Layout) -> Speeds | None:
-    """What to split by; None: all alike.
+def check_uneven(devices: Devices, batch: Batch, layout: Layout, *, can_measure: bool) -> None:
+    """UserError: this layout or batch can't be split unevenly, or the speeds can't be known.
 
-    UserError: this layout can't be uneven, or nobody knows how.
+    can_measure: speeds are measured before the run, or were measured
     """
-    balance, num_devices = config.devices.balance, layout.num_devices
-    if balance == "even":
-        return None
-    refusal = _refuse_uneven(config, facts, layout)
+    num_devices, refusal = layout.num_devices, layout.spec.refuses.get("devices.balance")
+    if devices.balance == "even":
+        return
+    if num_devices == 1:
+        raise _refused(
+            "one device takes all microbatches there are", "--balance even, or more devices"
+        )
     if refusal:
-        raise UserError(f"devices.balance: {refusal.why}", refusal.remedy, "devices.balance")
-    if not isinstance(balance, str):
-        if len(balance) != num_devices:
-            raise UserError(
-                f"devices.balance gives {counted(len(balance), 'speed')} for {num_devices} devices",
-                "one for each, in their order",
-                "devices.balance",
-            )
-        return Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in balance))
-    if facts.speeds is None:
+        raise _refused(refusal.why, refusal.remedy)
+    if batch.samples and batch.accumulate:
+        raise _refused(
+            "batch.accumulate cuts a step evenly",
+            "leave batch.accumulate out; batch.per_device is the most that a device takes at once",
+        )
+    if devices.balance == "measured" and not can_measure:
         example = "2,1,..." if num_devices > 2 else "2,1"
         raise UserError(
             "devices.balance measured: ranks that others started (torchrun, Slurm, --nnodes) can't"
@@ -57,33 +57,39 @@ def choose_speeds(config: Config, facts: Facts, layout: Layout) -> Speeds | None
             f" {example}",
             "devices.balance",
         )
-    return facts.speeds if facts.speeds.devices else None
-
-
-def _refuse_uneven(config: Config, facts: Facts, layout: Layout) -> Refusal | None:
-    """Why the devices of this layout must take as much as each other."""
-    if layout.num_devices == 1:
-        return Refusal(
-            "one device takes all microbatches there are", "--balance even, or more devices"
+    if not isinstance(devices.balance, str) and len(devices.balance) != num_devices:
+        raise UserError(
+            f"devices.balance gives {counted(len(devices.balance), 'speed')} for {num_devices}"
+            " devices",
+            "one for each, in their order",
+            "devices.balance",
         )
-    if not layout.spec.can_be_uneven:
-        return layout.spec.refuses["devices.balance"]
-    if facts.coupled and (config.train.norm_sync or not config.train.allow_coupled):
-        return Refusal(
+
+
+def _refused(why: str, remedy: str) -> UserError:
+    return UserError(f"devices.balance: {why}", remedy, "devices.balance")
+
+
+def choose_speeds(devices: Devices, train: Train, facts: Facts) -> Speeds | None:
+    """The speeds by which microbatches are assigned; None: the devices are alike.
+
+    UserError: smaller microbatches would change the result.
+    """
+    if devices.balance == "even":
+        return None
+    if facts.coupled and (train.norm_sync or not train.allow_coupled):
+        raise _refused(
             f"{first_and_count(facts.coupled)} mixes the samples of a microbatch, and smaller ones"
             " would change the result",
             "--balance even, or a norm that treats each sample by itself (GroupNorm, LayerNorm)",
         )
-    if config.batch.samples and config.batch.accumulate:
-        return Refusal(
-            "batch.accumulate cuts a step evenly",
-            "leave batch.accumulate out; batch.per_device is the most that a device takes at once",
-        )
-    return None
+    if not isinstance(devices.balance, str):
+        return Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in devices.balance))
+    return facts.speeds if facts.speeds and facts.speeds.devices else None
 
 
 def microbatch_seconds(speeds: Speeds, micro_batch_size: int) -> tuple[float, ...]:
-    """What a microbatch takes each device."""
+    """Seconds that a microbatch takes on each device."""
     return tuple(
         device.seconds_per_microbatch + micro_batch_size * device.seconds_per_sample
         for device in speeds.devices
@@ -91,19 +97,19 @@ def microbatch_seconds(speeds: Speeds, micro_batch_size: int) -> tuple[float, ..
 
 
 def predict_step_seconds(
-    speeds: Speeds, batch: int, micro_batch_size: int, times: Sequence[float] = ()
+    speeds: Speeds, global_batch_size: int, micro_batch_size: int, times: Sequence[float] = ()
 ) -> float:
-    """Seconds of a step; of speeds given by hand: in their unit.
+    """Seconds of a step; where the config gives speeds, in their unit.
 
-    times: what a microbatch takes each device, by which they are assigned; empty: evenly
+    times: seconds of a microbatch on each device, which decide the assignment; empty: even
     """
-    count, num_devices = -(-batch // micro_batch_size), len(speeds.devices)
+    count, num_devices = -(-global_batch_size // micro_batch_size), len(speeds.devices)
     seconds = []
     for place, device in enumerate(speeds.devices):
         numbers = microbatches_of(count, place, num_devices, times)
         samples = 0
         if numbers:
-            last = min(numbers.stop * micro_batch_size, batch)
+            last = min(numbers.stop * micro_batch_size, global_batch_size)
             samples = last - numbers.start * micro_batch_size
         seconds.append(
             len(numbers) * device.seconds_per_microbatch + samples * device.seconds_per_sample
@@ -111,31 +117,31 @@ def predict_step_seconds(
     return max(seconds) + speeds.rest
 
 
-def largest_close_to_best(speeds: Speeds, batch: int, most: int) -> int:
+def largest_close_to_best(speeds: Speeds, global_batch_size: int, most: int) -> int:
     """The largest microbatch, up to `most`, with which a step is close to the best one."""
-    counts = range(-(-batch // most), batch + 1)
-    sizes = sorted({-(-batch // count) for count in counts}, reverse=True)
+    counts = range(-(-global_batch_size // most), global_batch_size + 1)
+    sizes = sorted({-(-global_batch_size // count) for count in counts}, reverse=True)
     seconds = {}
     for size in sizes:
         times = microbatch_seconds(speeds, size)
-        seconds[size] = predict_step_seconds(speeds, batch, size, times)
+        seconds[size] = predict_step_seconds(speeds, global_batch_size, size, times)
     limit = min(seconds.values()) * (1 + _CLOSE)
     return next(size for size in sizes if seconds[size] <= limit)
 
 
 def choose_uneven_split(speeds: Speeds, even: BatchSplit, *, may_cut: bool) -> Decision[BatchSplit]:
-    """By the devices' speeds; as even devices would, where that is as good.
+    """A split by the devices' speeds, or the even split where that is as good.
 
-    even: what even devices would take
+    even: the split for devices that are alike
     may_cut: whether microbatches may be smaller
     """
-    batch, most = even.global_batch_size, even.micro_batch_size
+    global_batch_size, most = even.global_batch_size, even.micro_batch_size
     if not speeds.origin:
         speeds = _with_launch_cost(speeds, most)
-    size = largest_close_to_best(speeds, batch, most) if may_cut else most
+    size = largest_close_to_best(speeds, global_batch_size, most) if may_cut else most
     times = microbatch_seconds(speeds, size)
-    before = predict_step_seconds(speeds, batch, most)
-    after = predict_step_seconds(speeds, batch, size, times)
+    before = predict_step_seconds(speeds, global_batch_size, most)
+    after = predict_step_seconds(speeds, global_batch_size, size, times)
     least_gain = _WORTH if speeds.origin else 0
     if after >= before * (1 - least_gain):
         why = "no other split is quicker"
@@ -161,7 +167,7 @@ def choose_uneven_split(speeds: Speeds, even: BatchSplit, *, may_cut: bool) -> D
 
 
 def _with_launch_cost(speeds: Speeds, micro_batch_size: int) -> Speeds:
-    """Speeds by hand say nothing of what a microbatch costs by itself."""
+    """Speeds with the cost of launching a microbatch, which speeds in the config leave out."""
     devices = tuple(
         replace(
             device, seconds_per_microbatch=_LAUNCH * micro_batch_size * device.seconds_per_sample

@@ -1,17 +1,16 @@
-"""How many samples fit in flight beside what a device holds anyway: the part of plan() that looks
-at memory.
-"""
+"""How many samples fit into a device's memory beside weights, gradients and optimizer state."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from samecurve.core.config.sections import Config
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.layout import Layout
+from samecurve.core.planning.layout import FitCheck, Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     USABLE,
+    MemoryOptions,
     MemoryTerm,
     PassingTerm,
     sample_bytes,
@@ -19,26 +18,29 @@ from samecurve.core.planning.memory import (
     state_terms,
 )
 from samecurve.core.planning.optimizer_state import optimizer_state
-from samecurve.core.planning.strategies import StrategySpec, auto_strategy
+from samecurve.core.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
+
+if TYPE_CHECKING:
+    from samecurve.core.config.values import Recompute
 
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What the smallest device holds besides activations, and bytes left for these."""
+    """The memory of the smallest device: what it holds besides activations, and what is left."""
 
     terms: list[MemoryTerm]
     usable: float
 
     @property
     def held(self) -> int:
-        """All the time."""
+        """Bytes held during the whole step."""
         return sum(term.bytes for term in self.terms if not isinstance(term, PassingTerm))
 
     @property
     def left(self) -> float:
-        """For activations; less than nothing if it does not even fit without any."""
+        """Bytes for activations; negative if not even the terms fit."""
         room = self.usable - self.held
         passing = [term for term in self.terms if isinstance(term, PassingTerm)]
         missing = min((room - term.bytes for term in passing), default=0.0)
@@ -53,15 +55,15 @@ class MemoryRoom:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many samples fit in flight on the smallest device, and what it holds besides."""
+    """How many samples fit at once on the smallest device, and what it holds besides."""
 
-    samples: int | None  # None: not known
-    terms: list[MemoryTerm]
-    was_tried: bool  # --probe-batch found it out
+    samples: int | None = None  # None: not known
+    terms: tuple[MemoryTerm, ...] = ()
+    was_tried: bool = False  # --probe-batch measured it
 
 
 def memory_room(
-    config: Config,
+    options: MemoryOptions,
     facts: Facts,
     devices: tuple[Device, ...],
     *,
@@ -69,50 +71,63 @@ def memory_room(
     shards: int,
     world_size: int = 1,
 ) -> MemoryRoom:
-    """world_size: processes of engine jax, which share the devices."""
+    """The memory of one device under a strategy.
+
+    world_size: processes of engine jax, which share the devices.
+    """
     device = _smallest(devices)
-    one_process = config.engine == "jax" and device.kind == "cpu"
+    one_process = spec.engine == "jax" and device.kind == "cpu"
     terms = state_terms(
-        config,
+        options,
         facts,
         spec,
         kind=device.kind,
         shards=shards,
         sharing_process=len(devices) // world_size if one_process else 1,
     )
-    return MemoryRoom(terms, _usable(config, device))
+    return MemoryRoom(terms, _usable(options, device))
+
+
+def fits_on(options: MemoryOptions, facts: Facts, devices: tuple[Device, ...]) -> FitCheck:
+    """The check whether one device's part of the model fits, with one sample."""
+
+    def fits(spec: StrategySpec, shards: int) -> bool:
+        room = memory_room(options, facts, devices, spec=spec, shards=shards)
+        return room.left >= (sample_bytes(options, facts) or 0)
+
+    return fits
 
 
 def _smallest(devices: tuple[Device, ...]) -> Device:
     return min(devices, key=lambda device: device.memory)
 
 
-def _usable(config: Config, device: Device) -> float:
-    return min(device.memory * USABLE, config.devices.memory or float("inf"))
+def _usable(options: MemoryOptions, device: Device) -> float:
+    return min(device.memory * USABLE, options.limit or float("inf"))
 
 
-def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Capacity]:
+def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Decision[Capacity]:
     """UserError: not even one sample fits."""
     device = _smallest(layout.devices)
     room = memory_room(
-        config,
+        options,
         facts,
         layout.devices,
         spec=layout.spec,
         shards=layout.shards,
         world_size=layout.world_size,
     )
-    each = sample_bytes(config, facts)
+    each = sample_bytes(options, facts)
     usable = f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
-    if config.devices.memory:
-        usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)"
+    if options.limit:
+        usable = f"{show_bytes(_usable(options, device))} to use (devices.memory)"
     if room.left < (each or 0):
         needed = show_bytes(room.needed(each or 0))
-        optimizer = optimizer_state(config, facts).optimizer
+        optimizer = optimizer_state(options.optimizer, options.precision, facts).optimizer
         raise UserError(
             f"{show_params(facts.params)} parameters with their gradients and {optimizer} state"
             f" need {needed} on each device under {layout.strategy}; {device.name} has {usable}",
-            _what_needs_less(config, facts, layout),
+            _what_needs_less(options, facts, layout),
             "model",
         )
     reason = (
@@ -122,40 +137,38 @@ def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Ca
     tried = facts.largest_tried
     if tried is not None:
         reason += f"; {tried} samples at once were tried and fitted"
-        return Decision(Capacity(tried, room.terms, was_tried=True), {"memory": reason})
-    samples = None
-    if each:
-        samples = int(room.left // each)
-    return Decision(Capacity(samples, room.terms, was_tried=False), {"memory": reason})
+        return Decision(Capacity(tried, tuple(room.terms), was_tried=True), {"memory": reason})
+    samples = int(room.left // each) if each else None
+    return Decision(Capacity(samples, tuple(room.terms)), {"memory": reason})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """Another config under which a model might fit."""
+    """Another configuration under which the model might fit."""
 
     flags: str
     why: str
-    config: Config
+    options: MemoryOptions
     facts: Facts
     spec: StrategySpec
     shards: int
 
     def bytes_needed(self, layout: Layout) -> int | None:
-        """With one sample in flight; None: it does not fit either."""
+        """Bytes with one sample at once; None: this does not fit either."""
         room = memory_room(
-            self.config, self.facts, layout.devices, spec=self.spec, shards=self.shards
+            self.options, self.facts, layout.devices, spec=self.spec, shards=self.shards
         )
-        each = sample_bytes(self.config, self.facts) or 0
+        each = sample_bytes(self.options, self.facts) or 0
         return room.needed(each) if room.left >= each else None
 
 
-def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
-    """A remedy where the model does not fit: what would, with what that needs."""
+def _what_needs_less(options: MemoryOptions, facts: Facts, layout: Layout) -> str:
+    """The remedy for a model that does not fit: what would fit, with the bytes that it needs."""
     here = _Way(
-        flags="", why="", config=config, facts=facts, spec=layout.spec, shards=layout.shards
+        flags="", why="", options=options, facts=facts, spec=layout.spec, shards=layout.shards
     )
     num_devices = layout.num_devices
-    sharded = auto_strategy(config.engine, "only a shard fits")
+    sharded = auto_strategy(layout.engine, "only a shard fits")
     ways = []
     if layout.shards < num_devices:
         shared_out = replace(
@@ -167,7 +180,7 @@ def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
         )
         ways += _fitting(layout, [shared_out])
     ways += _fitting(layout, _recomputed(here))
-    if layout.devices[0].kind == "cpu" and num_devices > 1 and not config.devices.memory:
+    if layout.devices[0].kind == "cpu" and num_devices > 1 and not options.limit:
         ways.append("fewer ranks on this host, since they share its memory")
     if not ways:
         for other in (*_smaller_optimizers(here), *_adapters(here)):
@@ -181,7 +194,7 @@ def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
 
 
 def _fitting(layout: Layout, ways: Iterable[_Way]) -> list[str]:
-    """The first that fits, in words, if one does."""
+    """The first way that fits, in words; empty if none does."""
     for way in ways:
         needed = way.bytes_needed(layout)
         if needed is not None:
@@ -190,36 +203,36 @@ def _fitting(layout: Layout, ways: Iterable[_Way]) -> list[str]:
 
 
 def _recomputed(way: _Way) -> Iterator[_Way]:
-    """With more of the blocks run again, the least first."""
-    options = ("selective", "block")
-    now = way.config.train.recompute
-    for how in options if now == "none" else options[options.index(now) + 1 :]:
+    """Ways that run more of the blocks again in backward, the cheapest first."""
+    choices: tuple[Recompute, ...] = ("none", "selective", "block")
+    for how in choices[choices.index(way.options.recompute) + 1 :]:
         if how in way.facts.recompute_bytes:
-            train = way.config.train.model_copy(update={"recompute": how})
             yield replace(
                 way,
                 flags=f"{way.flags} --set train.recompute={how}".strip(),
                 why=way.why or "keeps less for backward",
-                config=way.config.model_copy(update={"train": train}),
+                options=replace(way.options, recompute=how),
             )
 
 
 def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
-    """In place of adamw."""
-    is_adamw = way.config.optimizer.name == "adamw" and not way.facts.user_optimizer
-    if way.config.engine != "torch" or not is_adamw or not way.facts.arrays:
+    """Ways with an optimizer that keeps less than adamw."""
+    section = way.options.optimizer
+    is_adamw = section.name == "adamw" and not way.facts.user_optimizer
+    if way.spec.engine != "torch" or not is_adamw or not way.facts.arrays:
         return
     for name in ("adamw8bit", "adafactor"):
-        optimizer = way.config.optimizer.model_copy(update={"name": name})
+        other = section.model_copy(update={"name": name})
         yield replace(
             way,
             flags=f"--set optimizer.name={name}",
             why="keeps less of each parameter: another curve",
-            config=way.config.model_copy(update={"optimizer": optimizer}),
+            options=replace(way.options, optimizer=other),
         )
 
 
 def _adapters(way: _Way) -> Iterator[_Way]:
+    """Ways that freeze the model and train adapters beside it."""
     for setting, trained in way.facts.adapters.items():
         yield replace(
             way,

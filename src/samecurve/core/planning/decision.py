@@ -1,4 +1,4 @@
-"""What a part of plan() settled, together with why."""
+"""A decision of plan() with its reasons and warnings, and the log that collects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Decision(Generic[T]):
-    """A value, and what is said of it."""
+    """A value that was chosen, with its reasons and warnings."""
 
     value: T
     reasons: Mapping[str, str] = field(default_factory=dict)  # by name, as plan.json has them
@@ -24,7 +24,7 @@ class DecisionLog:
         self.warnings: list[str] = []
 
     def take(self, decision: Decision[T]) -> T:
-        """Its value; a later reason of the same name replaces the earlier one."""
+        """Log a decision and return its value. A reason replaces an earlier one of its name."""
         self.reasons.update(decision.reasons)
         self.warnings.extend(decision.warnings)
         return decision.value

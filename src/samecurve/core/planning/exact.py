@@ -1,33 +1,28 @@
-"""What train.exact takes: microbatches of one size whatever the devices, and nothing whose bits
-depend on these; the rest is refused by name.
-"""
+"""The refusals of train.exact, where bits would follow the devices, and the memory of its sums."""
 
-from samecurve.core.config.sections import Config
-from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, subtrees
+from samecurve.core.determinism.microbatches import TreeSum, subtrees
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.decision import Decision
-from samecurve.core.planning.facts import Facts, Fixed
+from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryTerm, sample_bytes
-from samecurve.core.planning.optimizer_state import itemsize
+from samecurve.core.planning.memory import MemoryOptions, MemoryTerm, sample_bytes
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
 
-# of a step, where nothing else is asked for: work for 1, 2, 4 and 8 devices
-_MICROBATCHES = 8
 
+def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
+    """UserError: on these devices the bits would be others than on one device.
 
-def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
-    """UserError: something that gives other bits on other devices."""
+    is_auto: the plan chose the strategy
+    """
     refusal = layout.spec.refuses.get("train.exact")
     if refusal and layout.num_devices > 1:
         how = f"strategy {layout.strategy}"
-        if config.devices.strategy == "auto":
+        if is_auto:
             how += ", taken because the model does not fit on one device,"
         raise UserError(f"train.exact: {how} {refusal.why}", refusal.remedy, "devices.strategy")
-    if config.devices.compress != "none":
+    if layout.compress != "none":
         raise UserError(
-            f"train.exact: compress {config.devices.compress} rounds what each device sends",
+            f"train.exact: compress {layout.compress} rounds what each device sends",
             "leave --compress out",
             "devices.compress",
         )
@@ -38,6 +33,10 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
             "--gpus with devices of one kind",
             "devices.use",
         )
+
+
+def check_exact_model(facts: Facts) -> None:
+    """UserError: the model keeps statistics that follow the device."""
     norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
     if norms:
         raise UserError(
@@ -47,44 +46,8 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
         )
 
 
-def choose_exact_batch(
-    config: Config, fixed: Fixed | None, num_devices: int
-) -> Decision[BatchSplit]:
-    """The size of a microbatch never follows from the devices."""
-    section = config.batch
-    if section.samples and section.accumulate:
-        raise UserError(
-            "train.exact: batch.accumulate cuts a step by the number of devices",
-            "batch.per_device: the samples of a microbatch, on any devices",
-            "batch.accumulate",
-        )
-    if fixed and fixed.global_batch_size:
-        batch, why_batch = fixed.global_batch_size, "as this run began"
-    elif section.samples:
-        batch, why_batch = section.samples, "batch.samples, whatever the devices"
-    else:
-        batch = (section.per_device or 0) * (section.accumulate or 1) * num_devices
-        why_batch = "as given per device: it grows with the devices"
-    if fixed:
-        micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
-    elif section.per_device:
-        micro, why_micro = min(section.per_device, batch), "batch.per_device"
-    else:
-        micro = -(-batch // _MICROBATCHES)
-        why_micro = (
-            f"a {_MICROBATCHES}th of the batch, whatever the devices (train.exact);"
-            " batch.per_device gives another size"
-        )
-    split = BatchSplit(global_batch_size=batch, micro_batch_size=micro, num_devices=num_devices)
-    why_exact = (
-        f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
-        " along one tree; the order of devices changes no bit"
-    )
-    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
-
-
 def exact_memory(
-    config: Config,
+    options: MemoryOptions,
     facts: Facts,
     layout: Layout,
     split: BatchSplit,
@@ -92,14 +55,14 @@ def exact_memory(
     capacity: int | None,
     is_resumed: bool,
 ) -> MemoryTerm:
-    """What the sums of a step's microbatches take.
+    """The memory of the sums of a step's microbatches.
 
-    capacity: samples that fit in flight without them; None: not known
+    capacity: samples that fit without these sums; None: not known
 
-    UserError: beside them no microbatch fits.
+    UserError: no microbatch fits beside the sums.
     """
-    term = _exact_term(config, facts, layout, split)
-    each = sample_bytes(config, facts)
+    term = _exact_term(options, facts, layout, split)
+    each = sample_bytes(options, facts)
     if capacity is None:
         return term
     if each:
@@ -129,25 +92,24 @@ def exact_memory(
     return term
 
 
-def _exact_term(config: Config, facts: Facts, layout: Layout, split: BatchSplit) -> MemoryTerm:
-    """What is held beside one gradient: sums of parts of the step that wait for their siblings, and
-    what devices exchange.
+def _exact_term(
+    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
+) -> MemoryTerm:
+    """The memory beside one gradient: sums that wait for their siblings, and sums on their way
+    between devices.
     """
     count = split.num_microbatches
-    of_device = [
-        microbatches_of(count, device, split.num_devices, split.microbatch_seconds)
-        for device in range(split.num_devices)
-    ]
+    of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
     waiting = max(_most_waiting(count, numbers) for numbers in of_device)
     sent = max(len(subtrees(numbers, count)) for numbers in of_device)
-    if config.engine == "jax":
+    if layout.engine == "jax":
         moved = 3
     elif layout.world_size > 1:
         moved = 2
     else:
         moved = 0  # added in place: by one device, or by the first one's thread
     copies = waiting + moved * sent
-    width = itemsize(config.train.precision)
+    width = options.itemsize
     return MemoryTerm(
         name="exact",
         bytes=copies * facts.trainable * width,
@@ -159,7 +121,7 @@ def _exact_term(config: Config, facts: Facts, layout: Layout, split: BatchSplit)
 
 
 def _most_waiting(count: int, numbers: range) -> int:
-    """Sums held while the next microbatch's gradient comes to be.
+    """The most sums that are held while the next microbatch's gradient is computed.
 
     A right sibling is added in place to the left one.
     """

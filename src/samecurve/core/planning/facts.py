@@ -1,51 +1,25 @@
-"""What plan() must know of a task.
+"""Facts: all that plan() must know of a task and its model.
 
-Obtained without allocating the model, in a subprocess (run/describe.py).
+They are obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any, Protocol, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import MOST_PROCESSES
-from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
-
-T = TypeVar("T")
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # 6 ms each
-
-
-def as_mapping(value: object) -> Mapping[str, Any]:
-    """ValueError: it is none."""
-    if not isinstance(value, Mapping):
-        raise ValueError("it is no mapping")
-    return value
-
-
-def checked(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from JSON. ValueError: a value is missing, or of another type."""
-    try:
-        if kind not in _ADAPTERS:
-            _ADAPTERS[kind] = TypeAdapter(kind)
-        value: T = _ADAPTERS[kind].validate_python(values)
-        return value
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptimizerFacts:
-    """What a task's own optimizer is."""
+    """The optimizer that a task brings itself."""
 
     name: str  # its class
     by: str  # what returns it
     elementwise: bool  # the task says that each number is updated by itself
     takes_lr: bool  # it is given the config's learning rate
-    scales: tuple[float, ...]  # of that one, by its groups
+    scales: tuple[float, ...]  # learning rates of its groups, relative to the config's
     num_states: int | None  # arrays of a parameter's shape kept for each; None: not known
 
     @classmethod
@@ -55,19 +29,19 @@ class UserOptimizerFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a device's forward and backward; by hand: in any unit."""
+    """Seconds of a device's forward and backward pass; where the config gives speeds, any unit."""
 
-    seconds_per_microbatch: float  # whatever its size: what launching its operations takes
+    seconds_per_microbatch: float  # whatever its size: the cost of launching its operations
     seconds_per_sample: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """How fast devices are."""
+    """The speeds of the devices."""
 
-    devices: tuple[Speed, ...] = ()  # in the plan's order; none: they are alike
-    rest: float = 0.0  # seconds of a step beside forward and backward
-    origin: str = ""  # when and how they were measured; '': given by hand
+    devices: tuple[Speed, ...] = ()  # in the plan's order; empty: they are alike
+    rest: float = 0.0  # seconds of a step besides forward and backward
+    origin: str = ""  # when and how speeds were measured; '': the config gives them
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
@@ -76,7 +50,7 @@ class Speeds:
 
 
 class ModelArrays(Protocol):
-    """What Facts says of the model's arrays."""
+    """The part of Facts that describes the model's arrays."""
 
     @property
     def arrays(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -92,7 +66,7 @@ class ModelArrays(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedArrays:
-    """As ModelArrays, of a model that is built."""
+    """The same description for a model that has been built."""
 
     arrays: Mapping[str, tuple[int, ...]]
     buffers: tuple[str, ...]
@@ -103,7 +77,7 @@ class DescribedArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What there is to train, and on what."""
+    """Counts and names of the model, of its data and of what the task does."""
 
     samples: int  # for training
     eval_samples: int  # held-out ones that an evaluation reads
@@ -165,52 +139,3 @@ class Facts:
 
 # takes a config, a machine and facts; gives facts with what the plan is to know of the devices
 Measure = Callable[[Config, Machine, Facts], Facts]
-
-
-_MOST_SAMPLES = 1 << 53
-CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
-
-_FIXED_ON_DISK = {
-    "global_batch_size": "batch",
-    "micro_batch_size": "slot",
-    "computed_on": "made_on",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint."""
-
-    global_batch_size: int | None  # None: to be decided anew (--new-batch)
-    micro_batch_size: int
-    seed: int
-    samples: int
-    fingerprint: str
-    threads: int
-    anchor: Anchor = Anchor()
-    computed_on: str = ""  # engine and kind of device
-    clip_epsilon: float = CLIP_EPSILON
-
-    def to_json(self) -> dict[str, Any]:
-        """As manifest.json and plan.json hold it: public keys, older than the names here."""
-        return {_FIXED_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, value: object) -> "Fixed":
-        """ValueError: what is missing, not known, or no such value."""
-        names = {key: name for name, key in _FIXED_ON_DISK.items()}
-        renamed = {names.get(key, key): item for key, item in as_mapping(value).items()}
-        # a run that began before there was one goes on without
-        values = {"clip_epsilon": 0.0, **renamed}
-        unknown = values.keys() - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(f"{min(unknown)} is not known")
-        parsed = checked(cls, values)
-        sizes = [parsed.micro_batch_size, parsed.samples]
-        if parsed.global_batch_size is not None:
-            sizes.append(parsed.global_batch_size)
-        if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
-            raise ValueError("a batch, a number of samples or an anchor out of range")
-        if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
-            raise ValueError("threads or clip_epsilon out of range")
-        return parsed

@@ -1,5 +1,6 @@
-"""What devices and links can do, from their makers' data sheets; what NCCL counts on over a link,
-from its source. One table for MFU and for `plan --machine`.
+"""Data sheets of devices and links: memory, peaks and bandwidths, each with its source.
+
+MFU and `plan --machine` read the same table. Bandwidths of links are those in NCCL's source.
 """
 
 import difflib
@@ -16,7 +17,7 @@ Medium = Literal["nvlink", "pcie", "network"]
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
-    """How a device reaches others."""
+    """A link between devices."""
 
     name: str
     bandwidth: float  # bytes a second, one way, of each device, as collectives attain them
@@ -26,7 +27,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """What one device can do."""
+    """The data sheet of one device."""
 
     name: str
     memory: int  # bytes
@@ -120,8 +121,8 @@ def _peaks(
     return {name: value * _TERA for name, value in teraflops.items() if value}
 
 
-# What drivers call it is searched in this order. Memory: as the driver counts it (nvidia-smi,
-# rocm-smi), in MiB; of other numbers the source is named.
+# A driver's name for a device is matched against the patterns in this order. Memory is in MiB, as
+# the driver counts it (nvidia-smi, rocm-smi); the source of other numbers is named.
 DEVICES = (
     DeviceSpec(
         name="B200",
@@ -264,7 +265,10 @@ def peak(name: str, precision: str) -> float | None:
 
 
 def device_spec(name: str, where: str) -> DeviceSpec:
-    """By the name a user writes: spaces, dashes and case don't count. UserError: not on file."""
+    """The device of a name that a user writes; spaces, dashes and case don't count.
+
+    UserError: it is not on file.
+    """
     known = {_plain(word): device for device in DEVICES for word in (device.name, *device.aliases)}
     if _plain(name) in known:
         return known[_plain(name)]
@@ -279,7 +283,7 @@ def device_spec(name: str, where: str) -> DeviceSpec:
 
 
 def link_spec(name: str, where: str) -> LinkSpec:
-    """By its name, likewise. UserError: not on file."""
+    """The link of a name that a user writes. UserError: it is not on file."""
     known = {_plain(word): link for word, link in LINKS.items()}
     if _plain(name) in known:
         return known[_plain(name)]
@@ -291,7 +295,7 @@ def link_spec(name: str, where: str) -> LinkSpec:
 
 
 def _without_spaces(device: DeviceSpec) -> str:
-    """As it is written after --machine."""
+    """The device's name as --machine takes it."""
     return device.name.replace(" ", "")
 
 

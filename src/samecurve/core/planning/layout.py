@@ -1,202 +1,95 @@
-"""Which devices, which strategy, which sync: the part of plan() that chooses, and refuses what it
-can't serve by name.
+"""How the model lies on the devices: the strategy, its processes and shards, and how gradients are
+synchronised. What a strategy can't serve is refused by name.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Devices
+from samecurve.core.config.train_section import Train
+from samecurve.core.config.values import Compress
 from samecurve.core.planning.decision import Decision
-from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.strategies import STRATEGIES, StrategySpec, auto_strategy
+from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy
 from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.units import show_bytes
 
-FitCheck = Callable[[StrategySpec, int], bool]  # whether a device's part fits in so many shards
-
-_MOST_CPU_RANKS = 256
+# (strategy, number of shards) -> whether the shard of one device fits into its memory
+FitCheck = Callable[[StrategySpec, int], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a model lies on devices."""
+    """How a model lies on devices, and how these exchange what they computed."""
 
-    spec: StrategySpec
-    devices: tuple[Device, ...]
+    engine: str
+    strategy: str
+    backend: str  # that synchronises gradients: nccl, gloo, xla; none
+    devices: tuple[Device, ...]  # one for each place of work
+    visible: int  # devices of this machine
     world_size: int  # processes: one for each device, or one for all of a host
     shards: int  # devices that share one copy of the model
-    every_rank_every_round: bool  # all processes take part in each round
-
-    @property
-    def strategy(self) -> str:
-        return self.spec.name
+    # every rank takes part in each round: what a rank computes with is spread over all ranks
+    every_rank_every_round: bool
+    reshard: bool = True
+    offload: bool = False
+    compress: Compress = "none"
+    preflight: int = 0
 
     @property
     def num_devices(self) -> int:
         return len(self.devices)
 
+    @property
+    def spec(self) -> StrategySpec:
+        return STRATEGIES[self.engine, self.strategy]
 
-def choose_devices(config: Config, machine: Machine) -> Decision[tuple[Device, ...]]:
-    """Those of every host; several hosts are taken to be alike.
+    @property
+    def computed_on(self) -> str:
+        """The engine and the kind of device, which decide the bits of a result."""
+        return f"{self.engine} on {self.devices[0].name}"
 
-    UserError: there are no such devices, or the engine that is installed can't use them.
-    """
-    chosen = _choose_on_this_host(config, machine)
-    unfit = machine.unfit.get(config.engine)
-    if unfit and chosen.value[0].kind == "cuda":
-        gpus = f"{counted(len(chosen.value), 'GPU')} ({chosen.value[0].name})"
-        raise UserError(
-            f"{gpus} for engine {config.engine}, and {unfit.cause}",
-            f"{unfit.remedy}; or --devices cpu",
-            "devices.use",
-        )
-    chosen = _say_xla_flags(config, machine, chosen)
-    if machine.hosts == 1:
-        return chosen
-    hosts = f"on each of {machine.hosts} hosts, taken to be like this one"
-    reason = f"{chosen.reasons['devices']}; {hosts}"
-    return Decision(chosen.value * machine.hosts, {"devices": reason}, chosen.warnings)
+    @property
+    def is_one_process(self) -> bool:
+        """Whether the launching process trains by itself, with no other process to meet."""
+        return self.backend == "none" or (self.engine == "jax" and self.world_size == 1)
 
+    @property
+    def can_be_uneven(self) -> bool:
+        """Whether some devices could take more microbatches than others."""
+        return self.num_devices > 1 and self.spec.can_be_uneven and not self.every_rank_every_round
 
-def _say_xla_flags(
-    config: Config, machine: Machine, chosen: Decision[tuple[Device, ...]]
-) -> Decision[tuple[Device, ...]]:
-    """XLA_FLAGS asks for another number of CPU devices than are used."""
-    count, used = machine.xla_devices, len(chosen.value)
-    on_cpu = chosen.value[0].kind == "cpu"
-    if config.engine != "jax" or not on_cpu or count in {None, used}:
-        return chosen
-    warning = (
-        f"XLA_FLAGS asks for {counted(count or 0, 'CPU device')}, and devices {config.devices.use}"
-        f" for {used}: {used} are used (--devices cpu:{count} for the others)"
-    )
-    return Decision(chosen.value, chosen.reasons, (*chosen.warnings, warning))
+    def devices_of(self, rank: int) -> range:
+        """Indices of the devices that one process computes on."""
+        each = self.num_devices // self.world_size
+        return range(rank * each, (rank + 1) * each)
 
 
-def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Device, ...]]:
-    use = config.devices.use.strip()
-    gpus = machine.devices
-    cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
-    if cpus:
-        return _choose_cpu_ranks(config, machine, int(cpus.group(1) or 1))
-    if use == "auto" and not gpus and config.engine == "jax" and machine.xla_devices:
-        count = machine.xla_devices
-        _check_cpu_ranks(use, count)
-        reason = f"no GPU found; XLA_FLAGS asks for {counted(count, 'CPU device')}"
-        return Decision(machine.ranks_on_cpu(count), {"devices": reason})
-    if use == "auto" and not gpus:
-        reason = "no GPU found; --devices cpu:2 for more ranks"
-        return Decision(machine.ranks_on_cpu(1), {"devices": reason})
-    if use not in {"auto", "all"}:
-        return _choose_by_index(use, gpus)
-    if not gpus:
-        raise UserError(
-            "no GPU found",
-            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` or `rocm-smi` shows whether the"
-            " driver sees one",
-            "devices.use",
-        )
-    return Decision(gpus, {"devices": f"{len(gpus)} of {len(gpus)} visible devices"})
-
-
-def _choose_cpu_ranks(config: Config, machine: Machine, count: int) -> Decision[tuple[Device, ...]]:
-    use = config.devices.use.strip()
-    _check_cpu_ranks(use, count)
-    unit = "ranks" if config.engine == "torch" else "devices"
-    reason = f"{use}: {count} of any number of CPU {unit}, sharing {machine.cores} cores"
-    return Decision(machine.ranks_on_cpu(count), {"devices": reason})
-
-
-def _check_cpu_ranks(use: str, count: int) -> None:
-    """UserError: nobody can want so many."""
-    if not 1 <= count <= _MOST_CPU_RANKS:
-        raise UserError(
-            f"{use}: {count} CPU ranks", f"between 1 and {_MOST_CPU_RANKS}", "devices.use"
-        )
-
-
-def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> Decision[tuple[Device, ...]]:
-    here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
-    here = here or "no GPU; --devices cpu:2 runs two CPU ranks"
-    if not re.fullmatch(r"\d+(\s*,\s*\d+)*", use):
-        raise UserError(
-            f"devices {use!r} is neither auto, all, cpu, cpu:N nor a list of indices",
-            f"for example --gpus 0,1; here: {here}",
-            "devices.use",
-        )
-    wanted = [int(part) for part in use.split(",")]
-    by_index = {gpu.index: gpu for gpu in gpus}
-    missing = [str(index) for index in wanted if index not in by_index]
-    if missing:
-        verb = "does" if len(missing) == 1 else "do"
-        raise UserError(
-            f"GPU {', '.join(missing)} {verb} not exist", f"here: {here}", "devices.use"
-        )
-    if len(set(wanted)) < len(wanted):
-        raise UserError(f"devices {use} names a GPU twice", "each one once", "devices.use")
-    reason = f"{len(wanted)} of {len(gpus)} visible devices, as asked"
-    return Decision(tuple(by_index[index] for index in wanted), {"devices": reason})
-
-
-def choose_layout(
-    config: Config, devices: tuple[Device, ...], *, started: int, fits: FitCheck
-) -> Decision[Layout]:
-    """The strategy, and how it lies on these devices.
-
-    started: processes that there are already
-    fits: whether a device's part fits if one copy of the model is cut into so many shards
-
-    UserError: the strategy is not the engine's, or does not serve what the config asks for.
-    """
-    chosen = _choose_strategy(config, devices, fits)
-    spec, reasons = chosen.value, dict(chosen.reasons)
-    if spec.takes_one_device and len(devices) > 1:
-        _check_may_leave_out(config, spec, devices)
-        reasons["devices"] = f"1 of {len(devices)} visible devices: strategy {spec.name} takes one"
-        devices = devices[:1]
-    _check_options(config, spec)
-    shards = _choose_shards(config, spec, len(devices))
-    if spec.sharding == "groups":
-        reasons["strategy"] = (
-            f"as asked; {len(devices) // shards} copies of the model, each shared out among"
-            f" {shards} devices"
-        )
-    if config.devices.offload:
-        _check_offload(spec, devices, shards)
-    if config.devices.compress != "none" and config.train.precision == "f64":
-        raise UserError(
-            f"compress {config.devices.compress} would throw away what f64 is for",
-            "leave --compress out, or --dtype f32",
-            "devices.compress",
-        )
-    world_size, meets_every_round = _world_size(spec, len(devices), started), shards > 1
-    if spec.processes == "as started":
-        meets_every_round = started > 1
-    layout = Layout(
-        spec=spec,
-        devices=devices,
-        world_size=world_size,
-        shards=shards,
-        every_rank_every_round=meets_every_round,
-    )
-    return Decision(layout, reasons)
-
-
-def _choose_strategy(
-    config: Config, devices: tuple[Device, ...], fits: FitCheck
+def choose_strategy(
+    section: Devices, engine: str, devices: tuple[Device, ...], fits: FitCheck
 ) -> Decision[StrategySpec]:
-    wanted, engine = config.devices.strategy, config.engine
-    if wanted == "auto":
+    """The strategy, and whether it leaves devices out (in the reason "devices").
+
+    UserError: the engine does not have the strategy, or it takes one device of several named ones.
+    """
+    if section.strategy == "auto":
         return _choose_automatically(engine, len(devices), fits)
-    spec = STRATEGIES.get((engine, wanted))
+    spec = STRATEGIES.get((engine, section.strategy))
     if spec is None:
-        raise _no_such_strategy(wanted)
-    reason = "as asked"
+        raise _no_such_strategy(section.strategy)
+    reasons = {"strategy": "as asked"}
     if len(devices) == 1 and not spec.takes_one_device:
-        reason += "; on one device nothing is shared out"
-    return Decision(spec, {"strategy": reason})
+        reasons["strategy"] += "; on one device nothing is shared out"
+    if spec.takes_one_device and len(devices) > 1:
+        if section.use != "auto":
+            several = auto_strategy(engine, "the model fits").name
+            raise UserError(
+                f"strategy {spec.name} takes one device, not the {len(devices)} of {section.use}",
+                f"--strategy {several}, or one device",
+                "devices.strategy",
+            )
+        reasons["devices"] = f"1 of {len(devices)} visible devices: strategy {spec.name} takes one"
+    return Decision(spec, reasons)
 
 
 def _choose_automatically(engine: str, num_devices: int, fits: FitCheck) -> Decision[StrategySpec]:
@@ -214,7 +107,7 @@ def _choose_automatically(engine: str, num_devices: int, fits: FitCheck) -> Deci
 
 
 def _no_such_strategy(name: str) -> UserError:
-    """A strategy that another engine has."""
+    """The error for a strategy that another engine has."""
     other = next(row for (_, other_name), row in STRATEGIES.items() if other_name == name)
     return UserError(
         f"strategy {name} is for engine {other.engine}",
@@ -223,25 +116,68 @@ def _no_such_strategy(name: str) -> UserError:
     )
 
 
-def _check_may_leave_out(config: Config, spec: StrategySpec, devices: tuple[Device, ...]) -> None:
-    """UserError: the config names more devices than a strategy of one device takes."""
-    if config.devices.use == "auto":
-        return
-    several = auto_strategy(spec.engine, "the model fits").name
-    raise UserError(
-        f"strategy {spec.name} takes one device, not the {len(devices)} of {config.devices.use}",
-        f"--strategy {several}, or one device",
-        "devices.strategy",
+def choose_layout(
+    section: Devices,
+    train: Train,
+    strategy: Decision[StrategySpec],
+    devices: tuple[Device, ...],
+    machine: Machine,
+    *,
+    norm_sync: bool,
+) -> Decision[Layout]:
+    """How the strategy lies on these devices.
+
+    norm_sync: BatchNorm layers of the model are synchronised, so all ranks meet in each round
+
+    UserError: the strategy does not serve what the config asks for.
+    """
+    spec, reasons = strategy.value, dict(strategy.reasons)
+    if spec.takes_one_device:
+        devices = devices[:1]
+    _check_options(section, train, spec)
+    shards = _choose_shards(section.shards, spec, len(devices))
+    if spec.sharding == "groups":
+        reasons["strategy"] = (
+            f"as asked; {len(devices) // shards} copies of the model, each shared out among"
+            f" {shards} devices"
+        )
+    if section.offload:
+        _check_offload(spec, devices, shards)
+    if section.compress != "none" and train.precision == "f64":
+        raise UserError(
+            f"compress {section.compress} would throw away what f64 is for",
+            "leave --compress out, or --dtype f32",
+            "devices.compress",
+        )
+    world_size = _world_size(spec, len(devices), machine.started)
+    meets_every_round = shards > 1
+    if spec.processes == "as started":
+        meets_every_round = machine.started > 1
+    sync = choose_sync(section.sync, spec, devices, shards)
+    layout = Layout(
+        engine=spec.engine,
+        strategy=spec.name,
+        backend=sync.value,
+        devices=devices,
+        visible=len(machine.devices) or len(devices),
+        world_size=world_size,
+        shards=shards,
+        every_rank_every_round=(meets_every_round or norm_sync) and not train.exact,
+        reshard=section.reshard and spec.engine == "torch",
+        offload=section.offload,
+        compress=section.compress,
+        preflight=section.preflight,
     )
+    return Decision(layout, {**reasons, **sync.reasons})
 
 
-def _check_options(config: Config, spec: StrategySpec) -> None:
+def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
     """UserError: the strategy refuses what the config asks for."""
     wanted = {
-        "devices.offload": config.devices.offload,
-        "devices.shards": config.devices.shards is not None,
-        "devices.compress": config.devices.compress != "none",
-        "train.norm_sync": config.train.norm_sync,
+        "devices.offload": section.offload,
+        "devices.shards": section.shards is not None,
+        "devices.compress": section.compress != "none",
+        "train.norm_sync": train.norm_sync,
     }
     for key, is_wanted in wanted.items():
         refusal = spec.refuses.get(key)
@@ -249,13 +185,12 @@ def _check_options(config: Config, spec: StrategySpec) -> None:
             raise UserError(f"{key} {refusal.why}", refusal.remedy, key)
 
 
-def _choose_shards(config: Config, spec: StrategySpec, num_devices: int) -> int:
+def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int) -> int:
     """Devices that share one copy of the model."""
     if spec.sharding == "none":
         return 1
     if spec.sharding == "all devices":
         return num_devices
-    wanted = config.devices.shards
     proper = [count for count in range(2, num_devices) if num_devices % count == 0]
     if not proper:
         raise UserError(
@@ -301,24 +236,25 @@ def _world_size(spec: StrategySpec, num_devices: int, started: int) -> int:
     return started
 
 
-def choose_sync(config: Config, layout: Layout) -> Decision[str]:
-    """By what gradients are added up.
+def choose_sync(
+    wanted: str, spec: StrategySpec, devices: tuple[Device, ...], shards: int = 1
+) -> Decision[str]:
+    """The backend that sums gradients over devices.
 
-    UserError: it can't be had here.
+    wanted: devices.sync. UserError: this backend does not serve these devices.
     """
-    if config.engine == "jax":
-        return _choose_jax_sync(config, layout)
-    wanted = config.devices.sync
-    gpus = layout.devices[0].kind == "cuda"
+    gpus = devices[0].kind == "cuda"
+    if spec.engine == "jax":
+        return _choose_jax_sync(wanted, len(devices), gpus=gpus)
     if wanted == "nccl" and not gpus:
         raise UserError(
             "sync nccl needs GPUs; these are CPU ranks",
             "--sync-backend cpu (gloo), or auto",
             "devices.sync",
         )
-    if layout.spec.takes_one_device:
+    if spec.takes_one_device:
         return Decision("none", {"sync": "nothing to synchronise"})
-    if layout.spec.processes == "one":
+    if spec.processes == "one":
         return Decision("none", {"sync": "one process: copies between its devices"})
     if wanted != "auto":
         backend, reason = wanted, "as asked"
@@ -328,70 +264,55 @@ def choose_sync(config: Config, layout: Layout) -> Decision[str]:
         backend, reason = "gloo", "CPU ranks"
     if backend == "cpu":
         backend = "gloo"
-    if backend == "gloo" and gpus and layout.shards > 1:
+    if backend == "gloo" and gpus and shards > 1:
         raise UserError(
-            f"strategy {layout.strategy} gathers weights between GPUs, which gloo can't",
+            f"strategy {spec.name} gathers weights between GPUs, which gloo can't",
             "--sync-backend nccl, or --strategy ddp",
             "devices.sync",
         )
     return Decision(backend, {"sync": reason})
 
 
-def _choose_jax_sync(config: Config, layout: Layout) -> Decision[str]:
-    if layout.devices[0].kind == "cuda":
+def _choose_jax_sync(wanted: str, num_devices: int, *, gpus: bool) -> Decision[str]:
+    served, how = {"auto", "gloo", "cpu"}, "between CPU devices in host memory"
+    if gpus:
         served, how = {"auto", "nccl"}, "between GPUs with NCCL"
-    else:
-        served, how = {"auto", "gloo", "cpu"}, "between CPU devices in host memory"
-    if config.devices.sync not in served:
+    if wanted not in served:
         raise UserError(
-            f"sync {config.devices.sync}: jax reduces {how}, compiled into its step",
+            f"sync {wanted}: jax reduces {how}, compiled into its step",
             "--sync-backend auto, or --engine torch",
             "devices.sync",
         )
-    if layout.num_devices == 1:
+    if num_devices == 1:
         return Decision("none", {"sync": "nothing to synchronise"})
     return Decision("xla", {"sync": "compiled into the step by XLA"})
 
 
-def choose_threads(
-    config: Config, machine: Machine, layout: Layout, fixed: Fixed | None
-) -> Decision[int]:
-    """Threads inside one device's operations.
+def layout_warnings(section: Devices, layout: Layout, optimizer_bytes: int) -> list[str]:
+    """Warnings for users of this strategy on these devices.
 
-    Their number changes the order in which a CPU adds, so exact runs keep it.
-
-    UserError: they are asked for where they mean nothing.
+    optimizer_bytes: optimizer state of one device
     """
-    threads, num_devices = config.devices.threads, layout.num_devices
-    on_cpu = layout.devices[0].kind == "cpu"
-    if threads and (not on_cpu or config.engine == "jax"):
-        raise UserError(
-            "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
+    warnings = []
+    devices, spec = layout.devices, layout.spec
+    if section.balance == "even" and any(d.name != devices[0].name for d in devices):
+        warning = "the devices differ: each step waits for the slowest"
+        if spec.can_be_uneven:
+            warning += "; --balance measured assigns them microbatches by their speed"
+        warnings.append(warning)
+    if spec.runs_threads and layout.num_devices > 1:
+        warnings.append(
+            f"{spec.name}: the first device holds {show_bytes(optimizer_bytes)} more than the"
+            " others (the optimizer's state), and adds up all gradients; --strategy ddp is even,"
+            " and faster"
         )
-    if config.train.exact and on_cpu and config.engine == "torch":
-        return _choose_exact_threads(threads, fixed)
-    if threads:
-        return Decision(threads, {"threads": "devices.threads"})
-    cores = counted(machine.cores, "core")
-    unit = "device" if layout.world_size < num_devices else "rank"
-    reason = f"{cores} for {counted(num_devices, unit)}"
-    return Decision(max(1, machine.cores // num_devices), {"threads": reason})
-
-
-def _choose_exact_threads(threads: int | None, fixed: Fixed | None) -> Decision[int]:
-    if fixed is None and threads:
-        return Decision(threads, {"threads": "devices.threads"})
-    if fixed is None:
-        reason = (
-            "1 for each rank, whatever the machine, so that every rank adds in the same order"
-            " (devices.threads gives more)"
+    if section.compress != "none":
+        warnings.append(
+            f"gradients are reduced as {section.compress}: results change with it and with"
+            " the number of devices"
         )
-        return Decision(1, {"threads": reason})
-    warnings: tuple[str, ...] = ()
-    if threads and threads != fixed.threads:
-        warning = (
-            f"devices.threads {threads}: this run began with {fixed.threads} threads a rank, and"
-            " train.exact keeps them"
+    if not section.reshard and layout.shards == 1:
+        warnings.append(
+            f"devices.reshard has no effect under {layout.strategy}, which gathers no weights"
         )
-        warnings = (warning,)
-    return Decision(fixed.threads, {"threads": "as this run began"}, warnings)
+    return warnings

@@ -1,5 +1,6 @@
-"""What a machine has: the input of plan(), written by probe/, or by hand for a machine one doesn't
-have.
+"""Machine: the devices, links and cores that plan() chooses from.
+
+probe/ describes this machine, simulation/cluster.py a machine that the user does not have.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ _LEAST_CAPABILITY = {"bf16": (8, 0), "float8": (8, 9)}
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device."""
+    """A device: a GPU or a CPU rank."""
 
     kind: Kind
     index: int  # as the program sees it (CUDA_VISIBLE_DEVICES applied)
@@ -26,7 +27,7 @@ class Device:
 
     @property
     def place(self) -> str:
-        """The name torch gives it: 'cpu', 'cuda:2'."""
+        """Torch's name of the device: 'cpu', 'cuda:2'."""
         return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
     def peak(self, precision: str) -> float | None:
@@ -34,7 +35,7 @@ class Device:
         return peak(self.name, precision)
 
     def lacks(self, precision: str) -> bool:
-        """Whether it is known to compute nothing in this precision (bf16, float8)."""
+        """Whether the device is known to lack this precision (bf16, float8)."""
         if self.capability and precision in _LEAST_CAPABILITY:
             major, _, minor = self.capability.partition(".")
             return (int(major), int(minor)) < _LEAST_CAPABILITY[precision]
@@ -53,7 +54,7 @@ class Link:
 
 @dataclass(frozen=True)
 class UnfitEngine:
-    """Why an installed engine can't use the GPUs that there are, and what would mend it."""
+    """Why an installed engine can't use this machine's GPUs, and how to repair that."""
 
     cause: str
     remedy: str
@@ -61,20 +62,20 @@ class UnfitEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What plan() chooses from."""
+    """The resources that this process may use."""
 
-    devices: tuple[Device, ...]  # GPUs; none on a machine without
+    devices: tuple[Device, ...]  # GPUs; empty without any
     links: tuple[Link, ...]
     host_bytes: int  # that this process may use, limits applied
-    cores: int  # likewise
+    cores: int  # that this process may use
     cpu: str = "CPU"
     started: int = 1  # processes that torchrun, Slurm or the user started already
     hosts: int = 1  # on which they run, all like this one
     xla_devices: int | None = None  # CPU devices that XLA_FLAGS asks for
-    unfit: Mapping[str, UnfitEngine] = field(default_factory=dict)  # by engine: can't use `devices`
+    unfit: Mapping[str, UnfitEngine] = field(default_factory=dict)  # by engine
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
-        """Host memory and cores shared out to `count` CPU ranks."""
+        """CPU ranks, each with its share of the host's memory."""
         memory = self.host_bytes // count
         return tuple(
             Device(kind="cpu", index=index, name=self.cpu, memory=memory) for index in range(count)

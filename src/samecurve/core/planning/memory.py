@@ -1,43 +1,73 @@
 """Bytes that one device holds while training, term by term, each with its formula.
 
 Source of the model-state terms: Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1.
-Activations: the task's own count of what its backward pass keeps (Facts.bytes_per_sample), scaled
-by the width of the compute type.
+Activations: the bytes that the backward pass keeps, counted by the task (Facts.bytes_per_sample),
+and scaled by the width of the precision.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
+from samecurve.core.config.sections import Config, Optimizer
+from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.strategies import StatePlacement, StrategySpec
 
-if TYPE_CHECKING:
-    from samecurve.core.config.sections import Config
-    from samecurve.core.config.values import Precision
-    from samecurve.core.planning.facts import Facts
-    from samecurve.core.planning.strategies import StrategySpec
-
-# Where a task has not counted them (Facts.autocast_bytes): under autocast matrix inputs are kept in
-# 2 bytes, norms and the residual stream in 4: between 0.5 and 1 of f32, taken at 0.75.
-_ACTIVATION_SHARE: "dict[Precision, float]" = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
+# Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):
+# autocast keeps matrix inputs in 2 bytes, norms and the residual stream in 4, so the share lies
+# between 0.5 and 1, and 0.75 is assumed.
+_ACTIVATION_SHARE: Mapping[Precision, float] = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
 # the process itself: libraries, context, allocator slack
 _RESERVED = {"cpu": 400 << 20, "cuda": 800 << 20}
-USABLE = 0.9  # share of a device's memory that is planned with
-# numbers of a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
+USABLE = 0.9  # share of a device's memory that the plan counts on
+# numbers in a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
-# rows of a chunk, least and most: a two-byte gradient summed over more might overflow
+# least and most rows of a chunk: a two-byte gradient summed over more rows might overflow
 _LOGIT_ROWS = (64, 8192)
 
 
 def logit_rows(vocab: int, kind: str) -> int:
-    """Rows whose logits are held at once (torch_engine/model/cross_entropy.py)."""
+    """Rows whose logits are held at the same time (torch_engine/model/cross_entropy.py)."""
     least, most = _LOGIT_ROWS
     return min(most, max(least, _LOGITS[kind] // vocab))
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """The values of a config that decide how much memory a device needs."""
+
+    precision: Precision
+    recompute: Recompute
+    ema: float
+    offload: bool
+    reshard: bool
+    optimizer: Optimizer
+    limit: int | None  # bytes of each device to plan with at most (devices.memory)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return itemsize(self.precision)
+
+
+def memory_options(config: Config, precision: Precision | None = None) -> MemoryOptions:
+    """The options of a config. precision: the one that was chosen; None: the config's."""
+    return MemoryOptions(
+        precision=precision or config.train.precision,
+        recompute=config.train.recompute,
+        ema=config.train.ema,
+        offload=config.devices.offload,
+        reshard=config.devices.reshard,
+        optimizer=config.optimizer,
+        limit=config.devices.memory,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryTerm:
-    """One summand of what a device holds."""
+    """A summand of the bytes that a device holds."""
 
     name: str
     bytes: int
@@ -46,18 +76,21 @@ class MemoryTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class PassingTerm(MemoryTerm):
-    """Held at one moment of a step, when some of the activations are not."""
+    """A summand that exists at one moment of a step, when some of the activations do not."""
 
-    absent: float  # share of the activations
+    absent: float  # share of the activations that do not exist at that moment
     why: str  # for the plan's table
 
     def beyond(self, activations: int) -> int:
-        """Bytes by which that moment exceeds the one of all activations."""
+        """Bytes by which this moment exceeds the moment that holds all activations."""
         return max(0, self.bytes - int(self.absent * activations))
 
 
 def settled(terms: list[MemoryTerm], activations: int) -> list[MemoryTerm]:
-    """What a device holds at its peak: of passing terms the largest, as far as it adds to that."""
+    """The terms at a device's peak: of passing terms only the largest counts.
+
+    activations: bytes of all activations in flight
+    """
     passing = [term for term in terms if isinstance(term, PassingTerm)]
     largest = max(passing, key=lambda term: term.beyond(activations), default=None)
     return [
@@ -76,21 +109,21 @@ def _counted(term: PassingTerm, activations: int, largest: PassingTerm) -> Memor
     return MemoryTerm(name=term.name, bytes=term.beyond(activations), formula=formula)
 
 
-def autocast_itemsize(precision: "Precision") -> int:
-    """Bytes of a weight as matrix products take it."""
+def autocast_itemsize(precision: Precision) -> int:
+    """Bytes of a weight in a matrix product."""
     return 2 if precision in {"bf16", "f16"} else itemsize(precision)
 
 
-def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
-    """Weights, gradients and optimizer state, the whole or one shard of each."""
-    width = itemsize(config.train.precision)
-    state = optimizer_state(config, facts)
+def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
+    """Weights, gradients and optimizer state: whole, or one shard of each."""
+    width = options.itemsize
+    state = optimizer_state(options.optimizer, options.precision, facts)
 
     def term(name: str, size: int, formula: str) -> MemoryTerm:
         """size: bytes on one device"""
         if shards > 1:
             formula += f" / {shards} shards"
-        if config.devices.offload:
+        if options.offload:
             return MemoryTerm(name=name, bytes=0, formula=f"{formula}: in host memory")
         return MemoryTerm(name=name, bytes=size, formula=formula)
 
@@ -102,7 +135,7 @@ def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[Memo
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
-    if config.train.ema:
+    if options.ema:
         terms.append(weights("average", facts.trainable))
     if facts.packed:
         packed = packed_bytes(facts)
@@ -111,25 +144,26 @@ def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[Memo
     return terms
 
 
-def packed_bytes(facts: "Facts") -> int:
-    """Of the whole model's packed arrays."""
+def packed_bytes(facts: Facts) -> int:
+    """Bytes of all packed (quantized) arrays of the model."""
     return sum(prod(facts.arrays[name]) for name in facts.packed)
 
 
-def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
-    """A shard of each, and what is whole for a while.
+def state_sharded_by_block(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
+    """A shard of weights, gradients and optimizer state, and the parts gathered for a while.
 
-    Blocks are gathered one after the other, the next one ahead; what lies outside of them stays.
+    Blocks are gathered one after the other, each while the block before it computes; parameters
+    outside of blocks stay gathered.
     """
-    state = replicated_state(config, facts, shards)
+    state = replicated_state(options, facts, shards)
     if shards == 1:
         return state
-    width = itemsize(config.train.precision)
-    narrow = autocast_itemsize(config.train.precision)
+    width = options.itemsize
+    narrow = autocast_itemsize(options.precision)
     # blocks may be unequal: block_params is the largest
     outside = max(0, facts.params - facts.blocks * facts.block_params)
     blocks = facts.blocks  # whole at once
-    if config.devices.reshard:
+    if options.reshard:
         blocks = min(2, blocks)
     gathered = outside * width + blocks * facts.block_params * narrow
     gathered = min(facts.params * width, gathered)
@@ -154,12 +188,12 @@ def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> lis
     ]
 
 
-def state_sharded_whole(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
-    """A shard of each, and the model gathered once a step, kept to its last backward pass."""
-    state = replicated_state(config, facts, shards)
+def state_sharded_whole(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
+    """A shard of each, and the whole model, gathered once and kept to the last backward pass."""
+    state = replicated_state(options, facts, shards)
     if shards == 1:
         return state
-    width = itemsize(config.train.precision)
+    width = options.itemsize
     return [
         *state,
         MemoryTerm(
@@ -175,26 +209,33 @@ def state_sharded_whole(config: "Config", facts: "Facts", shards: int) -> list[M
     ]
 
 
+_STATE_TERMS: Mapping[StatePlacement, Callable[[MemoryOptions, Facts, int], list[MemoryTerm]]] = {
+    "replicated": replicated_state,
+    "sharded by block": state_sharded_by_block,
+    "sharded whole": state_sharded_whole,
+}
+
+
 def state_terms(
-    config: "Config",
-    facts: "Facts",
-    spec: "StrategySpec",
+    options: MemoryOptions,
+    facts: Facts,
+    spec: StrategySpec,
     *,
     kind: str,
     shards: int,
     sharing_process: int = 1,
 ) -> list[MemoryTerm]:
-    """What is held whatever the micro-batch.
+    """The terms that do not depend on the microbatch size.
 
-    kind: of device
+    kind: cpu or cuda
     shards: devices that share one copy of the model (1: each holds the whole)
-    sharing_process: devices of one process on a CPU, which share what that needs itself
+    sharing_process: devices of one CPU process, which share the memory of the process itself
     """
-    terms = spec.memory(config, facts, shards)
+    terms = list(_STATE_TERMS[spec.state](options, facts, shards))
     of_a_step = (
-        _copies(config, facts, spec),
-        _unpacked(config, facts),
-        _scratch(config, facts, kind),
+        _copies(options, facts, spec),
+        _unpacked(options, facts),
+        _scratch(options, facts, kind),
     )
     terms += [term for term in of_a_step if term]
     formula = "libraries and context"
@@ -205,15 +246,15 @@ def state_terms(
     return [*terms, MemoryTerm(name="process", bytes=reserved, formula=formula)]
 
 
-def _copies(config: "Config", facts: "Facts", spec: "StrategySpec") -> MemoryTerm | None:
-    """Of weights in two bytes, which autocast makes where they are not gathered so."""
-    narrow = autocast_itemsize(config.train.precision)
-    is_gathered = spec.memory is state_sharded_by_block
-    if narrow == itemsize(config.train.precision) or spec.engine != "torch" or is_gathered:
+def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
+    """Copies of weights in two bytes, which autocast makes unless weights are gathered so."""
+    narrow = autocast_itemsize(options.precision)
+    is_gathered = spec.state == "sharded by block"
+    if narrow == options.itemsize or spec.engine != "torch" or is_gathered:
         return None
     numbers = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
     kept = "kept for backward"
-    if config.train.recompute != "none":
+    if options.recompute != "none":
         numbers, kept = 2 * facts.block_params, "of the largest block, with their gradient"
     if not numbers:
         return None
@@ -221,19 +262,19 @@ def _copies(config: "Config", facts: "Facts", spec: "StrategySpec") -> MemoryTer
     return MemoryTerm(name="copies", bytes=numbers * narrow, formula=formula)
 
 
-def _unpacked(config: "Config", facts: "Facts") -> MemoryTerm | None:
-    """Of packed weights one matrix, as its product takes it."""
+def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
+    """The largest packed matrix, unpacked for its product."""
     if not facts.unpacked:
         return None
-    width = itemsize(config.train.precision)
+    width = options.itemsize
     formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
     return MemoryTerm(name="unpacked", bytes=2 * facts.unpacked * width, formula=formula)
 
 
-def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
+def _scratch(options: MemoryOptions, facts: Facts, kind: str) -> MemoryTerm | None:
     if not facts.scratch:
         return None
-    precision = config.train.precision
+    precision = options.precision
     size, formula = facts.scratch[kind], facts.formulas.get(f"scratch.{kind}", "")
     if facts.autocast_scratch and autocast_itemsize(precision) < itemsize(precision):
         size += facts.autocast_scratch
@@ -242,16 +283,16 @@ def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
             " gradient"
         )
     size *= itemsize(precision)
-    rerun = facts.rerun_share.get(config.train.recompute, 0.0)
+    rerun = facts.rerun_share.get(options.recompute, 0.0)
     if not rerun:
         return MemoryTerm(name="scratch", bytes=size, formula=formula)
     why = "the block that is run again later"
     return PassingTerm(name="scratch", bytes=size, formula=formula, absent=rerun, why=why)
 
 
-def sample_bytes(config: "Config", facts: "Facts") -> int | None:
-    """Activations of one sample in flight; None: not known."""
-    how, precision = config.train.recompute, config.train.precision
+def sample_bytes(options: MemoryOptions, facts: Facts) -> int | None:
+    """Bytes of activations of one sample; None: not known."""
+    how, precision = options.recompute, options.precision
     if precision in {"bf16", "f16"} and how in facts.autocast_bytes:
         return max(1, facts.autocast_bytes[how])
     in_f32 = facts.recompute_bytes.get(how, facts.bytes_per_sample)
@@ -260,26 +301,37 @@ def sample_bytes(config: "Config", facts: "Facts") -> int | None:
     return max(1, int(in_f32 * _ACTIVATION_SHARE[precision]))
 
 
-def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> MemoryTerm | None:
-    """Activations of all samples in flight; None: not known."""
-    each = sample_bytes(config, facts)
+def activation_term(
+    options: MemoryOptions, facts: Facts, micro_batch_size: int
+) -> MemoryTerm | None:
+    """Activations of one microbatch; None: not known."""
+    each = sample_bytes(options, facts)
     if each is None:
         return None
     formula = f"{micro_batch_size} samples x {each} B"
-    if config.train.recompute != "none" and facts.recompute_bytes:
-        formula += f", recompute {config.train.recompute}"
+    if options.recompute != "none" and facts.recompute_bytes:
+        formula += f", recompute {options.recompute}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
     return MemoryTerm(name="activations", bytes=micro_batch_size * each, formula=formula)
 
 
-def feature_term(config: "Config", facts: "Facts", batch: int) -> MemoryTerm | None:
-    """What a loss over the whole batch's features holds of them; None: not known, or no such."""
+def feature_term(options: MemoryOptions, facts: Facts, global_batch_size: int) -> MemoryTerm | None:
+    """The features that a loss over the whole batch holds; None: not known, or no such loss."""
     if not facts.feature_bytes:
         return None
-    each = facts.feature_bytes * (2 if config.train.precision == "f64" else 1)
+    each = facts.feature_bytes * (2 if options.precision == "f64" else 1)
     formula = (
-        f"3 x {batch} samples x {each} B: of the whole batch, as sent, and their gradients; without"
-        " what batch_loss() computes of them"
+        f"3 x {global_batch_size} samples x {each} B: of the whole batch, as sent, and their"
+        " gradients; without what batch_loss() computes of them"
     )
-    return MemoryTerm(name="features", bytes=3 * batch * each, formula=formula)
+    return MemoryTerm(name="features", bytes=3 * global_batch_size * each, formula=formula)
+
+
+def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> MemoryTerm | None:
+    """The whole weights for Task.after_step(), where devices have shards; None: not needed."""
+    if not facts.after_step or shards == 1:
+        return None
+    width = options.itemsize
+    formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
+    return MemoryTerm(name="after step", bytes=facts.params * width, formula=formula)

@@ -4,94 +4,104 @@ planner.py decides. A plan is written to plan.json, whose keys are public.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
-from samecurve.core.config.values import MOST_STEPS, Compress, Precision, Recompute
+from samecurve.core.config.values import MOST_STEPS, Precision, Recompute
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.determinism.microbatches import (
-    Assignment,
-    assign,
-    count_microbatches,
-    microbatches_of,
-)
+from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
-from samecurve.core.planning.facts import Fixed, as_mapping, checked
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import Compute
+from samecurve.core.planning.fixed import Fixed, as_mapping, parse_dataclass
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import MemoryTerm
-from samecurve.core.planning.run_length import Intervals
-from samecurve.core.planning.schedule import Schedule
-from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
+from samecurve.core.planning.schedule import Intervals, Schedule
 from samecurve.core.protocols import Held, Progress
+from samecurve.core.strategies import STRATEGIES, StrategySpec
 from samecurve.units import counted
 
+# keys of plan.json, in their order: where a plan has their values
 _ON_DISK = {
-    "world_size": "processes",
-    "every_rank_every_round": "together",
-    "global_batch_size": "batch",
-    "micro_batch_size": "micro",
-    "accumulation_steps": "rounds",
-    "nominal_weight": "nominal",
-    "keyed_dropout": "keyed",
-    "reasons": "because",
-    "microbatch_seconds": "slot_times",
+    "engine": "layout.engine",
+    "strategy": "layout.strategy",
+    "backend": "layout.backend",
+    "devices": "layout.devices",
+    "visible": "layout.visible",
+    "processes": "layout.world_size",
+    "shards": "layout.shards",
+    "together": "layout.every_rank_every_round",
+    "batch": "batch.global_batch_size",
+    "micro": "batch.micro_batch_size",
+    "rounds": "batch.accumulation_steps",
+    "nominal": "nominal_weight",
+    "steps": "steps",
+    "samples": "samples",
+    "eval_samples": "eval_samples",
+    "tokens_per_sample": "tokens_per_sample",
+    "precision": "compute.precision",
+    "threads": "compute.threads",
+    "recompute": "compute.recompute",
+    "norm_sync": "compute.norm_sync",
+    "reshard": "layout.reshard",
+    "offload": "layout.offload",
+    "compress": "layout.compress",
+    "keyed": "compute.keyed_dropout",
+    "preflight": "layout.preflight",
+    "schedule": "schedule",
+    "every": "every",
+    "keep": "keep",
+    "non_finite": "compute.non_finite",
+    "memory": "memory",
+    "flops_per_step": "flops_per_step",
+    "peak_flops": "peak_flops",
+    "reference": "reference",
+    "because": "reasons",
+    "warnings": "warnings",
+    "fixed": "fixed",
+    "exact": "compute.exact",
+    "slot_times": "batch.microbatch_seconds",
+    "whole_batch": "compute.whole_batch",
+    "compile": "compute.compile",
+    "float8": "compute.float8",
+    "allow_coupled": "compute.allow_coupled",
+    "best": "best",
+    "early_stop": "early_stop",
+    "test_samples": "test_samples",
+    "ema": "compute.ema",
 }
+_DERIVED = {"rounds"}  # follows from the others
+_OLDER = {"reseeded"}  # of older plans: whether masks followed the device
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """All that was decided before the first step; every worker obeys it."""
 
-    engine: str
-    strategy: str
-    backend: str
-    devices: tuple[Device, ...]  # one for each place of work
-    visible: int  # devices that there are
-    world_size: int  # processes
-    shards: int  # devices that share one copy of the model
-    # every rank takes part in each round: what it computes with is spread over all
-    every_rank_every_round: bool
-    global_batch_size: int
-    micro_batch_size: int
-    accumulation_steps: int  # microbatches of the busiest device in a full step
-    nominal_weight: float  # core/determinism/mean.py
+    layout: Layout
+    batch: BatchSplit
+    schedule: Schedule
+    memory: tuple[MemoryTerm, ...]
+    compute: Compute
+    reasons: Mapping[str, str]
+    warnings: tuple[str, ...]
+    fixed: Fixed
     steps: int
     samples: int
     eval_samples: int
     tokens_per_sample: int
-    precision: Precision
-    threads: int
-    recompute: Recompute
-    norm_sync: bool
-    reshard: bool
-    offload: bool
-    compress: Compress
-    keyed_dropout: bool
-    preflight: int
-    schedule: Schedule
+    nominal_weight: float  # core/determinism/step_arithmetic.py
     every: Intervals
     keep: int
-    non_finite: str
-    memory: tuple[MemoryTerm, ...]
     flops_per_step: float | None  # None: not known
     peak_flops: float | None  # of all devices; None: not on file
     reference: Mapping[str, float]
-    reasons: Mapping[str, str]
-    warnings: tuple[str, ...]
-    fixed: Fixed
-    # microbatches are computed one by one, and what they give is added along TreeSum's tree
-    exact: bool = False
-    # what a microbatch takes each device, by which they are assigned; empty: evenly
-    microbatch_seconds: tuple[float, ...] = ()
-    whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
-    compile: bool = False
-    float8: bool = False
-    allow_coupled: bool = False  # what the split check finds is said, not refused
     best: MetricGoal = MetricGoal()
     early_stop: EarlyStopRule | None = None
     test_samples: int = 0  # of the task's test data, measured once at the end
-    ema: float = 0.0  # decay of the weights' moving average; 0: there is none
 
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
@@ -101,49 +111,89 @@ class Plan:
         )
 
     @property
-    def num_devices(self) -> int:
-        return len(self.devices)
+    def engine(self) -> str:
+        return self.layout.engine
+
+    @property
+    def strategy(self) -> str:
+        return self.layout.strategy
 
     @property
     def spec(self) -> StrategySpec:
-        """What there is to know of its strategy."""
-        return STRATEGIES[self.engine, self.strategy]
+        return self.layout.spec
+
+    @property
+    def backend(self) -> str:
+        return self.layout.backend
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self.layout.devices
+
+    @property
+    def num_devices(self) -> int:
+        return self.layout.num_devices
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+    @property
+    def shards(self) -> int:
+        return self.layout.shards
 
     @property
     def is_one_process(self) -> bool:
-        """Whether the process that launches trains by itself: one process, and nobody to meet."""
-        return self.backend == "none" or (self.engine == "jax" and self.world_size == 1)
+        return self.layout.is_one_process
 
     def devices_of(self, rank: int) -> range:
-        """Which of the devices one process computes on."""
-        each = self.num_devices // self.world_size
-        return range(rank * each, (rank + 1) * each)
+        return self.layout.devices_of(rank)
 
-    def microbatches_of(self, count: int, device: int) -> range:
-        """Which of a step's `count` microbatches are one device's."""
-        return microbatches_of(count, device, self.num_devices, self.microbatch_seconds)
+    @property
+    def global_batch_size(self) -> int:
+        return self.batch.global_batch_size
 
-    def assignment(self, samples: int, device: int) -> Assignment:
-        """What one device does in a step of so many samples."""
-        return assign(
-            samples, self.micro_batch_size, device, self.num_devices, self.microbatch_seconds
-        )
+    @property
+    def micro_batch_size(self) -> int:
+        return self.batch.micro_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        return self.batch.accumulation_steps
 
     @property
     def is_split(self) -> bool:
-        """Whether a step has several microbatches, on however many devices."""
-        return self.global_batch_size > self.micro_batch_size
+        return self.batch.is_split
+
+    def microbatches_of(self, count: int, device: int) -> range:
+        return self.batch.microbatches_of(count, device)
+
+    def assignment(self, samples: int, device: int) -> Assignment:
+        return self.batch.assignment(samples, device)
 
     @property
-    def microbatches_per_device(self) -> tuple[int, ...]:
-        """Microbatches of each device in a full step."""
-        count = count_microbatches(self.global_batch_size, self.micro_batch_size)
-        return tuple(len(self.microbatches_of(count, device)) for device in range(self.num_devices))
+    def precision(self) -> Precision:
+        return self.compute.precision
 
     @property
-    def can_be_uneven(self) -> bool:
-        """Whether some devices could take more microbatches than others."""
-        return self.num_devices > 1 and self.spec.can_be_uneven and not self.every_rank_every_round
+    def recompute(self) -> Recompute:
+        return self.compute.recompute
+
+    @property
+    def threads(self) -> int:
+        return self.compute.threads
+
+    @property
+    def exact(self) -> bool:
+        return self.compute.exact
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.compute.whole_batch
+
+    @property
+    def compile(self) -> bool:
+        return self.compute.compile
 
     @property
     def memory_estimate(self) -> int | None:
@@ -161,7 +211,10 @@ class Plan:
         return Order(self.samples, self.global_batch_size, self.fixed.seed, self.fixed.anchor)
 
     def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
-        """task_factor: of a step, by the task's own schedule"""
+        """The learning rate of a step.
+
+        task_factor: gives the factor of a step, by the task's own schedule
+        """
         return self.schedule.at(step, task_factor)
 
     def progress_at(self, step: int) -> Progress:
@@ -169,7 +222,7 @@ class Plan:
         return Progress(step, self.order.epoch_of(step))
 
     def held_out(self, which: Held) -> int:
-        """Samples of that data."""
+        """Samples of the test data or of the evaluation data."""
         return self.test_samples if which == "test" else self.eval_samples
 
     def actions_at_end(self) -> set[str]:
@@ -180,7 +233,7 @@ class Plan:
         return self.early_stop is not None and waited >= self.early_stop.patience
 
     def actions_due(self, done: int) -> set[str]:
-        """What is to be done after so many steps; everything at the end."""
+        """The actions that are due after so many steps; after the last step, all of them."""
         if done >= self.steps:
             return self.actions_at_end()
         return {what for what, gap in self._steps_between.items() if done % gap == 0}
@@ -201,23 +254,35 @@ class Plan:
         return {what: gap for what, gap in every.items() if gap}
 
     def to_json(self) -> dict[str, Any]:
-        """As plan.json and the journal hold it: their keys are public, and older than our names."""
-        value = {_ON_DISK.get(name, name): item for name, item in asdict(self).items()}
-        return {**value, "fixed": self.fixed.to_json()}
+        """The form in plan.json and the journal, whose public keys are older than our names."""
+        values = {key: _plain(attrgetter(path)(self)) for key, path in _ON_DISK.items()}
+        return {**values, "fixed": self.fixed.to_json()}
 
     @classmethod
     def from_json(cls, value: object) -> "Plan":
-        """ValueError: something is missing, not known, or no such value."""
-        names = {key: name for name, key in _ON_DISK.items()}
+        """ValueError: a key is missing, not known, or has no such value."""
         on_disk = as_mapping(value)
-        renamed = {names.get(key, key): item for key, item in on_disk.items()}
-        renamed.pop("reseeded", None)  # older plans: whether masks followed the device
-        unknown = renamed.keys() - {field.name for field in fields(cls)}
+        unknown = on_disk.keys() - _ON_DISK.keys() - _OLDER
         if unknown:
             raise ValueError(f"{min(unknown)} is not known")
-        parsed = checked(cls, {**renamed, "fixed": Fixed.from_json(on_disk.get("fixed"))})
+        devices = on_disk.get("devices")
+        if not isinstance(devices, list | tuple) or not devices:
+            raise ValueError("there are no devices")
+        batch = {"num_devices": len(devices)}
+        parts: dict[str, Any] = {"layout": {}, "batch": batch, "compute": {}}
+        for key in on_disk.keys() - _DERIVED - _OLDER:
+            part, _, name = _ON_DISK[key].rpartition(".")
+            (parts[part] if part else parts)[name] = on_disk[key]
+        parsed = parse_dataclass(cls, {**parts, "fixed": Fixed.from_json(on_disk.get("fixed"))})
         if (parsed.engine, parsed.strategy) not in STRATEGIES:
             raise ValueError(f"there is no strategy {parsed.strategy} of engine {parsed.engine}")
-        if not 0 <= parsed.steps <= MOST_STEPS or not parsed.devices or parsed.world_size < 1:
+        if not 0 <= parsed.steps <= MOST_STEPS or parsed.world_size < 1:
             raise ValueError("a number of steps, devices or processes out of range")
         return parsed
+
+
+def _plain(value: Any) -> Any:
+    """A value of the plan, with dataclasses as dictionaries."""
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -1,30 +1,37 @@
-"""The learning rate of a step: a pure function of the step, so that no state of it needs saving."""
+"""The length of a run, its learning rate at each step, and the intervals of its actions."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Decay = Literal["constant", "linear", "cosine", "wsd"]
+from samecurve.core.config.sections import Batch, ScheduleFields
+from samecurve.core.config.train_section import Train
+from samecurve.core.config.values import Decay, epochs_of
+from samecurve.core.determinism.data_order import Order
+from samecurve.core.evaluation.metric_goal import EarlyStopRule
+from samecurve.core.planning.decision import Decision
+from samecurve.errors import UserError
+from samecurve.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Warm-up to a peak, and what follows it."""
+    """The learning rate as a pure function of the step: a checkpoint needs no state of it."""
 
     peak: float  # learning rate after warm-up
     steps: int
     warmup: int = 0  # steps
-    decay: Decay | Literal["task"] = "cosine"  # task: by the task's own schedule
+    decay: Decay | Literal["task"] = "cosine"  # task: the task's own schedule decides
     final: float = 0.1  # share of the peak left at the end
-    cooldown: float = 0.2  # share of the steps in which wsd decays
+    cooldown: float = 0.2  # share of the steps after warm-up in which wsd decays
 
     def at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The rate of a step, counted from 0.
 
         The first step of a warm-up of n takes peak/n, the n-th the peak.
 
-        task_factor: of a step, by the task's own schedule
+        task_factor: gives the factor of a step, by the task's own schedule
         """
         if self.decay == "task":
             assert task_factor, "the task has a schedule"
@@ -43,7 +50,169 @@ class Schedule:
             return 1.0 + (self.final - 1.0) * done
         if self.decay == "cosine":
             return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
-        if not self.cooldown:  # of wsd: warm-up, stable, decay
+        if not self.cooldown:  # wsd without decay: warm-up, then stable
             return 1.0
         into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown
         return 1.0 + (self.final - 1.0) * into
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Steps between actions; 0: never (the last step does each action that is due at the end)."""
+
+    log: int
+    evaluate: int
+    save: int
+    sample: int
+    hash: int = 0
+
+
+def choose_intervals(train: Train, order: Order) -> Intervals:
+    """The intervals of the config, in steps."""
+    return Intervals(
+        log=train.log_every,
+        evaluate=_interval(train.eval_every, order),
+        save=_interval(train.save_every, order),
+        sample=_interval(train.sample_every, order),
+        hash=train.hash_every if train.exact else 0,
+    )
+
+
+def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyStopRule | None]:
+    """The rule that ends a run whose evaluations get no better.
+
+    eval_samples: None: not known yet. UserError: nothing would be evaluated before the end.
+    """
+    section = train.early_stop
+    if section is None:
+        return Decision(None)
+    if eval_samples == 0:
+        raise UserError(
+            "train.early_stop looks at evaluations, and the task has no held-out data",
+            "a share of the data for validation, or leave it out",
+            "train.early_stop",
+        )
+    if not train.eval_every:
+        raise UserError(
+            "train.early_stop looks at evaluations, and there is one at the end only",
+            "--eval-every 1ep, or a number of steps",
+            "train.early_stop",
+        )
+    goal = section.goal
+    reason = (
+        f"after {counted(section.patience, 'evaluation')} in a row without a better {goal.metric}"
+        f" ({goal.mode}"
+    )
+    reason += f", by more than {section.min_delta:g})" if section.min_delta else ")"
+    rule = EarlyStopRule(goal, section.patience, section.min_delta)
+    return Decision(rule, {"early stop": reason})
+
+
+def check_steps(steps: int | str) -> None:
+    """UserError: train.steps is 0, in steps or in epochs."""
+    if steps == 0 or epochs_of(steps) == 0:
+        raise _trains_nothing(steps)
+
+
+def _trains_nothing(steps: int | str) -> UserError:
+    return UserError(
+        f"train.steps {steps} trains nothing", "--max-steps N or --epochs N", "train.steps"
+    )
+
+
+def choose_peak(
+    section: ScheduleFields, lr: float, batch: Batch, global_batch_size: int
+) -> Decision[float]:
+    """The learning rate after warm-up: optimizer.lr, scaled by schedule.scale_lr.
+
+    UserError: the batch that lr was found for is not known.
+    """
+    rule, base = section.scale_lr, section.base_batch
+    if rule == "none":
+        return Decision(lr, {"lr": "as configured; not scaled"})
+    if base is None and batch.samples is None:
+        base = (batch.per_device or 0) * (batch.accumulate or 1)
+    if not base:
+        raise UserError(
+            f"schedule.scale_lr {rule} needs the batch that lr {lr:g} was found for",
+            "--set schedule.base_batch=N",
+            "schedule.scale_lr",
+        )
+    factor = global_batch_size / base
+    if rule == "sqrt":
+        factor **= 0.5
+    reason = f"{lr:g} x {factor:g} ({rule}: batch {global_batch_size} against {base})"
+    return Decision(lr * factor, {"lr": reason})
+
+
+def choose_schedule(
+    section: ScheduleFields,
+    train_steps: int | str,
+    peak: Decision[float],
+    order: Order,
+    *,
+    lr: float,
+    by_task: str = "",
+) -> Decision[Schedule]:
+    """The number of steps, and the learning rate of each.
+
+    lr: optimizer.lr
+    by_task: the task's own schedule, in words; '': the config's schedule holds
+
+    UserError: nothing would be trained, or the config sets what the task's schedule does not read.
+    """
+    steps, warmup = _steps(train_steps, order), _steps(section.warmup, order)
+    if steps < 1:
+        raise _trains_nothing(train_steps)
+    why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
+    reasons = {"steps": why_steps, **peak.reasons}
+    if by_task:
+        _check_not_set(section)
+        reasons["lr"] += f"; times {by_task}"
+        return Decision(Schedule(peak=peak.value, steps=steps, decay="task"), reasons)
+    warnings = []
+    if peak.value > lr and not warmup:
+        warnings.append(
+            f"the learning rate is scaled up {peak.value / lr:g} times without warm-up:"
+            f" --warmup {max(1, steps // 20)} is safer"
+        )
+    if warmup >= steps:
+        warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
+    schedule = Schedule(
+        peak=peak.value,
+        steps=steps,
+        warmup=warmup,
+        decay=section.decay,
+        final=section.final,
+        cooldown=section.cooldown,
+    )
+    return Decision(schedule, reasons, tuple(warnings))
+
+
+def _check_not_set(section: ScheduleFields) -> None:
+    """UserError: the config sets fields that the task's own schedule does not read."""
+    defaults = ScheduleFields()
+    names = ["warmup", "decay", "final", "cooldown"]
+    unheard = [name for name in names if getattr(section, name) != getattr(defaults, name)]
+    if unheard:
+        keys = " and ".join(f"schedule.{name}" for name in unheard)
+        verb = "does" if len(unheard) == 1 else "do"
+        raise UserError(
+            f"the task brings its own schedule of the learning rate, which {keys} {verb} not reach",
+            "leave it out of the config, or schedule() out of the class",
+            f"schedule.{unheard[0]}",
+        )
+
+
+def _steps(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    if epochs is None:
+        return int(duration)
+    return order.steps_to(epochs)
+
+
+def _interval(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    if epochs is None:
+        return int(duration)
+    return max(1, round(epochs * order.steps_per_epoch))

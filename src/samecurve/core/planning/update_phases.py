@@ -1,4 +1,4 @@
-"""Which parameters a task's phases move: several updates in turn within a step."""
+"""The parameters that each phase of a task updates, where a step has several updates in turn."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -6,11 +6,13 @@ from fnmatch import fnmatchcase
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
 
-Patterns = Mapping[str, Sequence[str]]  # of parameters' names, by phase
+Patterns = Mapping[str, Sequence[str]]  # patterns of parameter names, by phase
 
 
 def names_by_phase(names: Sequence[str], patterns: Patterns) -> dict[str, set[str]]:
-    """names: of what is trained.
+    """The trained parameters of each phase.
+
+    names: of all parameters that are trained
 
     UserError: one belongs to no phase, or to two, or a phase has none.
     """

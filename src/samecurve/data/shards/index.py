@@ -24,7 +24,7 @@ _FORMAT = 1  # of what is kept
 
 @dataclass(frozen=True)
 class Shard:
-    """One file, as it was indexed."""
+    """A file as it was indexed."""
 
     path: Path
     size: int
@@ -33,7 +33,7 @@ class Shard:
 
 
 class IndexWriter:
-    """What a scan of the files fills."""
+    """The arrays that a scan of the files fills."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -26,7 +26,9 @@ def scan(shards: Sequence[Shard], writer: IndexWriter) -> None:
 
 
 class _Scan:
-    """One file, block by block; what is left of a block's last line goes before the next."""
+    """A scan of a file, block by block; the beginning of a line at a block's end goes before the
+    next block.
+    """
 
     def __init__(self, path: Path, writer: IndexWriter) -> None:
         self._path, self._writer = path, writer

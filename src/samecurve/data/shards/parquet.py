@@ -184,7 +184,7 @@ def _copy(file: Any, target: Path, schema: Any) -> list[int]:
 
 
 def _digest(shard: Shard, schema: Any) -> bytes:
-    """Of the footer, which tells what each column holds, and of the columns that are read."""
+    """A digest of the footer, which describes each column, and of the columns that are read."""
     with open(shard.path, "rb") as file:
         file.seek(-8, 2)
         size = int.from_bytes(file.read(4), "little")

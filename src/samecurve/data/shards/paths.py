@@ -1,4 +1,4 @@
-"""Which files shards are read from, and of what kind they are."""
+"""The files that shards are read from, and their kind."""
 
 import glob
 import re
@@ -40,7 +40,7 @@ def find_files(paths: Paths) -> list[Path]:
 
 
 def kind_of(files: Sequence[Path]) -> str:
-    """What all of these are. UserError: they are packed, mixed, or of no kind that is read."""
+    """The kind of all these files. UserError: packed, mixed, or of no kind that is read."""
     by_kind: dict[str, Path] = {}
     for file in files:
         suffix = file.suffix.lower()

@@ -60,8 +60,9 @@ class Shards:
         return self._rows(np.asarray(ids, np.int64), epoch)
 
     def fingerprint(self) -> str:
-        """Of the files' content as far as the index knows it: of JSON lines all, of a tar its
-        members' names and sizes, of parquet the footers. Names and times of files are not in it.
+        """A digest of the files' content as far as the index knows it: all of JSON lines, names and
+        sizes of the members of a tar, the footers of parquet. Names and times of the files
+        themselves are left out.
         """
         return self._index.digest
 
@@ -85,7 +86,7 @@ class Shards:
 
 
 def _named_parameters(decode: Callable[..., Any] | None) -> tuple[str, ...]:
-    """What it asks for by name."""
+    """The parameters that a function asks for by name."""
     if decode is None:
         return ()
     try:

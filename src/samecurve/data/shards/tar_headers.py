@@ -68,7 +68,7 @@ def _read(file: IO[bytes], at: int, size: int) -> bytes:
 
 
 def _kind(path: Path, header: bytes, at: int) -> bytes:
-    """Its type. UserError: it is no header."""
+    """The type of a header. UserError: it is no header."""
     if len(header) < BLOCK:
         raise broken(path, f"cut off at byte {at + len(header)}, before the end that tars have")
     try:

@@ -17,8 +17,8 @@ import psutil
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.core.planning.devices import choose_devices
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.layout import choose_devices
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
@@ -131,7 +131,7 @@ def _max_devices(config: Config, machine: Machine, strategies: Sequence[str] | N
 
 def usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
     """The GPUs that the config names, or CPU ranks."""
-    return choose_devices(config, machine).value
+    return choose_devices(config.devices, config.engine, machine).value
 
 
 def plan_layout(

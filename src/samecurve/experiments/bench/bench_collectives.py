@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.layout import Layout, choose_devices, choose_sync
+from samecurve.core.planning.devices import choose_devices
+from samecurve.core.planning.layout import choose_sync
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.strategies import auto_strategy
+from samecurve.core.strategies import auto_strategy
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench_text import dump_json
 from samecurve.experiments.layouts import parse_worlds
@@ -110,7 +111,7 @@ def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as
     UserError: there are no ranks for it.
     """
     machine = probe()
-    usable = choose_devices(config, machine).value
+    usable = choose_devices(config.devices, config.engine, machine).value
     output = None if as_json and to is None else OutputDirectory.at(to, "bench", "collectives")
     counts = parse_worlds(worlds) if worlds is not None else [_most_ranks(usable, machine)]
     measured: list[Curve] = []
@@ -156,14 +157,8 @@ def _devices_of_ranks(machine: Machine, usable: Sequence[Device], world: int) ->
 
 
 def _backend(config: Config, devices: tuple[Device, ...]) -> str:
-    layout = Layout(
-        spec=auto_strategy("torch", "the model fits"),
-        devices=devices,
-        world_size=len(devices),
-        shards=1,
-        every_rank_every_round=False,
-    )
-    return choose_sync(config, layout).value
+    spec = auto_strategy("torch", "the model fits")
+    return choose_sync(config.devices.sync, spec, devices).value
 
 
 def measure_curves(

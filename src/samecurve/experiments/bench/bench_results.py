@@ -92,7 +92,7 @@ def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
             "batch": plan.global_batch_size,
             "micro": plan.micro_batch_size,
             "rounds": plan.accumulation_steps,
-            "slots": list(plan.microbatches_per_device),
+            "slots": list(plan.batch.microbatches_per_device),
             "arithmetic": arithmetic(plan),
             "without": list(layout_plan.without),
             "warnings": list(plan.warnings),

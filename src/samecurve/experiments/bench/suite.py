@@ -15,7 +15,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.strategies import strategies_of
+from samecurve.core.strategies import strategies_of
 from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -167,7 +167,7 @@ class SuiteRun:
         parts = {
             "config": layout_plan.config.model_dump(mode="json"),
             "devices": [device.name for device in plan.devices] if plan else [],
-            "microbatches": list(plan.microbatches_per_device) if plan else [],
+            "microbatches": list(plan.batch.microbatches_per_device) if plan else [],
             "steps": [self.schedule.warm, self.schedule.timed],
             "versions": versions,
         }

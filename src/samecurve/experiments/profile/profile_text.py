@@ -171,7 +171,7 @@ def _slowest_lines(profile: Profile) -> list[str]:
 
 
 def _balance_remedy(plan: Plan, most: float, least: float) -> str:
-    even = plan.can_be_uneven and not plan.microbatch_seconds
+    even = plan.layout.can_be_uneven and not plan.batch.microbatch_seconds
     if even and most > _UNEVEN * least:
         return "; --balance measured would assign it fewer microbatches"
     return ""

@@ -21,8 +21,8 @@ _ROUNDING = (
 def head(runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float) -> str:
     devices = "the CPU" if runner.kind == "cpu" else "GPUs"
     what = (
-        f"verify {runner.steps} steps of {runner.batch} samples in {runner.config.train.precision}"
-        f" on {devices}"
+        f"verify {runner.steps} steps of {runner.global_batch_size} samples in"
+        f" {runner.config.train.precision} on {devices}"
     )
     title = f"       {'layout':<{column_width(layouts)}}"
     if runner.exact:
@@ -80,7 +80,7 @@ def as_json(
     values = {
         "reference": "single",
         "steps": runner.steps,
-        "batch": runner.batch,
+        "batch": runner.global_batch_size,
         "dtype": runner.config.train.precision,
         "bits": runner.exact,
         "tolerance": tolerance,

@@ -1,7 +1,7 @@
 """Adapters: small matrices of the peft library that are trained in place of a model's weights.
 
 lora: a layer's weight W becomes W + scaling * B A, with B zero at first. dora: each of its rows is
-scaled to a magnitude that is trained too. A model's other weights are frozen. Hu et al. 2021,
+scaled to a magnitude that is trained too. All other weights are frozen. Hu et al. 2021,
 arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353.
 """
 
@@ -39,7 +39,7 @@ _LAYER = "samecurve_layer"  # attribute of a base layer: (the layer that it lies
 
 
 def linear_layers(model: Any) -> dict[str, nn.Module]:
-    """The linear layers of a plain model by name, without the one that gives its answers."""
+    """The linear layers of a plain model by name, without its output layer or head."""
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
@@ -58,7 +58,7 @@ def linear_layers(model: Any) -> dict[str, nn.Module]:
 def target_layers(model: Any, adapter: Adapter) -> list[str]:
     """Names of a plain model's layers that the adapter is for.
 
-    UserError: a target names none.
+    UserError: a target names no layer.
     """
     layers = linear_layers(model)
     if not layers:
@@ -100,7 +100,7 @@ def transposed_layers(model: Any) -> list[str]:
 
 
 def describe_adapter(model: Any, adapter: Adapter) -> str:
-    """In words. model: plain"""
+    """A line about the adapter for the user. model: plain"""
     names = target_layers(model, adapter)
     short = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
     return (
@@ -119,7 +119,7 @@ def possible_adapters(model: Any) -> dict[str, int]:
 
 
 def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
-    """The library's. model: plain. base: where its weights lie"""
+    """The library's config of the adapter. model: plain. base: where its weights lie"""
     if is_installed():
         import_library()
     try:
@@ -133,7 +133,7 @@ def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
     is_transposed = not all(isinstance(layers[name], nn.Linear) for name in targets)
     return LoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a float is as good
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft accepts a float
         lora_dropout=adapter.dropout,
         use_dora=adapter.kind == "dora",
         target_modules=targets,
@@ -147,7 +147,7 @@ def add_adapter(model: Any, adapter: Adapter, quantize: Quantize = "none") -> No
     """Put an adapter's matrices into the model; freeze all else except a classifier's head.
 
     model: plain, before its head is replaced
-    quantize: what its linear layers are packed in
+    quantize: the format that the linear layers are packed in
     """
     config, targets = peft_config(model, adapter), target_layers(model, adapter)
     from peft import inject_adapter_in_model
@@ -164,12 +164,12 @@ def add_adapter(model: Any, adapter: Adapter, quantize: Quantize = "none") -> No
         beneath = BASE.rstrip(".")
         names = [f"{name}{beneath}" if name in targets else name for name in layers]
         quantize_layers(model, names, quantize)
-    for name in targets:  # those of the config may be shortened by now
+    for name in targets:  # peft may have shortened the names in its config
         _make_real(model, model.get_submodule(name))
 
 
 def _make_real(model: Any, layer: Any) -> None:
-    """A layer's adapter with its first values, on the device that the layer's weight is on."""
+    """Allocate a layer's adapter with its first values, on the device of the layer's weight."""
     parts = {"A": layer.lora_A[_NAME], "B": layer.lora_B[_NAME]}
     if layer.lora_magnitude_vector:
         parts["magnitude"] = layer.lora_magnitude_vector[_NAME]
@@ -185,7 +185,7 @@ def _make_real(model: Any, layer: Any) -> None:
 
 @torch.no_grad()
 def first_values(model: Any, module: Any) -> None:
-    """Set a module's first values: by the adapter's rules if it has some, else the library's."""
+    """Set a module's first values, by the adapter's rules or else by the library's."""
     rule = getattr(module, _RULE, None)
     if rule == "A":
         nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
@@ -216,7 +216,7 @@ def with_adapter_names(
 ) -> dict[str, StoredArray]:
     """A plain model's arrays by the names that they have beneath an adapter.
 
-    The magnitudes of dora are among them: they follow from the weights.
+    DoRA's magnitudes, which follow from the weights, are added.
 
     model: plain
     rounded: the arrays as the model will have them
@@ -246,10 +246,10 @@ def _norms(array: StoredArray, axis: int) -> NDArray[Any]:
 def merged(
     tensors: Mapping[str, torch.Tensor], adapter: Adapter, transposed: Sequence[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """A plain model's weights, the adapter's change in them.
+    """A plain model's weights, with the adapter's change added.
 
     tensors: by the names beneath an adapter
-    transposed: layers that have their weights as [in, out]
+    transposed: layers whose weights are [in, out]
     """
     scaling = adapter.alpha / adapter.rank
     result: dict[str, torch.Tensor] = {}
@@ -272,7 +272,7 @@ def merged(
 
 
 def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The adapter's own, as peft names them in its files."""
+    """The adapter's tensors under the names of peft's files."""
     own = {name: t for name, t in tensors.items() if name.endswith((_A, _B, _MAGNITUDE))}
     return {
         "base_model.model."
@@ -282,9 +282,9 @@ def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def separable(fields: HFModel, *, classifies: bool) -> tuple[Adapter, str]:
-    """The adapter, and the directory of the base that it is for.
+    """The adapter, and the directory of the base model that it is for.
 
-    UserError: it can't be a file of its own.
+    UserError: the adapter can't be a file of its own.
     """
     whole = "--format huggingface, which writes a whole model"
     if fields.adapter is None:
@@ -305,7 +305,7 @@ def separable(fields: HFModel, *, classifies: bool) -> tuple[Adapter, str]:
 
 
 def write_config(model: Any, adapter: Adapter, base: str, directory: Path) -> None:
-    """adapter_config.json. model: plain"""
+    """Write adapter_config.json. model: plain"""
     config = peft_config(model, adapter, base)
     config.inference_mode = True
     config.save_pretrained(str(directory))

@@ -1,6 +1,6 @@
 """The objective of a causal language model: the next token of the same document.
 
-Weights are exact: a label counts if it is of the document of the token before it.
+A label counts if it belongs to the same document as the token before it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from samecurve.torch_engine.model.cross_entropy import IGNORED, Head
 
 
 class LossHead(Head):
-    """The model's last layer, which gives what it is given while the loss is taken outside."""
+    """The model's last layer. While it is passing, it returns its input, for a loss outside."""
 
     passes = False
 
@@ -50,7 +50,7 @@ def with_loss_head(model: Any) -> Any:
 class Causal:
     """Loss and metrics of a microbatch.
 
-    packed: rows may hold several documents, which see nothing of each other
+    packed: rows may hold several documents, which do not see each other
     """
 
     metric_names = ("loss", "accuracy")
@@ -71,9 +71,9 @@ class Causal:
     def call(self, model: Any, batch: Arrays, **options: Any) -> Any:
         """The library's forward pass, without a cache.
 
-        Rows of one document need no mask: nothing looks ahead, and padding stands at their end.
+        Rows of one document need no mask: attention is causal, and padding stands at the end.
         """
-        if self._packed:  # the library keeps apart what begins again at position 0
+        if self._packed:  # position 0 begins a new document for the library
             options["position_ids"] = batch["positions"]
         suit_experts(model)
         return model(input_ids=batch["input_ids"], use_cache=False, **options)
@@ -92,7 +92,7 @@ class Causal:
 
 
 def next_labels(batch: Arrays) -> Tensor:
-    """[rows, width]: at each token the label that it is to predict, IGNORED where there is none."""
+    """The label to predict at each token: [rows, width], IGNORED where there is none."""
     labels, documents = batch["labels"], batch["documents"]
     same = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] > 0)
     following = torch.where(same, labels[:, 1:], IGNORED)
@@ -104,7 +104,7 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def token_errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """[rows, width], at least float32."""
+    """The cross-entropy of each token: [rows, width], at least float32."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     errors = F.cross_entropy(
         wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
@@ -117,8 +117,9 @@ def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def suit_experts(model: Any) -> None:
-    """Experts one after the other on a CPU and in f64, where the library's grouped kernels are not;
-    elsewhere as the library has it.
+    """Run experts one after the other on a CPU and in f64: there are no grouped kernels for them.
+
+    Elsewhere the library's choice stays.
     """
     weight = model.get_input_embeddings().weight
     if weight.device.type == "cpu" or weight.dtype == torch.float64:

@@ -1,38 +1,33 @@
-"""The objective of a classifier of texts: the label of each.
-
-A sample's loss counts as much as its class weighs; the sum is divided by those weights once, so
-classes that meet unevenly on devices or in microbatches change nothing.
-"""
+"""The objective of a classifier of texts: the label of each text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.tasks.confusion import count_answers
+from samecurve.tasks.classifier_loss import class_loss, count_answers, widened
 from samecurve.tasks.huggingface.causal import suit_experts
 
 
 class Classify:
-    """Loss and metrics of a microbatch. weights: of each class, by number."""
+    """Loss and metrics of a microbatch. weights: by the number of the class."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = list(weights)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        return self._mean(self.logits(model, batch), batch["label"])
+        return class_loss(self.logits(model, batch), batch["label"], self._weights)
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        """confusion: [label, answer], how many samples."""
+        """Loss, accuracy, and confusion: how many samples have each [label, answer]."""
         logits, labels = self.logits(model, batch), batch["label"]
         answers = logits.argmax(-1)
         return {
-            "loss": self._mean(logits, labels),
+            "loss": class_loss(logits, labels, self._weights),
             "accuracy": Mean((answers == labels).sum(), len(labels)),
             "confusion": Mean(count_answers(labels, answers, len(self._weights)), 1),
         }
@@ -44,21 +39,15 @@ class Classify:
         options = {}
         if "types" in batch and getattr(model.config, "type_vocab_size", 0) > 1:
             options["token_type_ids"] = batch["types"]
-        logits = model(input_ids=batch["input_ids"], attention_mask=mask, **options).logits
-        wide: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return wide
-
-    def _mean(self, logits: Tensor, labels: Tensor) -> Mean:
-        weights = logits.new_tensor(self._weights)
-        error = F.cross_entropy(logits, labels, weight=weights, reduction="none")
-        return Mean(error.sum(), weights[labels].sum())
+        output = model(input_ids=batch["input_ids"], attention_mask=mask, **options)
+        return widened(output.logits)
 
 
 @torch.no_grad()
 def say_classes(model: Any, rows: Mapping[str, NDArray[Any]], names: Sequence[str]) -> str:
-    """Each class of a text with its probability, a line each, the likeliest first.
+    """The classes of a text with their probabilities, one a line, the likeliest first.
 
-    rows: of that one text, without a dimension for samples
+    rows: the arrays of the text, without a dimension for samples
     """
     device = model.get_input_embeddings().weight.device
     batch = {name: torch.from_numpy(row)[None].to(device) for name, row in rows.items()}

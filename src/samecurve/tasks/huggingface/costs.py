@@ -1,4 +1,4 @@
-"""Operations and memory that training one row of a library's model takes, for the plan."""
+"""Operations and memory for training one row of a transformers model, for the plan."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +18,7 @@ from samecurve.torch_engine.model.saved_activations import (
 )
 from samecurve.units import counted
 
-# registered with the library: its sdpa, for which it makes no mask; and experts of known sizes
+# names registered with the library: sdpa without a mask, and experts of known sizes
 _UNMASKED, _ALIKE = "sdpa_without_mask", "experts_alike"
 
 
@@ -31,21 +31,20 @@ def cost_facts(
     packed: bool = False,
     all_logits: bool = False,
 ) -> dict[str, Any]:
-    """Fields of Facts. Activations are left out where a model looks at values on its way.
+    """Fields of Facts. Activations are left out where a forward pass depends on values.
 
-    length: tokens of a text; texts: of a row, each by itself
+    length: tokens of a text; texts: in a row
     packed: rows may hold several documents, which a mask keeps apart
-    all_logits: the loss takes them whole, not some tokens' at a time
+    all_logits: the loss needs all logits at once, not those of some tokens at a time
     """
     with torch.device("meta"):
         model = make_model()
     flops = _flops(model, config, length, texts)
-    counts = {
-        precision: _saved(make_model, length, autocast=autocast, packed=packed)
-        for precision, autocast in (("f32", nullcontext()), ("bf16", _two_bytes()))
-    }
+    narrow_products = torch.autocast("cpu", dtype=torch.bfloat16)
+    wide = _saved(make_model, length, autocast=nullcontext(), packed=packed)
+    narrow = _saved(make_model, length, autocast=narrow_products, packed=packed)
     head = model.get_output_embeddings()
-    vocab, width = (0, 0) if head is None else head.weight.shape  # a classifier has no logits
+    vocab, width = (0, 0) if head is None else head.weight.shape  # (0, 0): no logits of tokens
     is_chunked = isinstance(head, LossHead) and not all_logits
     largest = max((packing.rows * packing.columns for packing in _packings(model)), default=0)
     facts: dict[str, Any] = {**flops, "unpacked": largest, "formulas": dict(flops["formulas"])}
@@ -56,7 +55,6 @@ def cost_facts(
         facts["scratch"] = {kind: sum(of_kind.values()) for kind, of_kind in parts.items()}
         for kind, of_kind in parts.items():
             facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(of_kind)})"
-    wide, narrow = counts["f32"], counts["bf16"]
     if wide is None or narrow is None:
         return facts
     for saved in (wide, narrow):
@@ -68,12 +66,8 @@ def cost_facts(
     return {**facts, **saved_facts(wide, narrow, texts)}
 
 
-def _two_bytes() -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
-
-
 def _scratch(head: torch.Tensor, kind: str) -> dict[str, int]:
-    """Numbers that are held while a loss is computed, by how they come about."""
+    """How many numbers are held while a loss is computed, by what they are."""
     vocab, rows = len(head), logit_rows(len(head), kind)
     parts = {f"2 x vocab {vocab} x {rows} tokens at a time": 2 * vocab * rows}
     if head.requires_grad:
@@ -86,7 +80,7 @@ def _packings(model: Any) -> list[Packing]:
 
 
 def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:
-    """Forward and backward of a row."""
+    """The operations of a row, forward and backward, with their formula."""
     trained, frozen = _multiplied(model, config)
     layers, width = _attention(config)
     is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
@@ -102,11 +96,11 @@ def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:
 
 
 def _multiplied(model: Any, config: Any) -> tuple[int, int]:
-    """Trained and frozen weights of matrices that a token meets: of experts those chosen."""
+    """Weights that a token is multiplied with: trained and frozen; of experts the chosen ones."""
     chosen = getattr(config, "num_experts_per_tok", 0) or 0
     embedding = model.get_input_embeddings().weight
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    counts = {True: 0, False: 0}  # by whether they are trained
+    counts = {True: 0, False: 0}  # True: trained
     counts[False] += sum(packing.rows * packing.columns for packing in _packings(model))
     for parameter in model.parameters():
         if not parameter.is_floating_point():
@@ -126,7 +120,7 @@ def _multiplied(model: Any, config: Any) -> tuple[int, int]:
 
 
 def _attention(config: Any) -> tuple[int, int]:
-    """(layers with attention, width of their heads together)."""
+    """The number of layers with attention, and the total width of their heads."""
     heads = getattr(config, "num_attention_heads", 0) or 0
     if not heads:
         return 0, 0
@@ -145,7 +139,7 @@ def _saved(
     autocast: AbstractContextManager[object],
     packed: bool,
 ) -> SavedActivations | None:
-    """None: the model looks at values on its way."""
+    """Activations that a row keeps; None: the forward pass depends on values."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -168,8 +162,10 @@ def _saved(
 
 @contextmanager
 def _without_values(model: Any, length: int, *, packed: bool) -> Iterator[None]:
-    """Meanwhile nothing looks at values: experts take rows of known sizes, and no mask is made
-    where none would be (positions without values can't show that a row is one document).
+    """Make a forward pass independent of values for a while.
+
+    Experts take rows of known sizes. No mask is made where a run would make none: positions without
+    values can't show that a row is one document.
     """
     from transformers import AttentionInterface
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -196,10 +192,10 @@ def _without_values(model: Any, length: int, *, packed: bool) -> Iterator[None]:
 def _alike_experts(
     experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """Stand in for the library's experts while memory is counted: each token keeps a row for each
-    expert that it chooses, whether experts run grouped or one after the other.
+    """Replace the library's experts while memory is counted.
 
-    The first expert computes all rows, in the weights' number format.
+    Each token keeps a row for each expert that it chooses, however the experts run. The first
+    expert computes all rows, in the weights' number format.
     """
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
@@ -222,8 +218,8 @@ def _alike_experts(
 
 
 def _to_empty(model: nn.Module) -> None:
-    """Make the model's tensors CPU tensors without values: module.to_empty() can't in this mode."""
-    others: dict[int, nn.Parameter] = {}  # tied ones stay so
+    """Make the model's tensors CPU tensors without values; module.to_empty() fails in this mode."""
+    others: dict[int, nn.Parameter] = {}  # tied parameters stay tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) not in others:

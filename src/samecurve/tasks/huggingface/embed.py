@@ -1,10 +1,10 @@
-"""The objective of sentence embeddings: each anchor finds its positive among those of the batch.
+"""The objective of sentence embeddings: each anchor finds its positive among the batch's texts.
 
-The loss is taken once, over the vectors of the whole batch, so the negatives are the same on any
-devices. With cosines s over temperature t: InfoNCE, the mean over rows of
--log(exp(s_ii / t) / sum_j exp(s_ij / t)), j over all positives and negatives; symmetric: and over
-columns, half each. Source: van den Oord et al. 2018, arXiv:1807.03748; Radford et al. 2021,
-arXiv:2103.00020, for the symmetric form.
+The loss is computed once, over the vectors of the whole batch, so the negatives are the same on any
+number of devices. With cosines s over temperature t: InfoNCE, the mean over rows of
+-log(exp(s_ii / t) / sum_j exp(s_ij / t)), j over all positives and negatives; symmetric: the
+mean of this and the same over columns. Source: van den Oord et al. 2018, arXiv:1807.03748;
+Radford et al. 2021, arXiv:2103.00020, for the symmetric form.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
+from samecurve.tasks.classifier_loss import widened
 from samecurve.tasks.huggingface.causal import suit_experts
 from samecurve.tasks.huggingface.sections import Embedding
 
@@ -37,17 +38,17 @@ class Embed:
         }
 
     def embed(self, model: Any, tokens: Tensor, real: Tensor) -> Tensor:
-        """[rows, hidden]. tokens, real (no padding): [rows, width]."""
+        """Vectors [rows, hidden] of texts. tokens, real (no padding): [rows, width]."""
         suit_experts(model)
         hidden = model(input_ids=tokens, attention_mask=real.long()).last_hidden_state
-        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        wide = widened(hidden)
         if self._fields.pooling == "cls":
             return F.normalize(wide[:, 0], dim=-1)
         counted = real[..., None].to(wide.dtype)
         return F.normalize((wide * counted).sum(1) / counted.sum(1), dim=-1)
 
     def batch_loss(self, features: Mapping[str, Tensor]) -> Mapping[str, Mean]:
-        """accuracy: of anchors whose nearest text in the batch is their own positive."""
+        """Loss, and accuracy: the share of anchors whose nearest text is their own positive."""
         anchors, count = features["anchor"], len(features["anchor"])
         others = torch.cat([features[name] for name in _TEXTS[1:] if name in features])
         scores = anchors @ others.T / self._fields.temperature

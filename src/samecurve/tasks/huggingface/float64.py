@@ -1,8 +1,8 @@
-"""float64 throughout, where the weights are.
+"""A model with float64 weights computes in float64 throughout.
 
-The library computes norms, rotary angles, routers and state-space layers in float32 whatever the
-weights are. A sum in float32 depends on the shape of the batch, and a last bit that turns over is
-1e-8 in the next loss: too coarse to hold layouts against each other.
+The library computes norms, rotary angles, routers and state-space layers in float32, even when the
+weights are float64. A float32 sum depends on the shape of the batch, and a difference in its last
+bit changes the next loss by 1e-8: too much to compare strategies and numbers of devices.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from samecurve.torch_engine.model.model_setup import repeated_blocks
 
 
 def keep_float64(model: nn.Module) -> None:
-    """Make a model compute in float64 what the library computes in float32, if its weights are.
+    """Make a model with float64 weights compute in float64 what the library computes in float32.
 
-    Each block is switched by itself too, since it may run again in backward.
+    Each block is switched by itself too, since it may be recomputed in backward.
     """
     for part in (*repeated_blocks(model), model):
         part.forward = _Widened(part, part.forward)
@@ -37,7 +37,7 @@ class _Widened:
 
 
 class Float64(TorchFunctionMode):
-    """float64 wherever torch is asked for float32."""
+    """A mode in which torch uses float64 wherever it is asked for float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

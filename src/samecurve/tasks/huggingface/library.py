@@ -53,7 +53,7 @@ def read_config(
 ) -> "PretrainedConfig":
     """The library's config of a model.
 
-    assets: what a run has kept, in place of the directory
+    assets: the files that a run has kept, used in place of the directory
     vocab_size: of a model that is made from its fields, where they have none
 
     UserError: no such directory, architecture or field, or values that don't fit each other.
@@ -72,7 +72,7 @@ def read_config(
 
 
 def model_class(config: "PretrainedConfig", objective: Objective) -> Any:
-    """The library's class of a model for this objective. UserError: it has none."""
+    """The library's class of a model for this objective. UserError: there is none."""
     classes = _classes(objective)
     if type(config) not in classes:
         raise UserError(
@@ -84,13 +84,13 @@ def model_class(config: "PretrainedConfig", objective: Objective) -> Any:
 
 
 def longest_sequence(config: "PretrainedConfig") -> int | None:
-    """Tokens of a row at most; None: the model knows no limit."""
+    """The most tokens that a row may have; None: the model has no limit."""
     limit: int | None = getattr(config, "max_position_embeddings", None)
     return limit
 
 
 def has_plain_head(forward: Any) -> bool:
-    """Whether the model's forward pass does nothing with its logits but return them."""
+    """Whether the model's forward pass returns its logits unchanged."""
     try:
         source = inspect.getsource(inspect.unwrap(forward))
     except (OSError, TypeError):
@@ -102,9 +102,9 @@ def has_plain_head(forward: Any) -> bool:
 
 
 def choose_attention(wanted: Attention, model_class: Any, *, has_gpu: bool) -> tuple[str, str]:
-    """(the library's name of it, the reason).
+    """The library's name of the attention to use, and the reason.
 
-    UserError: the model, the machine or the installation has it not.
+    UserError: the model, the machine or the installation does not have it.
     """
     flags = _ATTENTION_SUPPORT.items()
     supported = [name for name, flag in flags if getattr(model_class, flag, False)]
@@ -143,7 +143,7 @@ def _automatic_attention(supported: list[str], model_class: Any) -> tuple[str, s
 
 
 def _import_library() -> None:
-    """Without its own log lines and bars, which each rank would print."""
+    """Import transformers and silence its log lines and bars, which each rank would print."""
     try:
         logging: Any = importlib.import_module("transformers.utils.logging")
     except ImportError as error:
@@ -207,7 +207,7 @@ def _built(build: Any, what: str) -> "PretrainedConfig":
     """UserError: the library refuses the values."""
     try:
         config: PretrainedConfig = build()
-    except Exception as error:  # of the library's several kinds
+    except Exception as error:  # the library raises many kinds
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
             f"{what}: {reasons[-1] if reasons else type(error).__name__}",
@@ -233,7 +233,7 @@ def _check_fields(
 
 
 def _read_fields(config_class: Any, objective: Objective) -> set[str]:
-    """Names that the model's code reads from its config although they are no fields (head_dim)."""
+    """Names that the model's code reads from its config, but that are no fields (head_dim)."""
     classes = _classes(objective)
     if config_class not in classes:
         return set()
@@ -246,7 +246,7 @@ def _near_architectures(name: str, objective: Objective) -> str:
     known = sorted(_architectures(objective))
     begins = [other for other in known if other[:3] == name[:3]]
     usual = ", ".join(begins or _USUAL[objective])
-    if name in _architectures("causal"):  # there is one, without this head
+    if name in _architectures("causal"):  # the model exists, but not with this head
         return f"one that has it, such as {usual}; or model.objective: causal"
     return suggest(name, known) or f"such as {usual}"
 

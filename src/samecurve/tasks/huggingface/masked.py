@@ -1,7 +1,7 @@
-"""The objective of a masked language model: hidden tokens, from what stands on both sides of them.
+"""The objective of a masked language model: predict hidden tokens from both sides of the text.
 
-Which tokens are hidden follows from (seed, epoch, sample, place in the text) alone: the same on any
-devices, in any microbatch, and fresh in each epoch; in every evaluation the same.
+The hidden tokens follow from (seed, epoch, sample, place in the text) alone: the same on any
+devices and in any microbatch, new in each epoch, and the same in every evaluation.
 Source of the shares: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 """
 
@@ -25,15 +25,15 @@ from samecurve.tasks.huggingface.causal import (
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 
-_MASK_BELOW, _RANDOM_BELOW = 0.8, 0.9  # of a hidden token's draw: 80 %, 10 %, 10 % as it is
+_MASK_BELOW, _RANDOM_BELOW = 0.8, 0.9  # 80 % become the mask, 10 % random, 10 % stay
 
 
 @dataclass(frozen=True)
 class Masking:
     """How tokens are hidden.
 
-    probability: of each token. mask: the id that stands in its place. special: ids that are never
-    hidden. vocab_size: random tokens are below it.
+    probability: that a token is hidden. mask: the id that replaces a hidden token. special: ids
+    that are never hidden. vocab_size: random ids are below it.
     """
 
     probability: float
@@ -42,10 +42,10 @@ class Masking:
     vocab_size: int
 
     def hide(self, tokens: Tensor, real: Tensor, numbers: SampleNumbers) -> tuple[Tensor, Tensor]:
-        """(tokens as the model sees them, labels: IGNORED where nothing is hidden).
+        """Returns the tokens that the model sees, and labels: IGNORED where nothing is hidden.
 
-        tokens, real (no padding): [rows, width]. Of each row one token at least is hidden, if it
-        has one that may be.
+        tokens, real (no padding): [rows, width]. At least one token of each row is hidden, if the
+        row has a token that may be.
         """
         width = tokens.shape[1]
         draws, kinds = numbers.uniform(width), numbers.uniform(width)
@@ -60,7 +60,7 @@ class Masking:
 
 
 def make_masking(probability: float, tokenizer: TextTokenizer | None, vocab_size: int) -> Masking:
-    """tokenizer: None for random tokens, of which the last one stands for the mask.
+    """The masking for a tokenizer; None: random tokens, whose last id stands for the mask.
 
     UserError: the tokenizer has no mask token.
     """
@@ -77,7 +77,7 @@ def make_masking(probability: float, tokenizer: TextTokenizer | None, vocab_size
 
 
 class Masked:
-    """Loss and metrics of a microbatch. Rows are one text each."""
+    """Loss and metrics of a microbatch. Each row is one text."""
 
     metric_names = ("loss", "accuracy")
 
@@ -89,7 +89,7 @@ class Masked:
         return Mean(token_errors(logits, labels).sum(), count_labels(labels))
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        """accuracy: of the hidden tokens."""
+        """Loss and accuracy of the hidden tokens."""
         logits, labels = self._answers(model, batch)
         count = count_labels(labels)
         return {

@@ -1,9 +1,9 @@
-"""Frozen matrices in 4 or 8 bits: packed as they are read, and unpacked in every product.
+"""Frozen matrices in 4 or 8 bits: packed when they are read, unpacked in every product.
 
 4bit: one of 16 levels of a normal distribution, times a scale for each 64 numbers (Dettmers et al.
 2023, arXiv:2305.14314). 8bit: a whole number, times a scale for each row (Dettmers et al. 2022,
-arXiv:2208.07339); what is multiplied with it is not rounded. The bitsandbytes library does both, as
-its own layers do. Packing happens on a CPU, so that all devices have the same values.
+arXiv:2208.07339); activations are not rounded. The bitsandbytes library does both, as in its own
+layers. Packing happens on a CPU, so that all devices have the same values.
 """
 
 import logging
@@ -28,13 +28,13 @@ from samecurve.tasks.huggingface.sections import Quantize
 from samecurve.tasks.huggingface.weights import StoredArray
 from samecurve.units import show_bytes
 
-CODES, SCALES = "codes", "scales"  # what a packed weight consists of
-_BLOCK = 64  # numbers of a scale in 4 bits
+CODES, SCALES = "codes", "scales"  # the two parts of a packed weight
+_BLOCK = 64  # 4 bits: numbers that share a scale
 _KINDS = {"4bit": "NF4, a scale for each 64 numbers", "8bit": "a scale for each row"}
 
 
 def check_installed(quantize: Quantize) -> None:
-    """UserError: the library is not there."""
+    """UserError: bitsandbytes is not installed."""
     if quantize != "none" and not is_installed():
         raise UserError(
             f"model.quantize {quantize} needs bitsandbytes: not installed",
@@ -45,8 +45,9 @@ def check_installed(quantize: Quantize) -> None:
 
 @contextmanager
 def _nothing_fetched() -> Iterator[None]:
-    """Meanwhile there is no package `kernels`, by which the library would fetch code from a hub on
-    some CPUs; nor does it warn of that.
+    """Hide the package `kernels` for a while, and silence the warning about its absence.
+
+    With it bitsandbytes would download code from a hub on some CPUs.
     """
     logger = logging.getLogger("bitsandbytes")
     level, package = logger.level, sys.modules.get("kernels")
@@ -62,9 +63,10 @@ def _nothing_fetched() -> Iterator[None]:
 
 
 def import_library() -> Any:
-    """bitsandbytes, late: it takes a second. Before peft, which imports it where it is installed.
+    """Import bitsandbytes, late, because it takes a second.
 
-    UserError: it is there, and can't be imported.
+    Called before peft is imported, since peft imports bitsandbytes where it is installed.
+    UserError: bitsandbytes is installed, and can't be imported.
     """
     if "bitsandbytes" in sys.modules:
         return sys.modules["bitsandbytes"]
@@ -105,7 +107,7 @@ class Packing:
         return torch.uint8 if self.quantize == "4bit" else torch.int8
 
     def pack(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-        """matrix: floating, on a CPU"""
+        """Codes and scales of a matrix. matrix: floating, on a CPU"""
         functions = import_library().functional
         if self.quantize == "4bit":
             codes, state = functions.quantize_4bit(
@@ -118,7 +120,7 @@ class Packing:
         return {CODES: codes.view(shapes[CODES]), SCALES: scales.float().view(shapes[SCALES])}
 
     def unpack(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[rows, columns]. Of a wider type than float32: those of float32."""
+        """The matrix [rows, columns]. float64 gets the values of float32."""
         import_library()
         operations: Any = torch.ops.bitsandbytes
         scales = scales.to(torch.float32)
@@ -126,7 +128,7 @@ class Packing:
             unpacked: torch.Tensor = operations.int8_vectorwise_dequant(codes, scales)
             return unpacked.to(dtype)
         narrow = torch.float32 if dtype == torch.float64 else dtype
-        # one row: of rows shorter than a block, a kernel for CPUs takes other blocks' scales
+        # as one row: for rows shorter than a block the CPU kernel takes wrong scales
         one = [1, 2 * len(codes)]
         row = operations.dequantize_4bit(
             codes, scales, _BLOCK, quant_type="nf4", shape=one, dtype=narrow
@@ -137,7 +139,7 @@ class Packing:
 
 
 class QuantizedLinear(nn.Module):
-    """A frozen linear layer whose weight is packed. bias: as the layer has it"""
+    """A frozen linear layer whose weight is packed. bias: the layer's own"""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -161,14 +163,14 @@ class QuantizedLinear(nn.Module):
 
     @torch.no_grad()
     def take(self, weight: torch.Tensor) -> None:
-        """weight: as the layer had it"""
+        """Pack a weight that has the layer's original shape."""
         rows = weight.T if self.is_transposed else weight
         for name, values in self.packing.pack(rows.detach().cpu()).items():
             self.get_parameter(name).copy_(values)
 
     @torch.no_grad()
     def begin(self, fill: Callable[[Any], object]) -> None:
-        """First values, as a plain layer's. fill: gives a layer its own"""
+        """Set the first values of a plain layer. fill: sets them in a plain layer"""
         plain = self._make_plain(has_bias=self.bias is not None)
         fill(plain)
         self.take(plain.weight)
@@ -192,7 +194,7 @@ class QuantizedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T. Backward unpacks W again: no copy of it is kept."""
+    """The product x W^T. Backward unpacks W again, so no unpacked copy is kept."""
 
     @staticmethod
     def forward(
@@ -212,13 +214,13 @@ class _Product(torch.autograd.Function):
 def _unpacked(
     packing: Packing, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Whatever a mode around the model makes of float32 (float64.py): the kernels want it."""
+    """Unpack outside the mode of float64.py: the kernels need float32."""
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - public nowhere
         return packing.unpack(codes, scales, dtype)
 
 
 def _make_plain(kind: Any, rows: int, columns: int, *, has_bias: bool) -> Any:
-    """A layer of this kind, on a CPU."""
+    """A plain layer of this class, on a CPU."""
     with torch.device("cpu"):
         if issubclass(kind, nn.Linear):
             return nn.Linear(columns, rows, has_bias)
@@ -226,7 +228,7 @@ def _make_plain(kind: Any, rows: int, columns: int, *, has_bias: bool) -> Any:
 
 
 def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> None:
-    """names: of a model's linear layers"""
+    """Replace linear layers by packed ones. names: of the layers"""
     for name in names:
         parent, _, leaf = name.rpartition(".")
         layer = model.get_submodule(name)
@@ -234,7 +236,7 @@ def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> Non
 
 
 def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, Packing]:
-    """Packings of layers, by name. layers: the linear layers of a plain model."""
+    """The packing of each layer, by name. layers: the linear layers of a plain model."""
     packings = {}
     for name, layer in layers.items():
         shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
@@ -243,13 +245,13 @@ def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, P
 
 
 class PackedArrays:
-    """A plain model's weights as they are read: packed, or as the packed ones are worth.
+    """A plain model's weights, packed or rounded when they are read.
 
     packings: of layers by name
     transposed: layers that have their weights as [in, out]
 
-    Each is packed when it is first asked for; the parts of the last one are kept, since they are
-    read one after the other.
+    An array is packed when it is first read. The parts of the last array are kept, since codes and
+    scales are read one after the other.
     """
 
     def __init__(self, packings: Mapping[str, Packing], transposed: Sequence[str]) -> None:
@@ -266,7 +268,7 @@ class PackedArrays:
         }
 
     def packed(self, arrays: Mapping[str, StoredArray], base: str = "") -> dict[str, StoredArray]:
-        """base: what an adapter puts between a layer's name and "weight" """
+        """Packed arrays. base: the text that an adapter puts between a layer's name and `weight`"""
         result: dict[str, StoredArray] = {}
         for name, array in arrays.items():
             plain = name.replace(base, ".") if base else name
@@ -282,7 +284,7 @@ class PackedArrays:
         return result
 
     def _layer(self, name: str) -> str:
-        """The layer whose packed weight has this name; '': none."""
+        """The packed layer whose weight has this name; '': none."""
         layer, _, leaf = name.rpartition(".")
         return layer if leaf == "weight" and layer in self._packings else ""
 
@@ -311,9 +313,9 @@ def unpacked(
     transposed: Sequence[str],
     base: str,
 ) -> dict[str, torch.Tensor]:
-    """A model's weights, those that are packed in full.
+    """A model's weights, with packed weights unpacked.
 
-    base: what an adapter puts between a layer's name and its arrays'
+    base: the text that an adapter puts between a layer's name and its arrays' names
     """
     result: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -329,7 +331,7 @@ def unpacked(
 
 
 def describe_quantized(packings: Mapping[str, Packing], quantize: Quantize) -> str:
-    """In words."""
+    """A line about the packed weights for the user."""
     sizes = [packing.rows * packing.columns for packing in packings.values()]
     packed = sum(
         math.prod(packing.shapes[CODES]) + 4 * math.prod(packing.shapes[SCALES])

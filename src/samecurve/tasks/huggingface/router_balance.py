@@ -1,9 +1,9 @@
-"""The library's auxiliary loss of a mixture of experts, over the whole batch or over each row.
+"""The auxiliary loss of a mixture of experts, over the whole batch or over each row.
 
-With E experts, over the N tokens of all layers: f_e counts how often expert e is chosen, p_e adds
-up its probabilities, and the loss is E * sum_e (f_e / N) * (p_e / N). Source: Fedus et al. 2021,
-arXiv:2101.03961, equations 4 to 6, as the library computes it (all layers together). It is a
-product of means over the batch, so it is taken once, of the sums over all devices.
+With E experts and the N tokens of all layers, f_e counts how often expert e is chosen, p_e sums
+its probabilities, and the loss is E * sum_e (f_e / N) * (p_e / N). Source: Fedus et al. 2021,
+arXiv:2101.03961, equations 4 to 6, as the library computes it (all layers together). The loss
+is a product of means over the batch, so it is computed once, from the sums over all devices.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _COEFFICIENT = "router_aux_loss_coef"
 
 
 class RowBalanced(Causal):
-    """The auxiliary loss of each row by itself, which is an ordinary mean over rows."""
+    """A causal objective with an auxiliary loss for each row: an ordinary mean over rows."""
 
     def __init__(self, *, packed: bool, coefficient: float, chosen: int) -> None:
         super().__init__(packed=packed)
@@ -38,7 +38,7 @@ class RowBalanced(Causal):
         return self._means(rows["error"].sum(), balance, counts.sum())
 
     def _means(self, error: Tensor, balance: Tensor, count: Tensor) -> Mapping[str, Mean]:
-        """balance: already weighted by the count."""
+        """The means of a batch. balance: already weighted by the count."""
         return {
             "loss": Mean(error + self._coefficient * balance, count),
             "cross_entropy": Mean(error, count),
@@ -71,7 +71,7 @@ class RowBalanced(Causal):
 
 
 class BatchBalanced(RowBalanced):
-    """The auxiliary loss of the whole batch, whatever the devices."""
+    """A causal objective with one auxiliary loss for the whole batch, on any devices."""
 
     metric_names = ("cross_entropy", "accuracy")
 
@@ -89,9 +89,9 @@ class BatchBalanced(RowBalanced):
 
 
 def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, str]:
-    """The objective, and what is to be said of its router balance ('': nothing).
+    """The causal objective, and a line about its router balance ('': nothing to say).
 
-    UserError: a balance is asked of a model that has none.
+    UserError: a balance is asked of a model that has no auxiliary loss.
     """
     experts, chosen = _num_experts(config), int(getattr(config, "num_experts_per_tok", 0) or 0)
     if experts and chosen > experts:
@@ -123,7 +123,7 @@ def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, 
 
 def _num_experts(config: Any) -> int:
     """The number of experts in a layer; 0: no layer has any."""
-    dense = getattr(config, "first_k_dense_replace", 0)  # of deepseek: layers without any, first
+    dense = getattr(config, "first_k_dense_replace", 0)  # of deepseek: the first layers have none
     if dense and dense >= config.num_hidden_layers:
         return 0
     names = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -131,6 +131,6 @@ def _num_experts(config: Any) -> int:
 
 
 def _balance(chosen: Tensor, chances: Tensor, routed: Tensor) -> Tensor:
-    """Over the last dimension, of experts. A row without tokens has none."""
+    """The auxiliary loss from sums [..., experts]. It is 0 for a row without tokens."""
     tokens = routed.clamp(min=1)[..., None]
     return chosen.shape[-1] * (chosen / tokens * (chances / tokens)).sum(-1)

@@ -1,4 +1,4 @@
-"""Texts by a trained model: the library's own generation with its cache, tokens drawn by a seed."""
+"""Text from a trained model, by the library's generation with a cache; a seed draws the tokens."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ def continue_text(
     is_chat: bool,
     longest: int | None,
 ) -> str:
-    """The prompt and its continuation; of a conversation, the answer to it.
+    """The prompt and its continuation; in a conversation, only the answer.
 
-    is_chat: the prompt is what a user says
+    is_chat: the prompt is a user's message
     longest: tokens that the model takes at most; None: any number
 
-    UserError: the prompt alone is as long.
+    UserError: the prompt alone has that many tokens.
     """
     ids = _prompt_ids(tokenizer, prompt, is_chat=is_chat)
     if longest is not None and len(ids) >= longest:
@@ -45,7 +45,7 @@ def continue_text(
 
 
 def _prompt_ids(tokenizer: TextTokenizer, prompt: str, *, is_chat: bool) -> list[int]:
-    """At least one token: of an empty prompt a line break."""
+    """The ids of a prompt, at least one: an empty prompt becomes a line break."""
     if is_chat:
         text = tokenizer.template.render([{"role": "user", "content": prompt}], prompt=True)
         return [int(i) for i in tokenizer.encode([text])[0]]

@@ -41,7 +41,7 @@ class Adapter(Section):
 
 
 class Embedding(Section):
-    """How texts become vectors, and what is learnt of them."""
+    """How texts become vectors, and the loss over them."""
 
     pooling: Literal["mean", "cls"] = Field(
         "mean", description="mean: of a text's tokens; cls: its first token"
@@ -139,7 +139,7 @@ class WeightedSource(Section):
 
 
 def _form(value: object) -> str:
-    """The form of a value, so that an error lists the faults of that form alone."""
+    """The form of a value: an error then lists only the faults of that form."""
     if isinstance(value, list):
         return "list"
     return "section" if isinstance(value, dict | WeightedSource) else "str"
@@ -154,7 +154,7 @@ _Sources = Annotated[
 
 
 class HFData(DataSection):
-    """Where the text comes from, what is a token of it, and how documents become rows."""
+    """The source of the text, the tokenizer, and how documents become rows."""
 
     indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
 

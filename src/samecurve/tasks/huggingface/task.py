@@ -1,10 +1,10 @@
-"""The huggingface task without its model: data, tokenizer, what is kept of a run.
+"""The huggingface task without its model: data, tokenizer, the files that a run keeps.
 
-No engine is imported here; torch_task.py brings the model.
+No engine is imported here; the model is in torch_task.py.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,26 +34,30 @@ from samecurve.tasks.huggingface.model_directory import (
 )
 from samecurve.tasks.huggingface.sections import HFData, HFModel, Objective
 
-PROMPTS = "prompts.json"  # how a prompt is read, among a run's assets
-# of a config, what no shape shows: what makes weights meaningless, and what changes their use
+PROMPTS = "prompts.json"  # among a run's assets: whether a prompt is a turn of a conversation
+# fields of a config that no array's shape shows: a difference in the first makes weights
+# meaningless, in the second it changes their use
 _DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
 _CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
 _LEARNS: Mapping[Objective, Learns] = {"classify": "label", "embed": "pair"}
-_KEPT = "model-"  # before the names of those among a run's assets
+_KEPT = "model-"  # prefix of a model directory's files among a run's assets
 _MOST_EXPONENT = 700.0
 
 
 class HuggingFaceTask:
-    """All of the task but its model.
+    """All of the huggingface task but its model.
 
     model, data: the config's sections
     cache: where token files are kept
-    assets: what a run has kept, where its model is only used: the data is not needed then
+    assets: the files that a run has kept, where its model is only used and needs no data
     """
 
     @staticmethod
     def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
-        """In the run's own tokens; of a classifier, with its own classes and their weights."""
+        """Config values that make `eval -d SOURCE` read all of a source as the run reads its own.
+
+        A classifier keeps its own classes and their weights.
+        """
         values = dict(other_data(source, assets))
         classes = classes_of_classifier(assets)
         if classes is not None:
@@ -69,7 +73,7 @@ class HuggingFaceTask:
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
         self.fields, self.data = model, data
-        if model.objective != "causal":  # a row is one text: nothing would keep several apart
+        if model.objective != "causal":  # a row is one text; several would see each other
             self.data = data.model_copy(update={"packing": False})
         self._cache, self._kept = cache, assets
         _refuse_what_is_not_built(model)
@@ -96,34 +100,30 @@ class HuggingFaceTask:
 
     @cached_property
     def prepared(self) -> PreparedData:
-        vocab_size = self._model_vocab_size() if self.data.is_random else None
+        vocab_size = None
+        if self.data.is_random:  # tokens are drawn from the model's vocabulary
+            vocab_size = read_config(self.fields, self._kept).vocab_size
+        classes: Sequence[str] = ()
+        if self.classifies:
+            classes = self.fields.classes or classes_of_classifier(self.fields.directory) or ()
         return prepare_data(
             self.data,
             self._cache,
             model=self.fields.directory,
             vocab_size=vocab_size,
             learns=_LEARNS.get(self.fields.objective, "tokens"),
-            classes=self._wanted_classes() if self.classifies else (),
+            classes=classes,
             for_encoder=self.fields.objective in {"masked", "embed"},
         )
 
     @property
     def frozen_base(self) -> bool:
-        """Beneath an adapter, the model's weights stay as they are."""
+        """Whether the model's own weights are frozen, beneath an adapter."""
         return self.fields.adapter is not None
 
     @property
     def classifies(self) -> bool:
         return self.fields.objective == "classify"
-
-    def _wanted_classes(self) -> list[str]:
-        """Classes of the config, else of a classifier's directory; empty: those of the data."""
-        return self.fields.classes or classes_of_classifier(self.fields.directory) or []
-
-    def _model_vocab_size(self) -> int:
-        """The size of the vocabulary from which random tokens are drawn."""
-        size: int = read_config(self.fields, self._kept).vocab_size
-        return size
 
     @property
     def packed(self) -> bool:
@@ -132,14 +132,14 @@ class HuggingFaceTask:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer | None:
-        """None: tokens are random."""
+        """The tokenizer; None: tokens are random, or raw ids without one."""
         if self._kept is None:
             return self.prepared.tokenizer
         return TextTokenizer(self._kept) if (self._kept / NOTES).is_file() else None
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a prompt is a turn of a conversation, as what was trained on was."""
+        """Whether a prompt is a turn of a conversation, as in the training data."""
         if self._kept is None:
             return self.prepared.has_chats
         if (self._kept / PROMPTS).is_file():
@@ -165,7 +165,7 @@ class HuggingFaceTask:
         return {**shown, "perplexity": float(np.exp(min(error, _MOST_EXPONENT)))}
 
     def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """In what other weights' config differs, though no shape shows it."""
+        """Differences of another model's config that no array's shape shows: fatal, and others."""
         there = read_config_file(fields[CONFIG]) if CONFIG in fields else _as_config(fields)
         home = self.fields.directory
         here = _as_config(self.fields.model_dump())
@@ -203,13 +203,13 @@ class HuggingFaceTask:
 
 
 def _as_config(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A `model` section as the library's config has it."""
+    """A `model` section as fields of the library's config."""
     values = {name: value for name, value in section.items() if value is not None}
     return {**values, "model_type": section["architecture"]} if section.get("architecture") else {}
 
 
 def _refuse_what_is_not_built(model: HFModel) -> None:
-    """UserError: by its name."""
+    """UserError: the config asks for a combination that is not built."""
     if model.adapter is not None and model.objective in {"masked", "embed"}:
         raise UserError(
             f"model.adapter with model.objective {model.objective} is not in this version",

@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-_LIBRARY_BYTES = 80 << 20  # transformers and peft: of a run's process beside one of task language
+_LIBRARY_BYTES = 80 << 20  # memory of transformers and peft in a process
+# objectives that answer no prompt: cause, remedy
 _SILENT = {
     "masked": (
         "a masked language model fills in hidden tokens, and continues no text",
@@ -90,18 +91,18 @@ _SILENT = {
         "an encoder makes vectors of texts, and continues none",
         "samecurve export, and the library's AutoModel",
     ),
-}  # of objectives that answer no prompt: cause, remedy
+}
 
 
 class TorchHuggingFace(HuggingFaceTask):
-    """The objective gives loss() and metrics(), or features() and batch_loss()."""
+    """The objective's methods become the task's: loss(), metrics(); or features(), batch_loss()."""
 
     export_format = "huggingface"
 
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
-        if model.adapter is not None:  # else it is refused for that
+        if model.adapter is not None:  # without an adapter it is refused for that
             check_installed(model.quantize)
         super().__init__(model, data, cache, assets)
         self._class = model_class(self.config, model.objective)
@@ -123,7 +124,7 @@ class TorchHuggingFace(HuggingFaceTask):
         else:
             objective, self._balance = make_causal(self.fields, self.config, packed=self.packed)
         self._takes_all_logits = isinstance(objective, RowBalanced)
-        if isinstance(objective, Causal | Masked):  # a classifier's counts have a row's shape
+        if isinstance(objective, Causal | Masked):  # a classifier's counts are arrays
             self.metric_names = objective.metric_names
         if not isinstance(objective, Embed):
             self.metrics = objective.metrics
@@ -142,14 +143,14 @@ class TorchHuggingFace(HuggingFaceTask):
         return list(names.values())
 
     def _class_weights(self) -> list[float]:
-        if self._kept is not None:  # the model is only used
+        if self._kept is not None:  # the model is used, not trained
             return [1.0] * len(self._class_names)
         counts = self.prepared.class_counts
         return weigh_classes(self.fields.class_weights, self.prepared.classes, counts)
 
     @cached_property
     def config(self) -> "PretrainedConfig":
-        """The library's. Where the fields have no vocabulary's size, it is the tokenizer's.
+        """The library's config. The vocabulary has the tokenizer's size where the fields give none.
 
         UserError: the tokenizer has tokens that the model does not know.
         """
@@ -167,7 +168,7 @@ class TorchHuggingFace(HuggingFaceTask):
         return config
 
     def _name_classes(self, config: Any) -> None:
-        """In the library's config."""
+        """Write the classes into the library's config."""
         config.id2label = dict(enumerate(self.prepared.classes))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.architectures = [model_class(config, self.fields.objective).__name__]
@@ -179,7 +180,7 @@ class TorchHuggingFace(HuggingFaceTask):
         built = self._plain_model()
         if self.fields.adapter is not None:
             add_adapter(built, self.fields.adapter, self.fields.quantize)
-        # else in the first forward pass, before which a trial would put the model back
+        # otherwise the library does it in the first forward pass, which a trial undoes
         maybe_install_capturing_hooks(built.base_model)
         if self.packed:
             check_packing(built, self._class.__name__)
@@ -191,20 +192,20 @@ class TorchHuggingFace(HuggingFaceTask):
         return module
 
     def _plain_model(self) -> Any:
-        """The library's, as it makes it."""
+        """The library's model, without adapter and without our head."""
         options: dict[str, Any] = {}
         if "add_pooling_layer" in inspect.signature(self._class.__init__).parameters:
-            options["add_pooling_layer"] = False  # which no objective here would train
+            options["add_pooling_layer"] = False  # no objective here trains it
         return self._class._from_config(  # noqa: SLF001 - what AutoModel.from_config calls
             self.config, dtype=torch.float32, attn_implementation=self._attention, **options
         )
 
     def init_module(self, model: Any, module: nn.Module) -> None:
-        """The library's own first values, and the adapter's."""
+        """Set a module's first values, by the library's rules or the adapter's."""
         first_values(model, module)
 
     def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
-        """A head that the files lack begins anew."""
+        """A directory's arrays as the model holds them. A missing head gets new values."""
         outline = self._outline()
         converted = from_files(outline, arrays)
         if self.fields.objective == "embed":
@@ -221,13 +222,13 @@ class TorchHuggingFace(HuggingFaceTask):
         return packer.packed(converted, BASE)
 
     def _packings(self, outline: Any) -> dict[str, Packing]:
-        """Packings of the packed layers, by name. outline: the plain model."""
+        """The packing of each packed layer, by name. outline: the plain model."""
         if self.fields.quantize == "none":
             return {}
         return layer_packings(linear_layers(outline), self.fields.quantize)
 
     def assets(self) -> Mapping[str, Path]:
-        """Tokenizer and config: what the model needs once the directory is gone."""
+        """Tokenizer and config, so that a run can be used without the model's directory."""
         text = self.config.to_json_string(use_diff=False)
         prompts = json.dumps({"chat": self.takes_turns})
         key = hashlib.sha256(f"{text}{prompts}".encode()).hexdigest()[:24]
@@ -294,9 +295,11 @@ class TorchHuggingFace(HuggingFaceTask):
         seed: int,
         chat: bool | None = None,
     ) -> str:
-        """chat: the prompt is a turn of a conversation; None: if the run was trained on such.
+        """The model's answer to a prompt.
 
-        UserError: nobody knows which text tokens stand for."""
+        chat: the prompt is a turn of a conversation; None: as in the training data.
+        UserError: the run has no tokenizer, or its objective answers no prompts.
+        """
         if self.tokenizer is None:
             raise UserError(
                 "this run has no tokenizer: its tokens were random, or raw ids, which stand for no"
@@ -325,7 +328,7 @@ class TorchHuggingFace(HuggingFaceTask):
         )
 
     def sample(self, model: Any, seed: int) -> list[str]:
-        """The config's prompts, each with what follows."""
+        """The config's prompts, each with the model's continuation."""
         if self.tokenizer is None or self.fields.objective in _SILENT:
             return []
         count = self.data.sample_tokens
@@ -335,7 +338,7 @@ class TorchHuggingFace(HuggingFaceTask):
         ]
 
     def _outline(self) -> Any:
-        """The plain model without values."""
+        """The plain model without values, on the meta device."""
         with torch.device("meta"):
             return self._plain_model()
 

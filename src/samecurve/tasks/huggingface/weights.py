@@ -1,7 +1,7 @@
-"""The library's weights as files hold them, as its model has them, and back.
+"""Weights as the library's files hold them, converted to the model's names and shapes, and back.
 
-Some models keep in one array what files hold in several (experts). The library says which; its own
-operations are applied here, array by array, when an array is read.
+Some models keep in one array what files hold in several (experts). The library describes these
+conversions; its own operations are applied here, array by array, when an array is read.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-# of an array as it is asked for and in the end read: dtype, shape, read()
+# an array that is read late: it has dtype, shape, read()
 StoredArray = Any
 
 
@@ -57,7 +57,7 @@ def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
 
 
 def only_known(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """The arrays of a base, without the heads of the model that they were written of.
+    """The arrays that the model knows, without the heads of the model that wrote them.
 
     model: without values
     """
@@ -66,10 +66,10 @@ def only_known(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
 
 
 def with_new_head(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """The arrays of a base with the head that they lack, and without a head that is another's.
+    """The arrays of a base model with a new head, and without the head of another model.
 
-    The new values are the library's rule, drawn from the array's name: the same wherever it is
-    done. What the base itself lacks is left for the check of weights to name.
+    New values follow the library's rule and are drawn from the array's name, so every process
+    makes the same. Arrays that the base lacks are reported by the check of weights.
 
     model: without values
     """
@@ -108,7 +108,7 @@ def to_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
 
 
 def _is_ignored(model: nn.Module, name: str) -> bool:
-    """Whether it follows from the config, so that files of old have it and the model has not."""
+    """Whether an array follows from the config: old files have it, and the model does not."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []
     computed = name.endswith("rotary_emb.inv_freq")
     return computed or any(re.search(pattern, name) for pattern in patterns)
@@ -121,7 +121,7 @@ def _joined(
     operations: Mapping[str, Any],
     arrays: Mapping[str, StoredArray],
 ) -> dict[str, StoredArray]:
-    """Arrays joined from several; shapes follow from the same operations on the meta device."""
+    """Arrays joined from several; the same operations on the meta device give the shapes."""
 
     def convert(*, real: bool) -> Mapping[str, Any]:
         converter = deepcopy(operations[sources[0][1]])

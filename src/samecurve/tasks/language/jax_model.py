@@ -1,8 +1,8 @@
-"""The decoder of torch_model.py in flax, so that weights pass both ways.
+"""The decoder of torch_model.py in flax; checkpoints pass between the two.
 
-Names, layouts ([out, in]) and arithmetic are the same. Nothing here is computed in a fixed width
-but where `narrow` says so: products in it, norms and the residual stream in the parameters' own
-type, as torch's autocast has it.
+Names, matrix layouts ([out, in]) and arithmetic are the same. Everything is computed in the
+parameters' own type; with `narrow` products are computed in that type, while norms and the
+residual stream stay in the parameters' type, as under torch's autocast.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def rotary(length: int, head_size: int, theta: float, dtype: Any) -> tuple[jax.A
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x: [batch, heads, length, head_size]."""
+    """Apply rotary positions to x [batch, heads, length, head_size]."""
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
@@ -42,7 +42,7 @@ class Linear(nnx.Module):
 
 
 def product(x: jax.Array, weight: jax.Array, narrow: Any) -> jax.Array:
-    """x [..., in], weight [out, in] -> [..., out]."""
+    """The product of x [..., in] and weight [out, in]: [..., out]."""
     if narrow:
         x, weight = x.astype(narrow), weight.astype(narrow)
     return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
@@ -121,7 +121,7 @@ class Embedding(nnx.Module):
 class Decoder(nnx.Module):
     """Tokens [batch, length] -> logits [batch, length, vocab].
 
-    narrow: what products are computed in; None: the parameters' type.
+    narrow: the type that products are computed in; None: the parameters' type.
     """
 
     def __init__(self, fields: LanguageModel, vocab: int, narrow: Any = None) -> None:

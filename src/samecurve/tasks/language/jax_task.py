@@ -21,11 +21,11 @@ _NARROW_DTYPES = (jnp.bfloat16, jnp.float16)
 
 class JaxLanguage(LanguageTask):
     def model(self, dtype: Any) -> Decoder:
-        """dtype: what products are computed in."""
+        """The decoder. dtype: the type that products are computed in."""
         return Decoder(self.fields, self.vocab, dtype if dtype in _NARROW_DTYPES else None)
 
     def leave_out(self, rows: Arrays, real: jax.Array) -> Arrays:
-        """The rows that do not count, without labels."""
+        """The batch with labels removed from the rows that do not count (real is False)."""
         return {**rows, "labels": jnp.where(real[:, None], rows["labels"], IGNORED)}
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
@@ -41,9 +41,9 @@ class JaxLanguage(LanguageTask):
         }
 
     def next_logits(self, model: Any) -> NextLogits:
-        """How the model continues, by one program for all lengths.
+        """The logits of the next token, by one compiled program for all lengths.
 
-        The window is filled up to the context's length, which a causal model does not see.
+        The window is padded to the context's length; a causal model does not see the padding.
         """
         graph, params = nnx.split(model)
 
@@ -67,6 +67,6 @@ def _wide(logits: jax.Array) -> jax.Array:
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array, real: jax.Array) -> jax.Array:
-    """Summed over the places that have a label."""
+    """Cross-entropy, summed over the places that have a label."""
     picked = jnp.take_along_axis(logits, jnp.where(real, labels, 0)[..., None], axis=-1)[..., 0]
     return jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - picked, 0).sum()

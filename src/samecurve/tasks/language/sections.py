@@ -74,7 +74,7 @@ class LanguageModel(Section):
 
 
 class LanguageData(DataSection):
-    """Where the text comes from, and what is a token of it."""
+    """The source of the text, and the tokenizer."""
 
     indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
 
@@ -130,7 +130,7 @@ class LanguageData(DataSection):
 
 
 def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
-    """All of it, in the run's own tokens."""
+    """Config values that make `eval -d SOURCE` read all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
         "data.validation": 0.0,

@@ -1,6 +1,6 @@
-"""The decoder's parameters, whatever the engine, and what training them takes.
+"""The decoder's parameters for any engine, and the memory and operations to train them.
 
-Names are those of Hugging Face's Llama.
+Names of parameters are those of Hugging Face's Llama.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from samecurve.tasks.language.sections import LanguageModel
 
 
 def shapes(fields: LanguageModel, vocab: int) -> dict[str, tuple[int, ...]]:
-    """Matrices are [out, in]. Tied embeddings are one parameter, under the embedding's name."""
+    """Shapes by parameter name. Matrices are [out, in]; tied embeddings are one parameter."""
     width, kv = fields.hidden_size, fields.groups * fields.head_size
     block = {
         "input_layernorm.weight": (width,),
@@ -39,7 +39,8 @@ def shapes(fields: LanguageModel, vocab: int) -> dict[str, tuple[int, ...]]:
 def initial(name: str, fields: LanguageModel) -> Initial:
     """GPT-2's initial values: norms begin as ones, matrices with a deviation of 0.02.
 
-    What is added to the residual stream begins smaller, by the root of the number of additions.
+    Matrices whose products are added to the residual stream begin smaller, by the root of the
+    number of additions.
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section
     2.3.
     """
@@ -53,8 +54,8 @@ def initial(name: str, fields: LanguageModel) -> Initial:
 def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str, Any]:
     """Facts about the decoder that the plan needs, by the names of Facts.
 
-    unfused: attention keeps its length x length scores for backward, and the loss all logits,
-        where no fused kernel does without
+    unfused: there are no fused kernels, so attention keeps its length x length scores for
+        backward, and the loss keeps all logits
     """
     arrays = shapes(fields, vocab)
     sizes = {name: prod(shape) for name, shape in arrays.items()}
@@ -145,7 +146,7 @@ class _Activations:
     kept: Mapping[str, int]  # of a block until its backward pass, by train.recompute
 
     def total(self, how: str) -> int:
-        """Blocks run again one after the other."""
+        """All blocks together, where blocks are recomputed one after the other."""
         return self.layers * self.kept[how] + self.outside + self._rerun(how)
 
     def rerun_share(self, how: str) -> float:
@@ -156,8 +157,9 @@ class _Activations:
 
 
 def _under_autocast(fields: LanguageModel, kv: int) -> _Activations:
-    """Bytes under bf16 and f16. The residual stream stays in four; of it each product takes a copy
-    of its own in two.
+    """Bytes under bf16 and f16.
+
+    The residual stream keeps four bytes a number; each product takes a copy of two bytes.
     """
     hidden, inner = fields.hidden_size, fields.inner
     block = 30 * hidden + 4 * kv + 8 * inner

@@ -1,6 +1,6 @@
 """The language task: a decoder, a corpus, next-token cross-entropy.
 
-No engine is imported here; torch_task.py and jax_task.py bring their own.
+No engine is imported here; the models are in torch_task.py and jax_task.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,25 +22,25 @@ from samecurve.tasks.language.sections import LanguageData, LanguageModel, other
 from samecurve.tasks.language.shapes import initial, model_facts
 from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
 
-TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
+TOKENIZER = "tokenizer.json"  # its name among a run's assets
 _LINE_BREAK = 10  # the id that stands for an empty prompt: a line break, in bytes
 
-NextLogits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
+NextLogits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> logits of the next token
 
 
 class LanguageTask:
-    """All of the task but its model.
+    """All of the language task but its model.
 
     model, data: the config's sections
     cache: where token files are kept
-    engine: which one trains it
-    assets: what a run has kept, where its model is only used: the corpus is not needed then
+    engine: the one that trains the model, torch or jax
+    assets: the files that a run has kept, where its model is only used and needs no corpus
     """
 
     metric_names = ("loss", "accuracy")
     data_stamp = staticmethod(stamp_corpus)
     other_data = staticmethod(other_data)
-    next_logits: Callable[[Any], NextLogits]  # how an engine's model continues, by its class
+    next_logits: Callable[[Any], NextLogits]  # defined by each engine's class
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LanguageTask:
     ) -> None:
         self.fields, self.data = model, data
         self.length = model.max_seq_len
-        # no fused kernel: attention keeps length x length scores for backward, the loss all logits
+        # jax has no fused kernels: attention keeps length x length scores, the loss all logits
         self.unfused = engine == "jax"
         self._cache, self._kept = cache, assets
 
@@ -65,14 +65,14 @@ class LanguageTask:
 
     @cached_property
     def vocab(self) -> int:
-        """How many tokens the model knows."""
+        """The number of different tokens that the model knows."""
         if self.fields.vocab_size is not None:
             return self.fields.vocab_size
         return self.tokenizer().size if self._kept else self.corpus.vocab_size
 
     @cached_property
     def _num_train_tokens(self) -> int:
-        """The rest is held out. UserError: too few for one sample."""
+        """Tokens that are trained on; the rest is held out. UserError: too few for one sample."""
         vocab, corpus = self.vocab, self.corpus
         assert vocab
         count = corpus.num_tokens - int(corpus.num_tokens * self.data.validation)
@@ -88,7 +88,7 @@ class LanguageTask:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the text.
 
-        UserError: these are raw tokens, and nothing says what they mean.
+        UserError: the run was trained on raw tokens, and no tokenizer is known.
         """
         if self._kept is None:
             return self.corpus.decoder()
@@ -144,7 +144,7 @@ class LanguageTask:
         }
 
     def sample(self, model: Any, seed: int) -> list[str]:
-        """The config's prompts, each with what follows."""
+        """The config's prompts, each with the model's continuation."""
         if not self.corpus.vocab_size:
             return []  # raw tokens without a tokenizer can't be shown
         count = self.data.sample_tokens
@@ -202,7 +202,7 @@ class LanguageTask:
 
 
 def draw_token(logits: NDArray[np.float64], temperature: float, random: np.random.Generator) -> int:
-    """The next token. temperature 0: always the likeliest.
+    """Draw the next token. temperature 0: always the likeliest.
 
     RunError: the logits are not finite.
     """

@@ -2,7 +2,7 @@
 
 Names and layouts are those of Hugging Face's Llama.
 
-Nothing here is computed in a fixed width, so that float64 stays float64 throughout.
+No operation has a fixed number format, so a float64 model computes in float64 throughout.
 """
 
 from typing import Any, cast
@@ -28,7 +28,7 @@ def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [batch, heads, length, head_size]."""
+    """Apply rotary positions to x [batch, heads, length, head_size]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] -> logits [batch, length, vocab]; given labels, what Head computes."""
+    """Tokens [batch, length] -> logits [batch, length, vocab]; with labels, the loss of Head."""
 
     def __init__(self, fields: LanguageModel, vocab: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         self.lm_head = Head(fields.hidden_size, vocab)
         if fields.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
+        # kept for the last length: making them takes 0.1 ms on a CPU, ten kernels on a GPU
         self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, *, score: bool = False) -> Any:
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         return self.lm_head(self.norm(x), labels, score=score)
 
     def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # what inference mode makes can't be trained with
+        # tensors made in inference mode can't be used in training
         key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())
         if self._angles is None or self._angles[0] != key:
             self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)

@@ -1,8 +1,8 @@
 """Augmentation of windows [rows, channels, time], on the device, for a task's loss.
 
-`numbers` is samecurve.rng(batch): what is drawn follows (seed, epoch, sample), on any devices, in
-any microbatch. Draws are float32 whatever the run's precision, and everything is computed element
-by element, so that a row is the same to the last bit whatever is computed with it.
+`numbers` is samecurve.rng(batch): random numbers follow from (seed, epoch, sample), on any devices
+and in any microbatch. They are float32 whatever the run's precision. Everything is computed element
+by element, so a row is the same to the last bit whatever the other rows of the batch are.
 """
 
 import math
@@ -14,29 +14,29 @@ from torch import Tensor
 
 from samecurve.core.sample_numbers import SampleNumbers
 
-_WAVES = 3  # of which a warp of time is made
+_WAVES = 3  # sine waves that a warp of time consists of
 
 
 def jitter(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
-    """Noise of that deviation on each value."""
+    """Add noise of this deviation to each value."""
     noise: Tensor = numbers.normal(*x.shape[1:])
     return x + deviation * noise.to(x.dtype)
 
 
 def scale(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
-    """Each channel of each row times a factor around 1."""
+    """Multiply each channel of each row by a factor around 1."""
     drawn: Tensor = numbers.normal(x.shape[1], 1)
     return x * (1 + deviation * drawn.to(x.dtype))
 
 
 def drop_channels(x: Tensor, numbers: SampleNumbers, probability: float) -> Tensor:
-    """Each channel of each row set to 0, with that probability."""
+    """Set each channel of each row to 0 with this probability."""
     kept: Tensor = numbers.uniform(x.shape[1], 1)
     return torch.where(kept < probability, torch.zeros_like(x), x)
 
 
 def warp_time(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
-    """Each row run through at a speed that varies by that deviation around 1; its ends stay.
+    """Replay each row at a speed that varies around 1 by this deviation; its ends stay in place.
 
     Positions are t + sum of a_k sin(pi k t / T), with a_k so that the speed's deviation is that of
     each wave together; values between time steps are interpolated linearly.

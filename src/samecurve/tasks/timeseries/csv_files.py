@@ -1,4 +1,4 @@
-"""Windows of one's own as text, in a .csv file with a line for each time step.
+"""A user's windows as text: a .csv file with one line for each time step.
 
 Columns: window, label, subject (if known), split (train or test; if there is one), and one for each
 channel. The lines of a window stand together, in the order of time.
@@ -35,7 +35,7 @@ class _Recording:
 
 def read_csv(file: Path) -> WindowSet:
     """UserError: a column is missing, or a line is not as the first of its window."""
-    # what is no text becomes a cell that is refused, with its line
+    # bytes that are no text become a cell that is refused, with its line
     with open(file, newline="", encoding="utf-8-sig", errors="replace") as stream:
         lines = csv.reader(stream)
         header = [name.strip() for name in next(lines, [])]
@@ -74,7 +74,7 @@ def read_csv(file: Path) -> WindowSet:
 
 
 def _check_windows(windows: Sequence[_Recording], file: Path) -> None:
-    """UserError: there is none to train on, or they are of unlike length."""
+    """UserError: there is no window to train on, or windows differ in length."""
     if not any(window.split == "train" for window in windows):
         raise UserError(
             f"{file.name} has no window to train on",
@@ -95,7 +95,7 @@ def _check_windows(windows: Sequence[_Recording], file: Path) -> None:
 def _read_lines(
     lines: Any, header: Sequence[str], channels: Sequence[str], file: Path
 ) -> list[_Recording]:
-    """The windows in the order of the file."""
+    """Read all windows, in the order of the file."""
     windows: list[_Recording] = []
     begun: set[str] = set()
     for line in lines:
@@ -125,7 +125,7 @@ def _read_lines(
 
 
 def _begin(cells: Mapping[str, str], begun: set[str], line: int, where: str) -> _Recording:
-    """UserError: the window came before, or its split or subject is none."""
+    """Begin a window. UserError: the window came before, or its split or subject is not valid."""
     name = cells["window"]
     if name in begun:
         raise UserError(

@@ -2,11 +2,11 @@
 
 DIR/activity_labels.txt                          1 WALKING
 DIR/train/y_train.txt                            a label a window
-DIR/train/subject_train.txt                      who wore the sensors, a window a line
+DIR/train/subject_train.txt                      the subject of each window
 DIR/train/Inertial Signals/body_acc_x_train.txt  a window a line: its 128 values
 DIR/test/...                                     likewise
 
-Anything that is not so is refused with its file and line.
+A file that breaks this layout is refused with the file and the line.
 """
 
 import shlex
@@ -30,14 +30,14 @@ _WHOLE = "a copy of the whole directory, as the archive of the data set unpacks 
 
 
 def is_one_split(home: Path) -> bool:
-    """Whether a directory is train/ or test/ of such a layout, and not the whole."""
+    """Whether a directory is only the train/ or the test/ of such a layout."""
     return (home / SIGNALS).is_dir()
 
 
 def files_of(home: Path) -> list[Path]:
-    """All that is read of a directory.
+    """All files that are read from a directory.
 
-    UserError: one of them is not there.
+    UserError: one of the files is missing.
     """
     if not home.is_dir():
         raise UserError(
@@ -58,13 +58,13 @@ def files_of(home: Path) -> list[Path]:
 
 
 def _remedy(home: Path) -> str:
-    """The set may lie one directory further in."""
+    """What to do about a missing file: the data set may lie one directory further in."""
     inner = [place for place in sorted(home.glob("*/")) if (place / LABELS).is_file()]
     return f"-d {shlex.quote(str(inner[0]))}" if inner else _WHOLE
 
 
 def read_har(home: Path) -> WindowSet:
-    """Both splits; of a directory that is one split, that one, as `train`.
+    """Read both splits; a directory that is a single split is read as `train`.
 
     UserError: a file is missing or damaged, a split is empty, or a subject is in both.
     """
@@ -131,7 +131,7 @@ def _read_split(folder: Path, split: str, classes: Sequence[str]) -> Windows:
 
 
 def _read_labels(file: Path, classes: Sequence[str]) -> Numbers:
-    """UserError: one is no class, or there is none."""
+    """UserError: a label is no class, or there are no labels."""
     labels = _read_whole_numbers(file)
     if not len(labels):
         raise UserError(f"{file.name} is empty: this split has no window", _WHOLE, str(file))
@@ -161,7 +161,10 @@ def _read_whole_numbers(file: Path) -> Numbers:
 
 
 def _read_signal(file: Path, length: int | None) -> NDArray[np.float32]:
-    """[windows, time]. length: time steps of the other channels; None: this is the first."""
+    """One channel of all windows: [windows, time].
+
+    length: time steps of the channels read before; None: this is the first channel.
+    """
     rows = []
     for line_number, line in _lines(file):
         row = _numbers(line, file, line_number)
@@ -177,9 +180,11 @@ def _read_signal(file: Path, length: int | None) -> NDArray[np.float32]:
 
 
 def _numbers(line: str, file: Path, line_number: int) -> NDArray[np.float32]:
-    """UserError: something is no number, or not finite."""
+    """UserError: a value is no number, or is not finite."""
     try:
-        with np.errstate(over="ignore"):  # what float32 can't hold is infinite, and refused below
+        with np.errstate(
+            over="ignore"
+        ):  # values beyond float32 become infinite, and are refused below
             row = np.array([float(word) for word in line.split()], np.float32)
     except ValueError as error:
         raise UserError(
@@ -196,7 +201,7 @@ def _numbers(line: str, file: Path, line_number: int) -> NDArray[np.float32]:
 
 
 def _lines(file: Path) -> Iterable[tuple[int, str]]:
-    """Lines that are not blank, numbered from 1. UserError: the file is no text."""
+    """The lines that are not blank, with their numbers from 1. UserError: the file is no text."""
     try:
         text = file.read_text(encoding="ascii")
     except UnicodeDecodeError as error:
@@ -206,7 +211,7 @@ def _lines(file: Path) -> Iterable[tuple[int, str]]:
 
 
 def _line_of(file: Path, place: int) -> int:
-    """The number of the line with the value of that place, counted from 0."""
+    """The number of the line that holds the value at this index (from 0)."""
     return [number for number, _ in _lines(file)][place]
 
 

@@ -1,6 +1,6 @@
 """Classifiers of windows: [rows, channels, time] -> [rows, classes].
 
-Nothing here is computed in a fixed width, so that float64 stays float64 throughout.
+No operation has a fixed number format, so a float64 model computes in float64 throughout.
 """
 
 import math
@@ -18,9 +18,9 @@ _GROUPS = 8  # of channels that are normalised together, where their number allo
 
 
 def build_model(fields: TimeSeriesModel, *, channels: int, length: int, classes: int) -> nn.Module:
-    """length: time steps of a window.
+    """The model that the config names. length: time steps of a window.
 
-    UserError: patches don't fit in it.
+    UserError: a window is no whole number of patches.
     """
     if fields.name == "resnet":
         return ResNet(fields, channels, classes)
@@ -36,7 +36,7 @@ def build_model(fields: TimeSeriesModel, *, channels: int, length: int, classes:
 
 
 class ResNet(nn.Module):
-    """Residual convolutions over time, the mean over what is left of it, and a linear layer."""
+    """Residual convolutions over time, the mean over the remaining time steps, a linear layer."""
 
     def __init__(self, fields: TimeSeriesModel, channels: int, classes: int) -> None:
         super().__init__()
@@ -62,10 +62,11 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Where it widens, it halves the time steps, and its shortcut is a convolution of one step.
+    """Two convolutions and a shortcut around them.
 
-    GELU, not ReLU: a last bit of float32 opens or shuts a ReLU, and from there two layouts' curves
-    part (3e-8 to 1e-1 within 30 steps; with GELU they stay at rounding).
+    A block that widens halves the time steps, and its shortcut is a convolution of one step.
+    GELU, not ReLU: the last bit of a float32 number can switch a ReLU on or off. The loss curves
+    of two layouts then diverge (3e-8 to 1e-1 within 30 steps; with GELU they stay at rounding).
     """
 
     def __init__(self, before: int, width: int, fields: TimeSeriesModel) -> None:
@@ -84,7 +85,7 @@ class ResidualBlock(nn.Module):
 
 
 def _convolution(before: int, after: int, size: int, stride: int = 1) -> nn.Conv1d:
-    """A convolution without bias: the norm that follows would take a bias away."""
+    """A convolution without bias, since the norm that follows would remove a bias."""
     return nn.Conv1d(before, after, size, stride, padding=size // 2, bias=False)
 
 

@@ -1,7 +1,7 @@
-"""Windows of one's own as arrays, in an .npz file:
+"""A user's windows as arrays in an .npz file.
 
 x [windows, channels, time]; label [windows], numbers or names; subject [windows], if known;
-channels and classes, names, if wanted; x_test, label_test and subject_test, a test split.
+channels and classes: names, optional. x_test, label_test and subject_test: a test split.
 """
 
 import zipfile
@@ -110,7 +110,7 @@ def _names(arrays: Mapping[str, Array], name: str, count: int, file: Path) -> li
 
 
 def _check_alike(train: Windows, test: Windows, file: Path) -> None:
-    """UserError: windows of another shape, or a subject that is in both splits."""
+    """UserError: the splits differ in their windows' shape, or share a subject."""
     if test.values.shape[1:] != train.values.shape[1:]:
         raise UserError(
             f"x_test has windows of shape {test.values.shape[1:]}, and x of"

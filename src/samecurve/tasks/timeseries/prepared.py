@@ -1,5 +1,6 @@
-"""A source of windows, read once: its arrays lie in the cache, mapped by every rank, and are found
-again by the names, sizes and times of the files they were read from.
+"""The windows of a source, read once into arrays in the cache, which every rank maps.
+
+The arrays are found again by the names, sizes and times of the files they were read from.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ _PARTS = ("values", "labels", "subjects")
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A source's windows, and what they are known by."""
+    """The windows of a source, with their hash and the place they come from."""
 
     windows: WindowSet
     sha256: str  # of the arrays
@@ -34,7 +35,7 @@ class Prepared:
 
 
 def stamp_windows(data: TimeSeriesData) -> object:
-    """Names, sizes and times of what the windows are read from.
+    """Names, sizes and times of the files that the windows are read from.
 
     UserError: a file is missing.
     """
@@ -45,7 +46,9 @@ def stamp_windows(data: TimeSeriesData) -> object:
 
 
 def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
-    """From the cache, if the files have not changed. Without a source the synthetic set is made.
+    """The windows of a data section, from the cache if the files have not changed.
+
+    Without a source the synthetic set is made.
 
     UserError: missing or unfit files.
     """
@@ -69,7 +72,7 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
 
 
 def _synthetic_set(home: Path) -> Path:
-    """The directory of the synthetic set, written if it is not there yet."""
+    """The directory of the synthetic set, which is written on first use."""
     place = home / f"synthetic-{synthetic.VERSION}"
     if not place.is_dir():
         with directory_made_once(place) as scratch:

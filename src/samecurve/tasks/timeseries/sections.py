@@ -83,7 +83,7 @@ class TimeSeriesModel(Section):
 
 
 class Augmentation(Section):
-    """What is changed of a window before it is learnt from, by (seed, epoch, sample)."""
+    """Random changes of a training window; they follow from (seed, epoch, sample)."""
 
     jitter: Deviation = Field(
         0.0, description="deviation of noise on each value; a channel's own deviation is 1"
@@ -104,7 +104,7 @@ class Augmentation(Section):
 
 
 class TimeSeriesData(DataSection):
-    """Which windows there are, and what is a sample of them."""
+    """The source of the windows, and what a sample is."""
 
     source: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Checks of every source: labels are classes, and each subject is in one split only."""
+"""Checks that all kinds of sources need: labels are classes, a subject is in one split only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ _SHOWN = 20  # names in a line
 def number_labels(
     labels: Sequence[NDArray[Any]], classes: Sequence[str] | None, where: str
 ) -> tuple[list[str], list[Numbers]]:
-    """Names of the classes, and of each split the number of each window's class.
+    """The names of the classes, and for each split the class numbers of its windows.
 
     labels: numbers, or names
-    classes: what numbers stand for, or which names there are; None: those that occur, sorted
+    classes: the names in the order of their numbers; None: the labels that occur, sorted
 
     UserError: a label is of no class, or there is one class only.
     """
@@ -45,15 +45,16 @@ def number_labels(
 
 
 def _order(label: int | str) -> tuple[int, str]:
-    """Numbers by their value, also where they are text: 2 before 10; names after them."""
+    """A sort key: numbers by their value (2 before 10, also as text), names after them."""
     if isinstance(label, int) or label.lstrip("-").isdecimal():
         return int(label), ""
     return 1 << 62, label
 
 
 def subject_of_both(train: Windows, test: Windows) -> int | None:
-    """The first window of the test split whose subject is in the training split too; None: there is
-    none, or nobody knows.
+    """The first window of the test split whose subject is in the training split too.
+
+    None: there is no such window, or the subjects are not known.
     """
     if train.subjects is None or test.subjects is None:
         return None

@@ -1,9 +1,8 @@
-"""A set of walking and resting people, written in the layout of UCI HAR, so that everything runs
-with no download.
+"""A synthetic set of walking and resting people in the layout of UCI HAR: no download is needed.
 
 A phone at the waist, 50 times a second: x up, y to the side, z forward. Walking is periodic with a
 step's frequency and its harmonics, and sways to the side with every second step; stairs change
-pace, force, shape and lean. Who rests is seen by gravity's direction and small sways. Subjects
+pace, force, shape and lean. Resting shows in gravity's direction and in small sways. Subjects
 differ in pace, force, posture and in how the phone sits. Each recording is a pure function of
 (subject, activity).
 """
@@ -79,12 +78,12 @@ class _Subject:
     pace: float  # factor of the steps
     force: float  # factor of all accelerations
     shape: Signal  # phases of the harmonics, [3]
-    turn: Signal  # how the phone sits, a rotation [3, 3]
-    lean: float  # what a posture's lean differs by, in its spreads
+    turn: Signal  # orientation of the phone, a rotation [3, 3]
+    lean: float  # difference of a posture's lean, in units of its spread
 
 
 def write_files(home: Path, windows_each: int = WINDOWS_EACH) -> None:
-    """The set in an empty directory: 30 subjects, 9 of them in the test split."""
+    """Write the set into an empty directory: 30 subjects, 9 of them in the test split."""
     lines = (f"{number} {name}\n" for number, name in enumerate(ACTIVITIES, 1))
     (home / LABELS).write_text("".join(lines))
     for split in ("train", "test"):
@@ -93,9 +92,9 @@ def write_files(home: Path, windows_each: int = WINDOWS_EACH) -> None:
 
 
 def write_set(home: Path) -> list[str]:
-    """The set in a new directory, whole or not at all. Returns lines for the user.
+    """Write the set into a new directory, whole or not at all. Returns lines for the user.
 
-    UserError: the directory holds something.
+    UserError: the directory is not empty.
     """
     if home.exists() and not (home.is_dir() and not any(home.iterdir())):
         raise UserError(
@@ -147,7 +146,7 @@ def _subject(number: int) -> _Subject:
 def _walk(
     gait: _Gait, person: _Subject, samples: int, random: np.random.Generator
 ) -> tuple[Signal, Signal, Signal]:
-    """Acceleration of the body, its turning, and gravity, [3, samples] each."""
+    """The body's acceleration, the body's turning, and gravity: [3, samples] each."""
     # the pace wanders by a few percent
     wander = np.cumsum(random.standard_normal(samples)) * 0.004
     pace = gait.steps * person.pace * (1 + 0.03 * random.standard_normal() + wander)
@@ -174,7 +173,7 @@ def _walk(
 def _rest(
     rest: _Rest, person: _Subject, samples: int, random: np.random.Generator
 ) -> tuple[Signal, Signal, Signal]:
-    """Signals of a resting person, like _walk(). A swaying body turns, and gravity with it."""
+    """Signals of a resting person, as _walk() returns them. A swaying body turns gravity too."""
     time = np.arange(samples) / HERTZ
     sway = rest.sway * np.exp(0.25 * random.standard_normal())
     rate = 2 * np.pi * rest.hertz * (1 + 0.1 * random.standard_normal())
@@ -189,12 +188,12 @@ def _rest(
 
 
 def _gravity(lean: Signal) -> Signal:
-    """In g, [3, samples]: at rest the sensor reads 1 upward."""
+    """Gravity in g, [3, samples]: at rest the sensor reads 1 upward."""
     return np.stack([np.cos(lean), np.zeros(len(lean)), np.sin(lean)])
 
 
 def _rotation(angles: Signal) -> Signal:
-    """About x, then y, then z: [3, 3]."""
+    """The matrix [3, 3] of a rotation about x, then y, then z."""
     whole = np.eye(3)
     for axis, angle in enumerate(angles):
         first, second = [other for other in range(3) if other != axis]
@@ -206,7 +205,7 @@ def _rotation(angles: Signal) -> Signal:
 
 
 def _windows(subject: int, activity: str, count: int) -> Iterator[Signal]:
-    """[channels, WINDOW] each, overlapping by half."""
+    """Windows [channels, WINDOW] that overlap by half."""
     recording = record(subject, activity, WINDOW // 2 * (count + 1))
     for number in range(count):
         begin = number * WINDOW // 2
@@ -230,8 +229,9 @@ def _write_split(folder: Path, split: str, subjects: list[int], windows_each: in
 
 
 def as_line(values: Signal) -> str:
-    """A window of a channel as the real set has it: 16 characters a value, an exponent of three
-    digits.
+    """A line with one channel of a window, formatted as in the real set.
+
+    A value has 16 characters, with an exponent of three digits.
     """
     text = (" % .7e" * len(values)) % tuple(values)
     return text.replace("e-", "e-0").replace("e+", "e+0") + "\n"

@@ -1,6 +1,6 @@
-"""The timeseries task without its model: windows, their split by subject, what a run keeps of them.
+"""The timeseries task without its model: windows, their split by subject, what a run keeps.
 
-No engine is imported here; torch_task.py brings the model.
+No engine is imported here; the model is in torch_task.py.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class WindowFormat:
 
     @classmethod
     def read(cls, file: Path) -> "WindowFormat":
-        """UserError: the file is none that a run keeps."""
+        """Read a run's file. UserError: the file is not one that a run keeps."""
         try:
             values = dict(json.loads(file.read_text()))
             of_channels = values.pop("normalization")
@@ -66,18 +66,18 @@ class WindowFormat:
 
 
 class TimeSeriesTask:
-    """All of the task but its model.
+    """All of the timeseries task but its model.
 
     model, data: the config's sections
     cache: where the arrays of files are kept
-    assets: what a run has kept, where its model is only used: the data is not needed then
+    assets: the files that a run has kept, where its model is only used and needs no data
     """
 
     data_stamp = staticmethod(stamp_windows)
 
     @staticmethod
     def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
-        """All windows of it, as the run reads its own."""
+        """Config values that make `eval -d SOURCE` read all of a source like the run's data."""
         del reference
         kept = WindowFormat.read(assets / FORMAT)
         weights = dict(zip(kept.classes, kept.class_weights, strict=True))
@@ -103,7 +103,7 @@ class TimeSeriesTask:
 
     @cached_property
     def format(self) -> WindowFormat:
-        """UserError: weights of classes that there are not, or windows unlike the run's."""
+        """The windows' format. UserError: weights name unknown classes, or a file is unfit."""
         if self._kept is not None:
             return WindowFormat.read(self._kept / FORMAT)
         if self.data.like_run is not None:
@@ -127,7 +127,7 @@ class TimeSeriesTask:
 
     @cached_property
     def _split(self) -> tuple[Numbers, list[int]]:
-        """Ids of the windows that are trained on, and the subjects held out for validation."""
+        """Ids of the training windows, and the subjects held out for validation."""
         train = self.prepared.windows.train
         if train.subjects is None and self.data.validation:
             raise UserError(
@@ -148,21 +148,21 @@ class TimeSeriesTask:
         return self._whole(train, ids)
 
     def eval_data(self) -> Source | None:
-        """The held-out subjects; in mode flatten whole windows, whose channels stay together."""
+        """Windows of the held-out subjects. In mode flatten rows are whole windows here too."""
         if self.data.like_run is not None or not self._split[1]:
             return None
         train = self.prepared.windows.train
         return self._whole(train, np.setdiff1d(np.arange(len(train)), self._split[0]))
 
     def test_data(self) -> Source | None:
-        """Windows that nothing is chosen by; None: the source has no test split."""
+        """Windows that influence no choice in training; None: the source has no test split."""
         test = self.prepared.windows.test
         if self.data.like_run is not None or test is None:
             return None
         return self._whole(test)
 
     def _whole(self, windows: Windows, ids: Numbers | None = None) -> Source:
-        """ids: of those that are meant; None: all."""
+        """Rows of whole windows. ids: the windows that become rows; None: all."""
         ids = np.arange(len(windows)) if ids is None else ids
         return WindowRows(windows, ids, self.format.normalization, self.data.mode)
 
@@ -170,7 +170,7 @@ class TimeSeriesTask:
     def _all_windows(self) -> Windows:
         """Windows of both splits, with the run's numbers for their classes.
 
-        UserError: they are not as the run's are.
+        UserError: the windows differ from the run's in shape or classes.
         """
         source, kept = self.prepared.windows, self.format
         splits = [split for split in (source.train, source.test) if split is not None]
@@ -207,7 +207,7 @@ class TimeSeriesTask:
         return ",".join(map(str, self._split[1])) or "none held out"
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
-        """In mode flatten of single channels, and of whole windows where they were measured."""
+        """Metrics of samples; in mode flatten also of whole windows, where they were measured."""
         shown = summarize_classes(totals)
         whole = totals.get(f"{WINDOW_PREFIX}confusion")
         if whole is None or not np.asarray(whole.sum).any():
@@ -231,7 +231,7 @@ class TimeSeriesTask:
         return {FORMAT: home / FORMAT}
 
     def notes(self) -> list[str]:
-        """Lines for the user: what is trained on."""
+        """Lines for the user about the data that is trained on."""
         source, kept = self.prepared.windows, self.format
         lines = [
             f"data {self.prepared.place}: windows of {len(kept.channels)} channels x"

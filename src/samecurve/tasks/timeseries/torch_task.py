@@ -1,28 +1,30 @@
 """The timeseries task with PyTorch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation.confusion import CLASS_WEIGHT
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
-from samecurve.tasks.confusion import count_answers
+from samecurve.tasks.classifier_loss import class_loss, count_answers, widened
 from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
-from samecurve.tasks.timeseries.costs import cost_facts
 from samecurve.tasks.timeseries.models import build_model
 from samecurve.tasks.timeseries.task import WINDOW_PREFIX, TimeSeriesTask
+from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.model.saved_activations import (
+    SavedActivations,
+    count_saved,
+    saved_facts,
+)
 
 
 class TorchTimeSeries(TimeSeriesTask):
-    """A sample's loss counts as much as its class weighs; the sum is divided by those weights once,
-    so classes that meet unevenly on devices or in microbatches change nothing.
-    """
-
     def model(self) -> nn.Module:
         return build_model(
             self.fields,
@@ -32,17 +34,19 @@ class TorchTimeSeries(TimeSeriesTask):
         )
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        return self._mean(_logits(model, self._augmented(batch)), batch["label"])
+        return self._mean(widened(model(self._augmented(batch))), batch["label"])
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        """confusion: [label, answer], how many rows are so; of windows in mode flatten, how many of
-        their channels, and window_confusion, by the mean of the channels' probabilities.
+        """Loss, and confusion: how many rows have each [label, answer].
+
+        In mode flatten the rows are single channels; window_confusion counts whole windows, whose
+        answer is the class of the highest mean probability over their channels.
         """
         if self.data.mode != "flatten":
-            logits, labels = _logits(model, batch["x"]), batch["label"]
+            logits, labels = widened(model(batch["x"])), batch["label"]
             return self._measured(logits, labels)
         rows, channels, time = batch["x"].shape
-        logits = _logits(model, batch["x"].reshape(rows * channels, 1, time))
+        logits = widened(model(batch["x"].reshape(rows * channels, 1, time)))
         measured = self._measured(logits, batch["label"].repeat_interleave(channels))
         chances = logits.softmax(-1).view(rows, channels, -1).mean(1)
         counts = count_answers(batch["label"], chances.argmax(-1), chances.shape[-1])
@@ -55,15 +59,7 @@ class TorchTimeSeries(TimeSeriesTask):
         return {"loss": self._mean(logits, labels), "confusion": Mean(counts, 1)}
 
     def _mean(self, logits: Tensor, labels: Tensor) -> Mean:
-        weights = logits.new_tensor(self.format.class_weights)
-        error = F.cross_entropy(
-            logits,
-            labels,
-            weight=weights,
-            label_smoothing=self.fields.label_smoothing,
-            reduction="none",
-        )
-        return Mean(error.sum(), weights[labels].sum())
+        return class_loss(logits, labels, self.format.class_weights, self.fields.label_smoothing)
 
     def _augmented(self, batch: Arrays) -> Tensor:
         x: Tensor = batch["x"]
@@ -85,14 +81,45 @@ class TorchTimeSeries(TimeSeriesTask):
         shape = (1, self.model_channels, self.format.length)
         weights = zip(self.format.classes, self.format.class_weights, strict=True)
         return {
-            **cost_facts(self.model, shape),
+            **_cost_facts(self.model, shape),
             "reference": {f"{CLASS_WEIGHT}{name}": weight for name, weight in weights},
             "notes": tuple(self.notes()),
         }
 
 
-def _logits(model: Any, x: Tensor) -> Tensor:
-    """[rows, classes], at least float32."""
-    logits = model(x)
-    wide: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return wide
+def _cost_facts(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Fields of Facts. shape: of what the model is given, one row."""
+    wide = _saved(make_model, shape, nullcontext())
+    narrow = _saved(make_model, shape, torch.autocast("cpu", dtype=torch.bfloat16))
+    formulas = {
+        "flops": "3 x those of a forward pass, counted by torch on tensors without values",
+        "bytes_per_sample": "what the model keeps of a row, counted on tensors without values",
+    }
+    return {
+        "flops_per_sample": 3.0 * _forward_flops(make_model, shape),
+        "formulas": formulas,
+        **saved_facts(wide, narrow),
+    }
+
+
+def _forward_flops(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> int:
+    with torch.device("meta"):
+        model, x = make_model(), torch.zeros(shape)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(x)
+    flops: int = counter.get_total_flops()
+    return flops
+
+
+def _saved(
+    make_model: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    precision: AbstractContextManager[object],
+) -> SavedActivations:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model, x = make_model(), torch.zeros(shape)
+        with precision:
+            return count_saved(model, repeated_blocks(model), lambda: model(x))

@@ -1,7 +1,7 @@
 """Windows of sensor channels: arrays, their split by subject, and the rows that a model is given.
 
-A window belongs to training or to validation by its subject, so that neither sees a person of the
-other. Means and deviations are those of the windows that are trained on.
+Training and validation share no subject. Means and deviations for the normalization are those of
+the training windows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,10 @@ _SPLIT_STREAM = 0x7375626A  # apart from the keys of samples
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """values: float32 [windows, channels, time], as they were measured. labels: the number of each
-    one's class. subjects: who wore the sensors; None: not known.
+    """Windows with their labels.
+
+    values: float32 [windows, channels, time], as they were measured. labels: class numbers.
+    subjects: who wore the sensors; None: not known.
     """
 
     values: NDArray[np.float32]
@@ -40,7 +42,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSet:
-    """train; test, None where the source has none. Names of channels and classes, by number."""
+    """The windows of a source. test: None without a test split. channels, classes: their names."""
 
     train: Windows
     test: Windows | None
@@ -50,14 +52,14 @@ class WindowSet:
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and deviation of each channel, over all windows and time steps that are trained on."""
+    """Mean and deviation of each channel over all training windows and their time steps."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
     @classmethod
     def of(cls, values: NDArray[np.float32]) -> "Normalization":
-        """values: [windows, channels, time]. A channel that never changes has deviation 1."""
+        """Measure values [windows, channels, time]. A constant channel gets deviation 1."""
         means, deviations = [], []
         for channel in range(values.shape[1]):
             wide = values[:, channel].astype(np.float64)
@@ -66,7 +68,7 @@ class Normalization:
         return cls(tuple(means), tuple(deviations))
 
     def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Element by element: a row is the same whatever is read with it."""
+        """Normalize element by element: a row's result does not depend on the other rows."""
         mean, deviation = (
             np.array(numbers, np.float32)[None, :, None] for numbers in (self.mean, self.deviation)
         )
@@ -75,10 +77,10 @@ class Normalization:
 
 
 def split_subjects(subjects: Numbers, share: float) -> tuple[Numbers, list[int]]:
-    """Ids of the windows that are trained on, and the subjects that are held out.
+    """Ids of the training windows, and the subjects that are held out.
 
-    share: of the subjects; at least one is held out, and one is trained on. Which ones follows from
-    their numbers alone.
+    share: of subjects to hold out; at least one subject is held out, and one is trained on. The
+    choice follows from the subjects' numbers alone.
 
     UserError: there is one subject only.
     """
@@ -98,9 +100,9 @@ def split_subjects(subjects: Numbers, share: float) -> tuple[Numbers, list[int]]
 
 
 class WindowRows:
-    """A window a row: `x` float32 [channels of the mode, time], `label`, and `subject` if known.
+    """Rows of whole windows: `x` float32 [channels of the mode, time], `label`, `subject` if known.
 
-    ids: those of the windows that are its rows
+    ids: the windows that become rows
     """
 
     def __init__(
@@ -119,8 +121,9 @@ class WindowRows:
 
 
 class ChannelRows:
-    """A channel of a window a row: `x` float32 [1, time], the window's `label` and `subject`, and
-    `window`, its number. Row i is channel i % channels of window i // channels.
+    """Rows of single channels: `x` float32 [1, time], `label`, `subject`, `window` (its number).
+
+    Row i is channel i % channels of window i // channels.
     """
 
     def __init__(self, windows: Windows, ids: Ids, normalization: Normalization) -> None:
@@ -139,15 +142,18 @@ class ChannelRows:
 
 
 def select_channels(values: NDArray[np.float32], mode: Mode) -> NDArray[np.float32]:
-    """Windows as a model of that mode is given them. flatten: whole, the channels apart in the
-    model's batch.
+    """The channels of the windows that a model of this mode is given.
+
+    In mode flatten windows stay whole; their channels are separated in the model's batch.
     """
     if mode == "first":
         return values[:, :1]
     if mode != "average":
         return values
     total = np.zeros(values[:, :1].shape, np.float32)
-    for channel in range(values.shape[1]):  # in their order: the same bits for any number of rows
+    for channel in range(
+        values.shape[1]
+    ):  # one channel after another: the same bits for any number of rows
         total = total + values[:, channel : channel + 1]
     return total / np.float32(values.shape[1])
 

@@ -37,7 +37,7 @@ class Peers(Protocol):
 
 
 def coupling_layers(model: nn.Module) -> tuple[str, ...]:
-    """What mixes the samples of a batch, of a model in training: "BatchNorm2d net.1" for each
+    """The layers that mix the samples of a batch in training: "BatchNorm2d net.1" for each
     normalisation over the batch, in order.
     """
     return tuple(
@@ -149,8 +149,9 @@ class _Synchronised(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, statistics: "_Statistics") -> None:
-        """As torch does, but on the device, and what has no value stays: the variance of one value,
-        anything without a real row, an overflow (which would stay for good).
+        """Update the running statistics as torch does, but on the device; where a statistic has no
+        value, the old one stays: the variance of one value, anything without a real row, an
+        overflow (which would stay for good).
         """
         if (
             self.running_mean is None
@@ -175,7 +176,7 @@ class _Synchronised(_BatchNorm):
 
 
 class _Statistics(NamedTuple):
-    """Of all peers' real rows, float64."""
+    """Statistics over all peers' real rows, in float64."""
 
     num_values: torch.Tensor  # of each channel
     mean: torch.Tensor  # [C]
@@ -184,7 +185,7 @@ class _Statistics(NamedTuple):
 
 @torch.no_grad()
 def _statistics(values: torch.Tensor, peers: Peers, *, real: bool) -> _Statistics:
-    """By one sum of a table that holds each peer's own in its row.
+    """Statistics over all peers, by one sum of a table that holds each peer's own in its row.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
@@ -279,7 +280,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _wide_dtype(values: torch.Tensor) -> torch.dtype:
-    """What statistics are computed in."""
+    """The number format in which statistics are computed."""
     return torch.promote_types(values.dtype, torch.float32)
 
 

@@ -59,7 +59,7 @@ def keep_uncompiled(model: nn.Module) -> None:
 
 
 def _kernel(backend: str) -> Kernel:
-    """One program for all numbers of rows: chunks' ends differ."""
+    """The head's kernel, compiled once for all numbers of rows: the last chunk has fewer."""
     from torch._dynamo import maybe_mark_dynamic
 
     compiled: Kernel = torch.compile(compilable_loss, backend=backend)

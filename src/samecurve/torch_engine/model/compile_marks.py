@@ -12,14 +12,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def constant(function: _Function) -> _Function:
-    """As torch.compiler.assume_constant_result: what it gives is taken for a constant of the
-    compiled program.
+    """Do as torch.compiler.assume_constant_result: a compiled program takes the result for a
+    constant.
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
 def uncompiled(function: _Function) -> _Function:
-    """As torch.compiler.disable: a compiled program calls it as it is."""
+    """Do as torch.compiler.disable: a compiled program calls the function as it is."""
     disabled: Any = _disable_dynamo(function)
     return cast("_Function", disabled)

@@ -52,7 +52,7 @@ def combined_digest(shapes: Mapping[str, Sequence[int]], sums: Sequence[int]) ->
 
 @torch.no_grad()
 def model_digest(model: nn.Module) -> bytes:
-    """Of a model that is whole on one device."""
+    """The digest of a model that is whole on one device."""
     frozen = {
         name: local_view(parameter.detach())
         for name, parameter in model.named_parameters()

@@ -26,17 +26,17 @@ IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its va
 
 
 def nothing_given(_name: str) -> bool:
-    """As IsGiven."""
+    """No parameter has values from elsewhere (see IsGiven)."""
     return False
 
 
 def all_given(_name: str) -> bool:
-    """As IsGiven."""
+    """Every parameter has values from elsewhere (see IsGiven)."""
     return True
 
 
 class FirstValues:
-    """Of one task's models."""
+    """The first values of one task's models."""
 
     def __init__(self, task: Task, seed: int, share: Share) -> None:
         self._task, self._seed, self._share = task, seed, share
@@ -94,8 +94,8 @@ class FirstValues:
         return self._initializes_modules or self._task.initial(name, shape) is not None
 
     def initialize_module(self, model: nn.Module) -> InitializeModule | None:
-        """What gives a module of this model its own first values by the task's rule; None: it has
-        rules for single parameters.
+        """The function that gives a module of this model its own first values by the task's rule;
+        None: the task has rules for single parameters.
 
         A module draws from (seed, its name), on a CPU: the same numbers on whatever devices.
         """
@@ -111,7 +111,9 @@ class FirstValues:
         return initialize
 
     def _build_with_values(self) -> nn.Module:
-        """Its own values, but where the task has a rule; the same on every rank."""
+        """The model with its own values, or the task's rule where there is one; the same on every
+        rank.
+        """
         with seeded(self._seed):
             random.seed(self._seed)
             np.random.seed(self._seed % (1 << 32))

@@ -14,7 +14,7 @@ _IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """What is made within has no values."""
+    """Let tensors that are made within have no values."""
     with torch.device("meta"), _WithoutValues():
         yield
 

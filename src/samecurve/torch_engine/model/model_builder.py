@@ -1,13 +1,17 @@
-"""A task's model for each device of a process: its values by the rule of the task, or its own as
-the first rank has them, its layers as the plan has them.
+"""A task's model for each device of a process.
+
+Its values follow the task's rule, or are the model's own as the first rank has them; its layers are
+as the plan has them.
 """
 
+import torch
 from torch import nn
 
+from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.initial_values import FirstValues
-from samecurve.torch_engine.model.model_setup import apply_speed_options, cast_weights, freeze
+from samecurve.torch_engine.model.model_setup import cast_weights, freeze, recompute
 from samecurve.torch_engine.model.training_mode import TrainingMode
 from samecurve.torch_engine.model.user_model import compiled_in_place
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
@@ -24,7 +28,7 @@ class ModelBuilder:
         self.modes: list[TrainingMode] = []  # of the models that are built
 
     def build_all(self) -> list[nn.Module]:
-        """One for each device of this process. UserError: the task has no such model."""
+        """A model for each device of this process. UserError: the task has no such model."""
         models = [self._build(index) for index in range(len(self._setup.devices))]
         if len({id(model) for model in models}) < len(models):
             raise UserError(
@@ -44,13 +48,27 @@ class ModelBuilder:
         model = cast_weights(model, plan.precision)
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
-        if plan.norm_sync:
+        if plan.compute.norm_sync:
             synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
-        if plan.keyed_dropout:
+        if plan.compute.keyed_dropout:
             key_dropout(model, context, self._seed)
         if compiled_in_place(model) and not plan.compile:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
 
             keep_uncompiled(model)
-        apply_speed_options(model, plan, setup.devices[device_index])
+        _apply_speed_options(model, plan, setup.devices[device_index])
         return model
+
+
+def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
+    """Eight bits, recompute and compiled blocks, as the plan has them."""
+    if plan.compute.float8:
+        from samecurve.torch_engine.model.float8 import convert
+
+        convert(model, device)
+    if plan.compile:
+        from samecurve.torch_engine.model.compile_blocks import compile_model
+
+        compile_model(model, plan.recompute)
+    else:
+        recompute(model, plan.recompute)

@@ -71,7 +71,8 @@ def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 def freeze(model: nn.Module, rules: ParamRules) -> None:
-    """What a group of the config freezes is no more trained than what the model froze itself.
+    """Freeze the parameters that a group of the config freezes, beside those that the model froze
+    itself.
 
     UserError: a group rules nothing.
     """
@@ -92,7 +93,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:
-    """Its children with parameters."""
+    """The children of a module that have parameters."""
     return [part for part in model.children() if any(True for _ in part.parameters())]
 
 
@@ -116,28 +117,14 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         block.forward = partial(checkpoint, block.forward, **options)
 
 
-def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
-    """As the plan has it: eight bits, recompute, compiled blocks."""
-    if plan.float8:
-        from samecurve.torch_engine.model.float8 import convert
-
-        convert(model, device)
-    if plan.compile:
-        from samecurve.torch_engine.model.compile_blocks import compile_model
-
-        compile_model(model, plan.recompute)
-    else:
-        recompute(model, plan.recompute)
-
-
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
 
 class KeptProducts:
-    """What recompute "selective" keeps of one call of a block: attention, convolutions, and the
-    first, third, fifth ... product with weights.
+    """The results that recompute "selective" keeps of one call of a block: attention, convolutions,
+    and the first, third, fifth ... product with weights.
     """
 
     def __init__(self) -> None:
@@ -164,8 +151,8 @@ def _selective_contexts() -> Any:
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of `among`, modules of a part, whose own weights autocast rounds before every use, and
-    nobody else uses.
+    """The modules of `among`, which are parts of `part`, whose weights autocast rounds before every
+    use and nobody else uses.
     """
     uses = Counter(
         id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False)
@@ -217,7 +204,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def leave_empty(_name: str, _tensor: torch.Tensor) -> None:
-    """As Initialize: values come from elsewhere."""
+    """Leave a parameter empty (see Initialize): its values come from elsewhere."""
 
 
 class Materializer:
@@ -261,7 +248,7 @@ class Materializer:
                 parameter.data = parameter.data.to(self._device, dtype)
 
     def _make_real(self, module: nn.Module) -> bool:
-        """Its own parameters. Returns whether there were any that were not."""
+        """Make a module's own parameters real. Returns whether there were any that were not."""
         named = list(module.named_parameters(recurse=False, remove_duplicate=False))
         empty = [
             (attribute, parameter)

@@ -1,5 +1,5 @@
-"""What a model keeps for its backward pass: counted by running it on tensors without values, in the
-formats that autocast gives them where it is entered.
+"""The bytes that a model keeps for its backward pass: counted by running it on tensors without
+values, in the formats that autocast gives them where it is entered.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,13 @@ class SavedActivations:
         return self.outside + sum(self._kept(how)) + self.rerun(how)
 
     def rerun(self, how: str) -> int:
-        """Of that the largest block that runs again, and the gradient of its widest activation."""
+        """Bytes of the largest block that runs again, and of its widest gradient."""
         kept = self._kept(how)
         again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
         return max(again, default=0) + self.widest
 
     def _kept(self, how: str) -> list[int]:
-        """Of each block until it runs again."""
+        """Bytes that each block keeps until it runs again."""
         if how == "block":
             return self.inputs
         return [first + rest for first, rest in zip(self.inputs, self.products, strict=True)]
@@ -153,7 +153,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _key(tensor: torch.Tensor) -> int:
-    """Of its storage."""
+    """The key of a tensor's storage."""
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity; public nowhere
     return key
 

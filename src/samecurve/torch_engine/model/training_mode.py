@@ -1,4 +1,4 @@
-"""What "in training" means for a model: as its author has it.
+"""The meaning of "in training" for a model: as its author has it.
 
 A module that model() returned in eval mode stays in it while the rest is in training (a frozen
 norm), unless the whole model came so; an overridden train() is called as always. Models of
@@ -46,7 +46,7 @@ def _in_eval(module: nn.Module, name: str) -> Iterator[str]:
 
 
 def _train_pretrained(module: nn.Module, name: str = "") -> Iterator[str]:
-    """What from_pretrained() left in eval mode, and is trained."""
+    """Put into training what from_pretrained() left in eval mode, and is trained."""
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     if hasattr(type(module), "from_pretrained") and not module.training and is_trained:
         module.train()

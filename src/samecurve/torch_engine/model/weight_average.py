@@ -14,7 +14,9 @@ from samecurve.torch_engine.strategies.base import Strategy
 
 
 class WeightAverage:
-    """Of what is trained. Holds no values until begin(), or until they are filled in."""
+    """The moving average of what is trained. It has no values until begin(), or until they are
+    filled in.
+    """
 
     def __init__(self, decay: float, trained: Sequence[OptimizerParam], strategy: Strategy) -> None:
         self._decay, self._trained, self._strategy = decay, trained, strategy
@@ -46,7 +48,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """What fsdp has gathered of the ones is let go of before a step trains the others."""
+        """Exchange weights and average. What fsdp has gathered of the ones is dropped before a step
+        trains the others.
+        """
         for value, local in zip(self.values, self._weights(), strict=True):
             weights = local.clone()
             local.copy_(value)

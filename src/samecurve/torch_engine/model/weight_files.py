@@ -44,7 +44,7 @@ _WHERE = "--init-from"
 
 @dataclass(frozen=True)
 class WeightArray:
-    """One array of a file."""
+    """An array of a file."""
 
     dtype: str  # as torch names it
     shape: tuple[int, ...]  # as a checkpoint has it, complex values as pairs
@@ -167,7 +167,9 @@ def _read_pickled(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
 
 
 def _unpickled(path: Path) -> Any:
-    """What torch.save wrote, large files page by page where their format allows that."""
+    """The object that torch.save wrote; large files are read page by page where their format allows
+    that.
+    """
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path", _WHERE)
     try:

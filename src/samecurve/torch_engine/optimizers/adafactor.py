@@ -44,7 +44,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Pace:
-    """What a step's update of a parameter is multiplied by; on a GPU numbers that stay there."""
+    """The factors of a step's update of a parameter; on a GPU they stay there."""
 
     newest: torch.Tensor  # share of the newest squares in the means
     most: torch.Tensor  # of the relative step size
@@ -170,7 +170,7 @@ def _turn_into_update(member: _Member, of_whole: torch.Tensor, pace: _Pace) -> t
 
 
 def _estimate(member: _Member, of_whole: torch.Tensor, pace: _Pace, epsilon: float) -> torch.Tensor:
-    """Of second moments, from the means of rows and columns; these are brought up to date."""
+    """Bring the means of rows and columns up to date, and estimate the second moments from them."""
     gradient, rows, columns = _gradient(member), member.state["row_var"], member.state["col_var"]
     newest = pace.newest.to(rows.dtype)
     if member.cuts_columns:

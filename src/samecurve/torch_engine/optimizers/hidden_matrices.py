@@ -1,4 +1,4 @@
-"""Which of a model's parameters are matrices of hidden layers, which muon is for."""
+"""The choice of the parameters that are matrices of hidden layers, which muon is for."""
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd

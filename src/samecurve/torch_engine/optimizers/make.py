@@ -58,7 +58,7 @@ def make_built_in(
 
         return AdamW8bit(setup, trained, phase)
     if setup.optimizer.name == "muon":
-        from samecurve.core.planning.muon_params import muon_names
+        from samecurve.core.planning.optimizer_state import muon_names
         from samecurve.torch_engine.optimizers.muon import Muon
 
         shapes = {param.name: tuple(param.parameter.shape) for param in trained}

@@ -17,17 +17,18 @@ _STATE_NAMES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class OptimizerUpdate(Protocol):
-    """What moves the weights, once a step."""
+    """An optimizer as a training step and a checkpoint use it."""
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
-        """One update from the gradients that parameters' views have; none where `finite` is False.
+        """Make one update from the gradients of the parameters' views, which all have one; none
+        where `finite` is False.
 
         A tensor is on the device that clips, and nobody waits for it.
         """
         ...
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        """Its state of one parameter, by name: single numbers, or tensors that lie along the first
+        """The state of one parameter, by name: single numbers, or tensors that lie along the first
         dimension as `param.view` does.
         """
         ...
@@ -39,7 +40,7 @@ class OptimizerUpdate(Protocol):
         ...
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What it holds once for all parameters, by a checkpoint's name."""
+        """The state that the optimizer holds once for all parameters, by a checkpoint's name."""
         ...
 
     def create_state(self) -> None:
@@ -181,7 +182,7 @@ class BuiltInOptimizer:
 
 
 def count_name(phase: str) -> str:
-    """Of the number of updates, in a checkpoint."""
+    """The name of the number of updates in a checkpoint."""
     return f"optimizer/step/{phase}" if phase else "optimizer/step"
 
 

@@ -46,7 +46,7 @@ def local_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
-    """Of those parameters that are trained."""
+    """The parameters of a model that are trained, as an optimizer sees them."""
     params = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

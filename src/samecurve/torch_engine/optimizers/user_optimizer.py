@@ -94,8 +94,8 @@ class UserOptimizer:
         return iter(())
 
     def create_state(self) -> None:
-        """By a step of zero gradients: what a torch optimizer keeps is known after its first step
-        only.
+        """Make the state exist by a step of zero gradients: what a torch optimizer keeps is known
+        only after its first step.
         """
         for param in self._trained:
             param.view.grad = torch.zeros_like(param.view)
@@ -179,7 +179,7 @@ class UserOptimizer:
 
 
 def _fault_of(name: object, value: object, param: OptimizerParam) -> str:
-    """What is wrong with an entry of a parameter's state; empty: nothing."""
+    """The fault of an entry of a parameter's state; empty: there is none."""
     if not isinstance(name, str) or "/" in name:
         return "an entry without a plain name"
     if value is None or isinstance(value, int | float):
@@ -199,7 +199,7 @@ def _as_tensor(value: torch.Tensor | float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TriedOptimizer:
-    """What a user's optimizer does with the parameters of a model."""
+    """The facts of a user's optimizer, tried with the parameters of a model."""
 
     name: str  # of its class
     lr_scales: tuple[float, ...]  # of the config's learning rate, by group

@@ -76,7 +76,7 @@ class SchedulerFactors:
         return float(self._optimizer.param_groups[0]["lr"]) / self._lr
 
     def _settings(self) -> Mapping[str, str]:
-        """Of the optimizer, beside the learning rate."""
+        """The settings of the optimizer beside the learning rate."""
         (group,) = self._optimizer.param_groups
         return {key: repr(group[key]) for key in self._optimizer.defaults if key != "lr"}
 

@@ -192,8 +192,8 @@ def _computing_seconds(spans: list[Span]) -> float:
 
 
 def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Operation, ...]:
-    """By their own time: on a GPU what its kernels took, on a CPU what the thread did that called
-    them.
+    """The operations by their own time: on a GPU what their kernels took, on a CPU what the thread
+    did that called them.
     """
     operations = []
     for average in averages:
@@ -225,7 +225,7 @@ def _shapes_text(shapes: Any) -> str:
 
 
 def _held_bytes(state: State) -> dict[str, int]:
-    """What this process has of a training state, on the device of its first weights."""
+    """The bytes that this process holds of a training state, on the device of its first weights."""
 
     def size(tensors: Iterable[torch.Tensor | None]) -> int:
         locals_ = [local_view(tensor.detach()) for tensor in tensors if tensor is not None]
@@ -245,8 +245,8 @@ def _held_bytes(state: State) -> dict[str, int]:
 
 
 class _ActivationMemory:
-    """What autograd keeps for backward of one microbatch, by storage, without weights: counted as
-    it is kept.
+    """The bytes that autograd keeps for backward of one microbatch, by storage, without weights:
+    counted as they are kept.
     """
 
     def __init__(self, num_lanes: int) -> None:

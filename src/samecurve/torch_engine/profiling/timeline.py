@@ -1,4 +1,4 @@
-"""What takes how long in a step: a clock around the parts of a training step, for a profile.
+"""A clock around the parts of a training step, for a profile.
 
 Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for
 it; on a CPU the clock.
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass
 class Lane:
-    """One device's spans of a step, and its clock."""
+    """The spans of a step on one device, and that device's clock."""
 
     now: Callable[[], Moment]
     spans: list[Span] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Timeline:
             self._lanes[lane].leave(depth)
 
     def mark_rest(self, name: str) -> None:
-        """What remains of the first device's open part is this one."""
+        """Let what remains of the first device's open part be this part."""
         self._lanes[0].enter(name)
 
     def now(self) -> Moment:
@@ -100,7 +100,7 @@ class Timeline:
         return self._lanes[0].now()
 
     def take_spans(self) -> list[list[Span]]:
-        """By device, the spans since the last call."""
+        """The spans since the last call, by device."""
         spans = [lane.spans for lane in self._lanes]
         for lane in self._lanes:
             lane.spans = []
@@ -152,7 +152,7 @@ def _timed(
 
 
 def nothing_around(_name: str, _lane: int) -> AbstractContextManager[object]:
-    """What Timeline.around is where nothing else is done."""
+    """Do nothing else around a part (see Timeline.around)."""
     return _NOTHING
 
 

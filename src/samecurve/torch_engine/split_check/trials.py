@@ -165,7 +165,7 @@ class Trials:
             buffers.put_back()
 
     def can_widen(self) -> bool:
-        return self._plan.shards == 1 and not self._plan.float8 and self.is_small()
+        return self._plan.shards == 1 and not self._plan.compute.float8 and self.is_small()
 
     def is_small(self) -> bool:
         """Whether a second copy of the weights has room."""
@@ -308,7 +308,7 @@ def _format_of(setup: EngineSetup) -> Format:
     if plan.precision == "f64":
         return "f64"
     is_narrow = plan.precision in {"bf16", "f16"}
-    return "narrow" if plan.float8 or (is_narrow and plan.shards > 1) else "f32"
+    return "narrow" if plan.compute.float8 or (is_narrow and plan.shards > 1) else "f32"
 
 
 def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""What a task does with its model after each update: a momentum teacher follows its student."""
+"""The hook of a task that changes its model after each update: a momentum teacher follows its
+student.
+"""
 
 from collections.abc import Callable
 

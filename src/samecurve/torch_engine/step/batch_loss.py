@@ -35,7 +35,7 @@ Gradients = Mapping[str, torch.Tensor | None]  # by feature; None: the loss does
 
 @dataclass(frozen=True, kw_only=True)
 class StepShare:
-    """What one device of this process does of a step."""
+    """The share of one device of this process in a step."""
 
     device_index: int
     microbatches: Sequence[MicroBatch]
@@ -90,7 +90,10 @@ class BatchLossStep(TrainingStep):
         since what strategies send in a forward pass must come in one order.
         """
         plan = self.plan
-        return accumulation_steps(num_microbatches, plan.num_devices, plan.microbatch_seconds) == 1
+        return (
+            accumulation_steps(num_microbatches, plan.num_devices, plan.batch.microbatch_seconds)
+            == 1
+        )
 
     def _keep_graph(self, share: StepShare, totals: StepTotals) -> None:
         (microbatch,) = share.microbatches

@@ -21,7 +21,7 @@ _WORD = 8  # bytes of the numbers that rows are sent as
 
 @dataclass(frozen=True)
 class Column:
-    """One feature in a row."""
+    """The place of one feature in a row."""
 
     name: str
     dtype: str  # as torch names it
@@ -116,7 +116,7 @@ class FeatureTable:
         return layout.unpack(table)
 
     def _agreed_layout(self, parts: Iterable[Part]) -> Layout:
-        """That of the first sample, which devices without any sample don't know."""
+        """The layout of the first sample, which devices without any sample don't know."""
         of_first = (Layout.of(features).to_bytes() for first, features in parts if first == 0)
         encoded = next(of_first, b"")
         length = torch.tensor([len(encoded)], device=self._device)
@@ -148,7 +148,9 @@ def _bytes_of(feature: torch.Tensor) -> torch.Tensor:
 
 
 def _unlike(layout: Layout, other: Layout) -> UserError:
-    """What differs first."""
+    """The error that two microbatches lay out their features differently: it names the first
+    difference.
+    """
     here, there = ({column.name: column for column in one.columns} for one in (layout, other))
     if here.keys() != there.keys():
         cause = f"gives {', '.join(here)} for one microbatch and {', '.join(there)} for another"

@@ -1,4 +1,4 @@
-"""What the training of one process consists of, for the parts of the engine that share it."""
+"""The objects that the training of one process consists of, shared by the parts of the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from samecurve.torch_engine.step.unused_params import UsageCheck
 
 
 class Step(Protocol):
-    """What makes one step of a run: one update, or several in turn."""
+    """The training step of a run: one update, or several in turn."""
 
     def run(
         self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
@@ -69,7 +69,7 @@ def _time_forward(step: TrainingStep) -> None:
     from those that wait for it.
     """
     plan = step.plan
-    if plan.world_size == 1 or plan.shards > 1 or plan.norm_sync:
+    if plan.world_size == 1 or plan.shards > 1 or plan.compute.norm_sync:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 
@@ -102,7 +102,9 @@ def _check_held_tensors(step: TrainingStep) -> None:
 
 
 def _follow_last_update(step: TrainingStep) -> None:
-    """What comes after the last update of a step: the task's after_step(), the moving average."""
+    """Hang in what comes after the last update of a step: the task's after_step(), the moving
+    average.
+    """
     setup, average = step.setup, step.state.average
     after_step = getattr(setup.task, "after_step", None)
     if after_step:

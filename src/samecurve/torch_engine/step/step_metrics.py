@@ -320,7 +320,7 @@ class NamedMeans:
 
 
 class RankReport:
-    """What one rank reports to all others in each step: each number has a place of its own, so
+    """The report of one rank to all others in each step: each number has a place of its own, so
     that the sum over ranks holds all of them.
     """
 

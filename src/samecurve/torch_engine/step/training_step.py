@@ -1,4 +1,4 @@
-"""One optimizer step: how we train, on one page.
+"""The optimizer step: how we train, on one page.
 
 A step's samples are cut into microbatches (core/determinism/microbatches.py); each device has some
 of them. Then, in this order:
@@ -41,7 +41,7 @@ Finite = torch.Tensor | bool
 
 
 class TrainingStep:
-    """One update of each step, on the devices of this process.
+    """The step of this process's devices, for one update.
 
     Hooks, each called in the order of its list:
     before_step(): before the first microbatch.
@@ -92,15 +92,23 @@ class TrainingStep:
         """
         for hook in self.before_step:
             hook()
+
+        # 1. forward and backward
         totals = self._totals(batch.num_microbatches if self.plan.exact else 1, self.devices)
         self.compute_gradients(batch, totals)
+
+        # 2. sums over all devices
         self.reduce_gradients()
         if self.first_steps:
             self.first_steps = [hook for hook in self.first_steps if not hook()]
         names = self.named_means.names
         report = self.report.values(requests, batch.wait_seconds)
         totals.all_reduce(self.comm, report, 1 + len(names))
+
+        # 3. one division, and clipping
         scaling = self.scale_gradients(totals)
+
+        # 4. the update
         self.move_weights(lr, batch.step, scaling.finite)
         self.sync_replicas()
         return totals.queue_metrics(scaling, names)
@@ -142,7 +150,9 @@ class TrainingStep:
             is_first = False
 
     def keys_of(self, microbatch: MicroBatch) -> StagedKeys | None:
-        """What the random numbers of a microbatch are drawn from: each phase draws its own."""
+        """The keys from which the random numbers of a microbatch are drawn; each phase draws its
+        own.
+        """
         keys: StagedKeys | None = microbatch.keys
         if keys is None or not self.update.number:
             return keys
@@ -176,8 +186,8 @@ class TrainingStep:
         torch.autograd.backward(loss_sum * factor.to(loss_sum.dtype))
 
     def set_loss_scale(self, scale: Number) -> None:
-        """What losses are multiplied by before backward, so that sums stay in the format's range:
-        scale / nominal weight.
+        """Set the factor of every loss before backward, scale / nominal weight, which keeps sums
+        within the range of the number format.
         """
         self.loss_scale = scale
         scale = torch.as_tensor(scale, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a strategy is: how a model lies on devices, and how gradients are summed over them.
+"""The base of all strategies: how a model lies on devices, and how gradients are summed over them.
 
 The base class is the whole of a strategy that has the model on every device and nothing to do
 beside; a strategy overrides what it does otherwise.
@@ -122,8 +122,8 @@ class Strategy:
     def sum_over_parts(
         self, _params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What the whole of each parameter gives, from what this process's part of it gave: the
-        sums over the processes that hold the other parts.
+        """The value of each whole parameter, from what this process's part of it gave: the sums
+        over the processes that hold the other parts.
 
         values: a vector for each of the parameters; float64, on the device of its view.
         """

@@ -43,7 +43,7 @@ class DDP(Strategy):
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, comm, devices)
         self._norms = comm
-        if plan.norm_sync and dist.get_world_size() == comm.world_size:
+        if plan.compute.norm_sync and dist.get_world_size() == comm.world_size:
             # Their sums come in backward too, before or after a bucket's: where ranks leave
             # different parameters out, the two orders differ. (Some ranks of a warm pool share
             # one group: torch names groups by those that a rank knows, and they know others.)
@@ -63,7 +63,7 @@ class DDP(Strategy):
             gradient_as_bucket_view=True,
             **_NO_BUFFER_SYNC,
         )
-        state, hook = _comm_hook(self._plan.compress, group)
+        state, hook = _comm_hook(self._plan.layout.compress, group)
         timeline = self._comm.timeline
 
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DP(Strategy):
-    """One process, a thread and a replica of its own for each device.
+    """A process with a thread and a replica of the model for each device.
 
     The first device holds the optimizer, and adds up the gradients in the devices' order.
     """

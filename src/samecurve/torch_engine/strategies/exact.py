@@ -181,7 +181,7 @@ class Exact(DP):
             self._sum_over_devices(parameters)
 
     def _sum_over_devices(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Those of this one process, which is all there is."""
+        """Sum over the devices of this one process, where there is no other."""
         total: TreeSum[Gradients] = TreeSum(self._num_microbatches, _added)
         device = self._devices[0]
         for sums in self._sums:
@@ -208,8 +208,8 @@ def _clear(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
-    """As ExactAllReduce leaves it: in memory like the parameter, whatever form autograd gave it;
-    zeros where no microbatch used the parameter.
+    """The gradient in memory like the parameter, whatever form autograd gave it, as ExactAllReduce
+    leaves it; zeros where no microbatch used the parameter.
     """
     if gradient is None:
         return torch.zeros_like(parameter)

@@ -86,7 +86,7 @@ class ExactAllReduce:
 
 
 class _Bucket:
-    """One flat piece of memory: parameters side by side, cut into a shard for each rank.
+    """A flat piece of memory: parameters side by side, cut into a shard for each rank.
 
     On the host where that is where ranks meet.
     """
@@ -114,7 +114,7 @@ class _Bucket:
         self._shard_sum = self._sum = self._flat[0]
 
     def _views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """By parameter."""
+        """The views of the flat memory, by parameter."""
         return [
             _shaped(flat[begin : begin + size], parameter)
             for (begin, size), parameter in zip(self._extents, self._parameters, strict=True)

@@ -45,7 +45,7 @@ _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class FSDP(Strategy):
-    """As many shards as ranks: fsdp.
+    """The sharded strategies: as many shards as ranks is fsdp.
 
     Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
     last round only.
@@ -78,7 +78,7 @@ class FSDP(Strategy):
         _check_can_be_sharded(model)
         for block in repeated_blocks(model):
             materialize(block)
-            self._shard(block, reshard_after_forward=self._plan.reshard)
+            self._shard(block, reshard_after_forward=self._plan.layout.reshard)
         materialize(model)
         # Its own group holds the weights that no block has; they are whole in every call.
         self._root = ModelCall(model)
@@ -109,7 +109,7 @@ class FSDP(Strategy):
         """In groups of one number format each: complex, gathered in two bytes, the rest."""
         modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
-        if self._plan.offload:
+        if self._plan.layout.offload:
             offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         options: dict[str, Any] = {
             "mesh": self._mesh,

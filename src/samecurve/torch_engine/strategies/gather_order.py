@@ -1,4 +1,4 @@
-"""What fsdp asks of a model: that all ranks gather the same blocks in the same order.
+"""The order in which fsdp gathers blocks: all ranks must gather the same ones in the same order.
 
 A rank that leaves a block out, because none of its rows needs it, would gather another one's
 weights than its peers: they would wait for each other, or take one block's weights for the other's.
@@ -78,7 +78,7 @@ class GatherOrder:
             getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
 
     def reset(self) -> None:
-        """As before the first pass: nothing is gathered, and no order is known."""
+        """Go back to before the first pass: nothing is gathered, and no order is known."""
         self._reshard()
         self._orders.clear()
         self.used.clear()

@@ -1,7 +1,7 @@
-"""One device: the base of all strategies, as it is."""
+"""The strategy of one device: the base of all strategies, as it is."""
 
 from samecurve.torch_engine.strategies.base import Strategy
 
 
 class Single(Strategy):
-    """One device."""
+    """The strategy of one device."""

@@ -1,6 +1,6 @@
 """The strategies of this engine by name.
 
-A strategy is one class, one row in core/planning/strategies.py, one entry here, and a layout in
+A strategy is one class, one row in core/strategies.py, one entry here, and a layout in
 tests/test_promise.py.
 """
 

@@ -16,7 +16,7 @@ _Boards = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
 
 
 class ThreadPeer:
-    """One thread's place among `count`: how what runs in it adds up values over all of them."""
+    """The place of a thread among `count`: how what runs in it adds up values over all of them."""
 
     def __init__(self, rank: int, barrier: Barrier, boards: _Boards) -> None:
         self.rank, self.world_size = rank, barrier.parties

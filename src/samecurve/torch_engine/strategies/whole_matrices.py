@@ -22,12 +22,12 @@ _SHARDS = 1 << 25  # times the number of processes: each has its own, whole
 
 
 def cost(shape: Shape) -> int:
-    """Of products of a matrix, or of a stack of them, with itself, in any unit."""
+    """The cost of products of a matrix, or of a stack of them, with itself, in any unit."""
     return prod(shape) * min(shape[-2:])
 
 
 def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
-    """Whose each is: the costliest first, each goes to the least laden process so far."""
+    """The owner of each matrix. The costliest come first; each goes to the least laden process."""
     load, owners = [0] * world_size, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
         owner = load.index(min(load))
@@ -37,8 +37,8 @@ def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
 
 
 def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[list[int]]:
-    """Which matrices are computed at once: one for each process at least, and no more than `most`
-    numbers beyond that.
+    """The matrices that are computed at once: one for each process at least, and no more than
+    `most` numbers beyond that.
     """
     batch: list[int] = []
     size = 0
@@ -96,7 +96,9 @@ class Shard:
     shape: tuple[int, ...]  # of the whole
 
     def rows_of(self, rank: int, world_size: int) -> int:
-        """As fully_shard cuts: equal pieces, the last ones shorter or empty."""
+        """The rows of a shard as fully_shard cuts them: equal pieces, the last ones shorter or
+        empty.
+        """
         piece = -(-self.shape[0] // world_size)
         return max(0, min(piece, self.shape[0] - rank * piece))
 
@@ -189,7 +191,7 @@ def _cut_again(
 def _exchanged(
     comm: Comm, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]
 ) -> Sequence[torch.Tensor]:
-    """What each process sent this one, by rank."""
+    """The rows that each process sent this one, by rank."""
     received = sent.new_empty(sum(received_sizes))
     dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=comm.group)
     pieces: Sequence[torch.Tensor] = torch.split(received, received_sizes)

@@ -1,10 +1,9 @@
-"""Conversations as text, by a tokenizer's own template, and which of it the assistant says.
+"""Conversations as text by a chat template, and the spans of the text that the assistant says.
 
-Where the template marks it ({% generation %}), the marks are taken. Elsewhere a turn's span is only
-taken where it can be shown: what the template makes of the conversation before the turn, with its
-generation prompt, must be how the whole begins. There the turn's very content must follow, and a
-special token; or the conversation with the turn must be how the whole begins, too. Anything else is
-refused.
+A template can mark the spans ({% generation %}). Without marks, a span is taken only where it can
+be proved: the rendered whole must begin with the conversation before the turn, rendered with its
+generation prompt. Then either the turn's exact content and a special token follow; or the whole
+also begins with the conversation including the turn. Any other conversation is refused.
 """
 
 import re
@@ -28,8 +27,10 @@ _REMEDY = (
 
 
 class ChatTemplate:
-    """text: Jinja. names: what it may use (bos_token, eos_token). special: the tokens that text
-    can't contain.
+    """A chat template.
+
+    text: Jinja. names: variables of the template (bos_token, eos_token). special: tokens that a
+    text can't contain.
     """
 
     def __init__(self, text: str, names: Mapping[str, str], special: Sequence[str]) -> None:
@@ -45,11 +46,11 @@ class ChatTemplate:
         self._marked = _MARKED.search(text) is not None
 
     def render(self, messages: Messages, *, tools: Any = None, prompt: bool = False) -> str:
-        """prompt: with what makes the assistant begin."""
+        """The conversation as text. prompt: with the text after which the assistant answers."""
         return self._rendered(messages, tools, prompt=prompt)[0]
 
     def spans(self, messages: Messages, tools: Any, place: str) -> tuple[str, list[Span]]:
-        """The whole as text, and what the assistant says of it: contents and ends of turns.
+        """The conversation as text, and the assistant's spans: contents and ends of turns.
 
         UserError: the template refuses the messages, or does not show where a turn lies.
         """
@@ -67,7 +68,7 @@ class ChatTemplate:
                 "mend it, or data.chat_template=FILE.jinja in its place",
                 "data.chat_template",
             ) from None
-        except Exception as error:  # whatever a template raises, or does with unfit messages
+        except Exception as error:  # templates raise any kind
             raise UserError(
                 f"the chat template can't render this conversation: {error}",
                 "mend the conversation, or data.chat_template=FILE.jinja",
@@ -95,9 +96,7 @@ class ChatTemplate:
         return whole, spans
 
     def _end(self, whole: str, before: str, messages: Messages, tools: Any) -> int | None:
-        """Where the turn that begins after `before` ends, the last of these messages; None: that
-        can't be shown.
-        """
+        """The end of the last message's turn, which begins after `before`; None: not provable."""
         begin, content = len(before), messages[-1].get("content")
         verbatim = isinstance(content, str) and content and whole.startswith(content, begin)
         end = begin + len(content) if verbatim and isinstance(content, str) else begin
@@ -111,8 +110,9 @@ class ChatTemplate:
         return end if verbatim else None
 
     def _always_prompts(self, before: str, through: str, messages: Messages, tools: Any) -> bool:
-        """Whether the template lets the assistant begin at any end, where nobody asked for it: what
-        follows the turn would be taken for a part of it.
+        """Whether the template always ends with the generation prompt, also where none is asked.
+
+        That prompt would be taken for a part of the turn before it.
         """
         if self.render(messages, tools=tools, prompt=True) != through:
             return False
@@ -122,7 +122,7 @@ class ChatTemplate:
         return any(not character.isspace() for character, _ in alike)
 
     def _without_rest(self, turn: str) -> str:
-        """Without blanks after the token that ends it: the model stops before them."""
+        """A turn without blanks after its last token: the model stops before them."""
         stripped = turn.rstrip()
         return stripped if stripped.endswith(tuple(self._special)) else turn
 

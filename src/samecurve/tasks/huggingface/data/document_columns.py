@@ -1,7 +1,7 @@
-"""Rows of named columns as documents: a row's kind follows from which columns there are.
+"""Rows of named columns as documents: the columns determine a document's kind.
 
-A document is plain text; a prompt and its completion; a conversation; or, where that is learnt, a
-text with its label, or texts that belong together.
+A document is plain text, a prompt and its completion, or a conversation. A classifier reads texts
+with labels, and an embedding model reads texts that belong together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from samecurve.errors import UserError
 
-Kind = Literal[  # by their places here they stand in the cache
+Kind = Literal[  # the cache holds their index in this list
     "text",
     "completion",
     "messages",
@@ -28,30 +28,30 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "completion": ("prompt", "completion"),
     "instruction": ("instruction", "output"),  # and perhaps INPUT
     "text": ("text",),
-    "classified": ("text",),  # and one of LABELS; only where labels are learnt, as
+    "classified": ("text",),  # and one of LABELS; only for a classifier
     "classified_pair": ("text", "text_pair"),
-    "pair": ("anchor", "positive"),  # only where such are learnt, as
+    "pair": ("anchor", "positive"),  # only for an embedding model
     "triple": ("anchor", "positive", "negative"),
 }
-_OF_TOKENS: tuple[Kind, ...] = (  # a row of several is the first
+_OF_TOKENS: tuple[Kind, ...] = (  # the first one whose columns a row has
     "messages",
     "completion",
     "instruction",
     "text",
 )
-_SECOND = {"classified": "text_pair", "pair": "negative"}  # what such rows don't have
+_SECOND = {"classified": "text_pair", "pair": "negative"}  # a column that such rows must not have
 INPUT = "input"
 LABELS = ("label", "labels")
 _LABELLED: tuple[Kind, ...] = ("classified", "classified_pair")
 
-_TOOLS = "tools"  # a column that a chat template is given, where there is one
+_TOOLS = "tools"  # an optional column for the chat template
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document as it was read. text: its parts: one, or a prompt and its completion.
+    """A document as it was read. text: one part, or several, such as a prompt and its completion.
 
-    opens, closes: False where a text file's document goes on from, or in, another chunk.
+    opens, closes: False where a text file's document begins, or ends, in another chunk.
     """
 
     kind: Kind
@@ -109,7 +109,7 @@ def no_column(columns: Sequence[str], place: Path | str, learns: Learns) -> User
 
 
 def _label(row: Mapping[str, Any], place: str) -> str:
-    """UserError: it names no class."""
+    """The label of a row. UserError: the label names no class."""
     value = next((row[name] for name in LABELS if row.get(name) is not None), None)
     if isinstance(value, str | int) and str(value):
         return str(value)
@@ -156,7 +156,7 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
 
 
 def _ask(instruction: str, given: Any, place: str) -> str:
-    """The prompt that such data sets were first published with (Stanford Alpaca)."""
+    """The prompt of an instruction, worded as in the first such data set (Stanford Alpaca)."""
     if given is not None and not isinstance(given, str):
         raise UserError(f"`{INPUT}` is {_type(given)}, not text", "text, or none", place)
     opening = "Below is an instruction that describes a task"
@@ -180,7 +180,7 @@ def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
         if not isinstance(message.get("role"), str):
             has = ", ".join(map(str, message))
             raise _no_messages(f"message {number} of `messages` has no `role`; it has {has}", place)
-    # a column of structs names every field in each message: those without a value are none
+    # a column of structs has every field in each message, without a value where it is unused
     return [{name: part for name, part in message.items() if part is not None} for message in value]
 
 

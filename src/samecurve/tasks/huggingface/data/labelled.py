@@ -1,7 +1,7 @@
-"""Texts with labels as samples, by id: a text a row, or two, and the number of its class.
+"""Texts with labels as samples, by id: a row has one text, or two, and the number of its class.
 
 input_ids is int64, documents (1; 0 is padding) int32, both as long as the text; label is int64.
-Of two texts that the tokenizer gives types: types, int64, 0 in the first and 1 in the second.
+Where the tokenizer gives types to two texts: types, int64, 0 in the first text, 1 in the second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ _COLUMNS = ("input_ids", "documents")
 
 
 def choose_classes(corpora: Sequence[TokenizedSource], wanted: Sequence[str]) -> list[str]:
-    """The classes in the order of their numbers: those wanted, else those of the data.
+    """The classes in the order of their numbers: the wanted classes, else those of the data.
 
-    UserError: there is one at most, or a label is none of those wanted.
+    UserError: there are fewer than two, or a label is none of the wanted classes.
     """
     there = sort_classes({name for corpus in corpora for name in corpus.notes.classes})
     unknown = [name for name in there if name not in wanted]
@@ -51,7 +51,7 @@ def choose_classes(corpora: Sequence[TokenizedSource], wanted: Sequence[str]) ->
 
 
 def are_pairs(corpora: Sequence[TokenizedSource]) -> bool:
-    """Whether a row has two texts. UserError: some have, and others have not."""
+    """Whether rows have two texts. UserError: some rows have two, and others one."""
     return has_column(
         corpora,
         "text_pair",
@@ -62,10 +62,10 @@ def are_pairs(corpora: Sequence[TokenizedSource]) -> bool:
 
 
 class LabelledRows:
-    """Rows of one text each, or two, with its class.
+    """Rows of one text or two, with the class.
 
-    rows: without padding. classes: the names, by number. pairs: how two texts lie in a row; None:
-    there is one. longest: tokens of a row.
+    rows: without padding. classes: the names, by number. pairs: the layout of two texts in a row;
+    None: there is one. longest: tokens of a row at most.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ def cut_pair(
 
 
 def _kept(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens of each text that are kept, as the tokenizers library's longest_first has it."""
+    """How many tokens of each text are kept, by the tokenizers library's rule longest_first."""
     if first + second <= room:
         return first, second
     short = min(first, second, room // 2)
@@ -154,14 +154,14 @@ def _kept(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def describe_classes(classes: Sequence[str], counts: Numbers) -> str:
-    """A line for the user."""
+    """A line about the classes for the user."""
     pairs = [f"{name} {count}" for name, count in zip(classes, counts, strict=True)]
     more = f", and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
     return f"{len(classes)} classes, rows of each: {', '.join(pairs[:_SHOWN])}{more}"
 
 
 def prompted(text: str, tokenizer: TextTokenizer, longest: int) -> dict[str, NDArray[Any]]:
-    """A row of a text, or of two with a tab between them."""
+    """The row of a prompt: one text, or two with a tab between them."""
     first, tab, second = text.partition("\t")
     if tab:
         of_first, of_second = tokenizer.encode([first, second])

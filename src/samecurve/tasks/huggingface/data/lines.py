@@ -1,4 +1,4 @@
-"""Text and JSONL files in chunks of whole lines: a chunk has the lines that begin in it."""
+"""Text and JSONL files in chunks of whole lines: a line belongs to the chunk it begins in."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Le
 from samecurve.tasks.huggingface.data.sources import Chunk
 
 _SHOWN = 60  # characters of a line in an error
-_MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with
+_MARK = b"\xef\xbb\xbf"  # some editors write this at the start of a UTF-8 file
 
 
 def text_of(chunk: Chunk) -> Document:
@@ -30,7 +30,7 @@ def text_of(chunk: Chunk) -> Document:
 
 
 def _line_from(file: Any, offset: int) -> int:
-    """Where the first line begins that begins at this byte or after it."""
+    """The offset of the first line that begins at this byte or after it."""
     if offset == 0:
         return 0
     file.seek(offset - 1)
@@ -79,7 +79,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """With halves of characters replaced, which no encoding has."""
+    """The value with unpaired surrogates replaced, which no encoding can hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -90,7 +90,7 @@ def _whole(value: Any) -> Any:
 
 
 def kind_of_lines(path: Path, *, learns: Learns) -> Kind:
-    """The kind of a file's documents, told by its first row."""
+    """The kind of a file's documents, from its first row."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             content = (line.removeprefix(_MARK) if number == 1 else line).strip()

@@ -1,10 +1,9 @@
-"""Pieces of documents laid into rows: as few rows as best-fit decreasing needs, without a search
-over rows.
+"""Pack pieces of documents into rows by best-fit decreasing, without a search over single rows.
 
-Pieces of one length are alike, and so are rows that are filled alike: the longest lengths are laid
-first, each into the fullest rows in which it still fits, whole groups of rows at a time. So the
-time grows with the number of unlike lengths, and only writing the result with that of pieces. The
-result follows from the lengths alone.
+Pieces of one length are interchangeable, and so are rows with equal contents. The longest pieces
+are placed first, each into the fullest rows in which it still fits, whole groups of rows at a time.
+The time grows with the number of different lengths; only writing the result grows with the number
+of pieces. The result follows from the lengths alone.
 """
 
 from bisect import bisect_left, insort
@@ -18,16 +17,16 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Group:
-    """So many rows that are filled alike: (length, how many of it), ..."""
+    """A number of rows with equal contents: (length, how many pieces of it), ..."""
 
     rows: int
     content: tuple[tuple[int, int], ...]
 
 
 def pack(lengths: Numbers, width: int) -> tuple[Numbers, Numbers]:
-    """Rows of at most `width` tokens.
+    """Pack pieces into rows of at most `width` tokens.
 
-    lengths: of the pieces, each of 1 to `width`.
+    lengths: of the pieces, each from 1 to `width`.
     Returns the pieces' numbers, row by row, and where each row begins in them (one more than rows).
     """
     order = np.argsort(-lengths, kind="stable")
@@ -49,8 +48,8 @@ def pack(lengths: Numbers, width: int) -> tuple[Numbers, Numbers]:
 
 
 def _fill(lengths: list[int], counts: list[int], width: int) -> list[_Group]:
-    """lengths: falling."""
-    rooms: list[int] = []  # left in rows, rising
+    """Groups of rows that hold all pieces. lengths: falling."""
+    rooms: list[int] = []  # free tokens of rows, rising
     by_room: dict[int, list[_Group]] = {}
 
     def keep(group: _Group, room: int) -> None:
@@ -65,7 +64,7 @@ def _fill(lengths: list[int], counts: list[int], width: int) -> list[_Group]:
         while left:
             place = bisect_left(rooms, length)
             if place == len(rooms):
-                room, group = width, _Group(left, ())  # new rows, as many as could be needed
+                room, group = width, _Group(left, ())  # as many new rows as could be needed
             else:
                 room = rooms[place]
                 group = by_room[room].pop()
@@ -77,7 +76,7 @@ def _fill(lengths: list[int], counts: list[int], width: int) -> list[_Group]:
             keep(_with(group, full, length, each), room - length * each)
             left -= full * each
             rest = group.rows - full
-            if left and rest:  # fewer than one row takes
+            if left and rest:  # fewer pieces than one row can take
                 keep(_with(group, 1, length, left), room - length * left)
                 left, rest = 0, rest - 1
             if group.content:

@@ -18,9 +18,10 @@ Numbers = NDArray[np.int64]
 
 
 class PairRows:
-    """rows: without padding; a label marks where the second text begins, and the third.
+    """Rows of texts that belong together.
 
-    longest: tokens of a text, which keeps its beginning and its last `suffix` ones.
+    rows: without padding; a label marks the begin of the second text, and of the third. longest:
+    tokens of a text at most; a longer text keeps its beginning and its last `suffix` tokens.
     """
 
     def __init__(self, rows: TokenRows, *, longest: int, suffix: int) -> None:
@@ -31,7 +32,7 @@ class PairRows:
 
     @property
     def row_lengths(self) -> Numbers:
-        """Tokens of all texts of each row."""
+        """The number of tokens in all texts of each row."""
         return self._rows.row_lengths
 
     def fingerprint(self) -> str:
@@ -66,7 +67,7 @@ def count_texts(corpora: Sequence[TokenizedSource]) -> int:
 
 
 def collate_pairs(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:
-    """[rows, texts, width]: padded to the longest text of all."""
+    """A batch [rows, texts, width], padded to its longest text."""
     texts = [
         text[real > 0]
         for sample in samples
@@ -78,7 +79,7 @@ def collate_pairs(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[st
 
 
 def _filled(texts: Sequence[Numbers], pad: int) -> dict[str, NDArray[Any]]:
-    """[texts, width]"""
+    """Texts padded to the longest: [texts, width]."""
     sizes = np.array([len(text) for text in texts])
     real = np.arange(sizes.max()) < sizes[:, None]
     tokens = np.full(real.shape, pad, np.int64)

@@ -1,7 +1,7 @@
-"""Parts of a source, tokenized each by itself, by whichever process takes it first.
+"""Parts of a source; each is tokenized by itself, by the first process that takes it.
 
-What a part becomes follows from its chunks and the tokenizer alone, so any number of processes
-gives the same tokens. `python -m samecurve.tasks.huggingface.data.parts JOB PARENT` is one of them.
+The tokens of a part follow from its chunks and the tokenizer alone, so any number of processes
+makes the same tokens. `python -m samecurve.tasks.huggingface.data.parts JOB PARENT` is one of them.
 """
 
 import json
@@ -30,7 +30,8 @@ _PART = 2 << 20  # bytes of a part, at least
 _MOST_PARTS = 2000  # about: each is a few files while it is made
 _TOGETHER = 1 << 20  # characters that are tokenized at once
 
-Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # tokens, and which are to be learnt
+# tokens, and which of them count in the loss
+Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,16 @@ class PartNotes:
 
     continues: bool = False
     largest_id: int = 0
-    loss_tokens: int = 0  # that are to be learnt
+    loss_tokens: int = 0  # that count in the loss
     empty: int = 0  # documents without a character, left out
     with_assistant: int = 0  # conversations in which the assistant says something
-    assistant_tokens: int = 0  # that are to be learnt of conversations
+    assistant_tokens: int = 0  # of conversations, that count in the loss
     text_bytes: int = 0
     labels: list[str] = field(default_factory=list)  # its classes, as they first occur
 
 
 def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
-    """Neighbouring chunks, together of about the same size."""
+    """Parts of about the same size, made of neighbouring chunks."""
     least = max(_PART, sum(chunk.size for chunk in chunks) // _MOST_PARTS)
     parts: list[tuple[Chunk, ...]] = []
     part: list[Chunk] = []
@@ -83,7 +84,7 @@ def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
 
 
 def run_job(directory: Path) -> None:
-    """Tokenize parts that nobody has taken, until there are none."""
+    """Tokenize parts that no other process has taken, until there are none."""
     job = Job.read(directory)
     tokenizer = TextTokenizer(Path(job.tokenizer))
     for number, chunks in enumerate(job.parts):
@@ -93,7 +94,7 @@ def run_job(directory: Path) -> None:
 
 
 def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The documents of a part: how many tokens each has, and which kind it is."""
+    """The number of tokens of each document of a part, and the document's kind."""
     lengths = np.fromfile(directory / f"{number}.lengths", np.int64)
     return lengths, np.fromfile(directory / f"{number}.kinds", np.uint8)
 
@@ -178,7 +179,7 @@ def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded
     }
     encoded: list[Encoded] = []
     begin = 0
-    while begin < len(group):  # neighbours are of one kind, but between files
+    while begin < len(group):  # neighbours are of one kind, except between files
         kind, end = group[begin].kind, begin
         while end < len(group) and group[end].kind == kind:
             end += 1
@@ -208,7 +209,7 @@ def _encode_texts(group: Sequence[Document], tokenizer: TextTokenizer) -> list[E
 
 
 def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """The prompt in the tokens that it has by itself, as the model is given it later."""
+    """Prompt and completion. The prompt has the tokens that it has alone, as in later use."""
     prompts = tokenizer.encode([document.text[0] for document in group])
     wholes = tokenizer.encode(["".join(document.text) for document in group])
     alone = tokenizer.encode([document.text[1] for document in group])
@@ -226,7 +227,7 @@ def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> 
 
 
 def _encode_two(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """Two texts as one; the first token after the first text is marked."""
+    """Two texts in one document; the mask marks the first token after the first text."""
     encoded = []
     for document in group:
         first, second = tokenizer.encode(document.text)
@@ -236,9 +237,9 @@ def _encode_two(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Enc
 
 
 def _encode_pairs(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """The texts one after another; where the second and the third begin is marked.
+    """The texts one after another; the mask marks the begin of the second and the third.
 
-    UserError: one of them has no token.
+    UserError: one of the texts has no token.
     """
     encoded = []
     for document in group:
@@ -266,7 +267,7 @@ def _encode_messages(document: Document, tokenizer: TextTokenizer) -> Encoded:
 
 
 def main(directory: str, parent: str) -> None:
-    """Run one tokenizing process. A file that it can't read is reported in a JSON file."""
+    """Run one tokenizing process. Users' errors are passed on in a JSON file."""
     die_with(int(parent))
     try:
         run_job(Path(directory))

@@ -1,4 +1,4 @@
-"""The data of the huggingface task, ready: the one thing that the task calls.
+"""The data of the huggingface task, prepared: the only page here that the task calls.
 
 prepared = prepare_data(data, cache, model=directory, vocab_size=of_the_model)
 prepared.train, prepared.held_out         sources of rows (rows.py)
@@ -52,13 +52,13 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Rows to train on and held out, and what is known of them.
+    """Rows to train on, rows held out, and their properties.
 
-    tokenizer: None where there are ids alone. vocab_size: ids are below it. largest_id: that stands
-    in the data; largest_at: where, of raw tokens. lines: what became of the documents, for the
-    user. reference: the same as numbers.
-    classes: of labelled texts, by number; class_counts: rows of each that are trained on.
-    texts: of a row, each by itself. has_chats: some of the documents are conversations.
+    tokenizer: None for raw ids without one. vocab_size: ids are below it. largest_id: in the data;
+    largest_at: its place in files of raw tokens. lines: for the user, what became of the documents;
+    reference: the same as numbers.
+    classes: of labelled texts, by number; class_counts: their training rows.
+    texts: in a row. has_chats: some documents are conversations.
     """
 
     train: Source
@@ -87,11 +87,11 @@ def prepare_data(
     classes: Sequence[str] = (),
     for_encoder: bool = False,
 ) -> PreparedData:
-    """Prepare the data of a config; anything that is in the cache is taken from there.
+    """Prepare the data of a config. Results are kept in the cache and reused.
 
     model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
-        tokens are drawn. learns: what of the data's rows. classes: of labels (none: those of the
-        data). for_encoder: a BPE that is made here gets a mask token.
+        tokens are drawn. learns: what the model learns of a row. classes: of labels (none: those
+        of the data). for_encoder: a BPE that is trained here gets a mask token.
     UserError: a source, the tokenizer or the chat template can't be used.
     """
     if data.is_random:
@@ -126,7 +126,7 @@ def prepare_data(
 def _tokenized(
     data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
 ) -> tuple[TextTokenizer | None, list[TokenizedSource]]:
-    """The tokenizer, None where raw tokens have none, and each source as tokens."""
+    """The tokenizer (None: raw tokens without one), and each source as tokens."""
     files = [find_input_files(source.source) for source in data.sources]
     raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
     digests = [digest_files(each, home) for each in files]
@@ -157,7 +157,7 @@ def _tokenized(
 
 
 def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> bool:
-    """Whether raw tokens have a tokenizer. UserError: they need one, or can't have this one."""
+    """Whether the config names a tokenizer for raw tokens. UserError: a missing or unfit one."""
     if (data.tokenizer or "").startswith("bpe:"):
         raise UserError(
             f"data.tokenizer {data.tokenizer} is trained on text, and there are token ids alone",
@@ -182,7 +182,7 @@ def _labelled(
     data: HFData,
     classes: Sequence[str],
 ) -> PreparedData:
-    """With each text's class beside its tokens. rows_held_out: all that no step trains on."""
+    """The data with each text's class beside its tokens. rows_held_out: all of them."""
     chosen = choose_classes(corpora, classes)
     assert isinstance(prepared.train, TokenRows)
     assert prepared.tokenizer is not None
@@ -195,7 +195,8 @@ def _labelled(
     )
     labelled = label(prepared.train)
     counts = labelled.count_classes()
-    long = int((prepared.train.row_lengths > data.seq_len).sum())  # of pairs: others are cut by now
+    # pairs only: other rows are already cut
+    long = int((prepared.train.row_lengths > data.seq_len).sum())
     cut = [f"{counted(long, 'pair')} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,
@@ -212,7 +213,7 @@ def _labelled(
 def _paired(
     prepared: PreparedData, rows_held_out: TokenRows, texts: int, data: HFData
 ) -> PreparedData:
-    """Texts that belong together, so many a row. rows_held_out: all that no step trains on."""
+    """The data with several texts in a row. rows_held_out: all of them."""
     assert isinstance(prepared.train, TokenRows)
     assert prepared.tokenizer is not None
     pair = partial(PairRows, longest=data.seq_len, suffix=len(prepared.tokenizer.suffix))
@@ -229,7 +230,7 @@ def _paired(
 
 
 def stamp_data(data: HFData, model: Path | None = None) -> object:
-    """Names, sizes and times of what the data is made from."""
+    """Names, sizes and times of the files that the data is made from."""
     if data.is_random:
         return []
     files = [stamp_files(find_input_files(source.source)) for source in data.sources]
@@ -237,7 +238,7 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
 
 
 def other_data(source: str, assets: Path) -> Mapping[str, Any]:
-    """Config values by which `eval -d SOURCE` reads all of a source, in the run's own tokens."""
+    """Config values that make `eval -d SOURCE` read all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
         "data.validation": 0.0,
@@ -257,7 +258,7 @@ def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str
 def _rows(
     data: HFData, corpora: Sequence[TokenizedSource], home: Path
 ) -> tuple[Rows, Rows, LayoutStatistics, str]:
-    """From the cache; and the key by which they stand there."""
+    """Rows to train on and rows held out, from the cache; and their key in the cache."""
     identity = [
         _FORMAT,
         [corpus.notes.sha256 for corpus in corpora],
@@ -277,7 +278,7 @@ def _rows(
 
 
 def _chosen(rows: TokenRows | LabelledRows | PairRows, count: int | None) -> Source | None:
-    """Rows that an evaluation reads, spread over the held-out rows; None: there are none."""
+    """The rows that an evaluation reads, spread over the held-out rows; None: there are none."""
     if not len(rows) or count == 0:
         return None
     return Spread(rows, min(len(rows), count or len(rows)))
@@ -315,8 +316,9 @@ def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedDat
 
 
 def _padding(data: HFData, statistics: LayoutStatistics) -> float:
-    """Share of the rows' places without a token; of rows that are not packed it follows from the
-    microbatch.
+    """The share of places without a token in packed rows.
+
+    0 without packing: padding then depends on the microbatch.
     """
     if not data.packing:
         return 0.0

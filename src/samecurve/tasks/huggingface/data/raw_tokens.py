@@ -1,6 +1,6 @@
-"""Files of raw token ids: mapped as they are, and read once for what must be known of them.
+"""Files of raw token ids: mapped as they are, and read once for their documents and largest id.
 
-A document ends with the end token, where one is known, and with its file.
+A document ends with the end token, where one is known, and at the end of its file.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from samecurve.tasks.text.source_files import cache_key
 from samecurve.tasks.text.token_files import check_whole_tokens, id_blocks
 
 _FORMAT = 1
-_HEADER = 20240520  # what llm.c's token files begin with, in 1024 bytes
-_LEAST_ALIKE = 64  # tokens of which every second one is 0 by no chance
+_HEADER = 20240520  # the first number in the header of llm.c's token files, of 1024 bytes
+_LEAST_ALIKE = 64  # in so many tokens every second one is not 0 by chance
 
 
 class RawSource(TokenizedSource):
-    """Files of ids, one after another. home: what is known of them."""
+    """Files of ids, one after another. home: the directory with their properties."""
 
     def __init__(self, home: Path, files: Sequence[InputFile]) -> None:
         self.home, self._files = home, [file.path for file in files]
@@ -45,7 +45,7 @@ class RawSource(TokenizedSource):
 
 
 class MappedFiles:
-    """Arrays of files, as one: values by their places in all of them."""
+    """The arrays of several files as one array."""
 
     def __init__(self, paths: Sequence[Path], dtype: str) -> None:
         self._arrays = [np.memmap(path, dtype, "r") for path in paths if path.stat().st_size]
@@ -61,7 +61,7 @@ class MappedFiles:
 
 
 def is_raw(files: Sequence[InputFile], name: str) -> bool:
-    """UserError: some of a source are, and others are not."""
+    """Whether a source's files hold raw tokens. UserError: some do, and others do not."""
     raw = {file.form == "tokens" for file in files}
     if len(raw) > 1:
         raise UserError(
@@ -81,10 +81,11 @@ def open_raw(
     content: str,
     learns: Learns = "tokens",
 ) -> RawSource:
-    """dtype: of the ids. end: the id that ends a document, if one is known. content: what the files
-    hold, as a hash.
+    """A source of raw tokens, with its properties from the cache if they are there.
 
-    UserError: they hold no such ids, or something else than tokens is to be learnt.
+    dtype: of the ids. end: the id that ends a document, if one is known. content: a hash of what
+    the files hold.
+    UserError: the files hold no such ids, or the model learns something else than tokens.
     """
     if learns != "tokens":
         raise no_column([], files[0].path, learns)
@@ -98,7 +99,7 @@ def open_raw(
 
 
 def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: Path) -> None:
-    """Documents and the largest id, into a directory."""
+    """Find documents and the largest id, and write them into a directory."""
     lengths, digest = [np.zeros(0, np.int64)], hashlib.sha256(dtype.encode())
     largest, largest_file, largest_place = -1, 0, 0
     for number, path in enumerate(paths):
@@ -129,11 +130,6 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
         vocab_size=0,
         largest_id=largest,
         sha256=digest.hexdigest(),
-        partly=False,
-        empty=0,
-        with_assistant=0,
-        assistant_tokens=0,
-        text_bytes=0,
         largest_file=largest_file,
         largest_place=largest_place,
     )
@@ -141,7 +137,7 @@ def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: P
 
 
 def _check_file(path: Path, dtype: str) -> None:
-    """UserError: it can't be ids of this type."""
+    """UserError: the file can't hold ids of this type."""
     check_whole_tokens(path, dtype)
     size = path.stat().st_size
     head = np.fromfile(path, "uint32", min(1, size // 4))

@@ -1,6 +1,6 @@
-"""Documents of input files, in the order in which they stand there.
+"""The documents of input files, in their order.
 
-Text and JSONL files are cut into chunks, which may be read by different processes.
+Files are cut into chunks, which different processes may read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,48 +26,38 @@ _CHUNK = 2 << 20  # bytes of a file that one process reads
 
 
 def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
-    """learns: what of a row; it needs the columns for that.
+    """The chunks of a file. learns: what the model learns of a row, which needs its columns.
 
-    UserError: it can't be read, or its columns are none of ours.
+    UserError: the file can't be read, or its columns are not known.
     """
     if file.form == "parquet":
         return row_groups(file.path, learns=learns)
-    size = file.path.stat().st_size
+    size, step = file.path.stat().st_size, _CHUNK
+    kind: Kind = "text"
     if file.form == "arrow":
-        of_columns = kind_of(arrow_columns(file.path), file.path, learns=learns)
-        return [
-            Chunk(
-                path=str(file.path),
-                form=file.form,
-                kind=of_columns,
-                begin=0,
-                end=size,
-                size=size,
-                last=True,
-            )
-        ]
-    if not size:
+        kind, step = kind_of(arrow_columns(file.path), file.path, learns=learns), size
+    elif not size:
         return []
-    if learns != "tokens" and file.form == "text":
+    elif file.form == "lines":
+        kind = kind_of_lines(file.path, learns=learns)
+    elif learns != "tokens":
         raise no_column([], file.path, learns)
-    lines = file.form == "lines"
-    kind: Kind = kind_of_lines(file.path, learns=learns) if lines else "text"
     return [
         Chunk(
             path=str(file.path),
             form=file.form,
             kind=kind,
             begin=begin,
-            end=min(begin + _CHUNK, size),
-            size=min(_CHUNK, size - begin),
-            last=begin + _CHUNK >= size,
+            end=min(begin + step, size),
+            size=min(step, size - begin),
+            last=begin + step >= size,
         )
-        for begin in range(0, size, _CHUNK)
+        for begin in range(0, size, step)
     ]
 
 
 def documents_of(chunk: Chunk) -> Iterator[Document]:
-    """UserError: a line is no JSON object, a field is missing or of another type."""
+    """The documents of a chunk. UserError: a line is no JSON object, or a field is unfit."""
     if chunk.form == "text":
         yield text_of(chunk)
         return

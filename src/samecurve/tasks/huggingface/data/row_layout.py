@@ -1,8 +1,8 @@
-"""How documents of all sources become rows: what is held out, repeated, cut, packed.
+"""How the documents of all sources become rows: held out, repeated, cut and packed.
 
-It follows from the documents' lengths and the config alone, is computed once, and kept in the
-cache. A piece is a document, or what a row holds of it; its address counts the tokens of all
-sources, one after another.
+The rows follow from the documents' lengths and the config alone; they are computed once and kept
+in the cache. A piece is a document, or the part of a document in a row. Its address counts the
+tokens of all sources, one after another.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,14 @@ from samecurve.tasks.huggingface.sections import HFData
 
 Numbers = NDArray[np.int64]
 
-_HELD_OUT, _REPEATED = 1, 2  # seeds: which documents are held out; which are of a part of a source
+_HELD_OUT, _REPEATED = 1, 2  # seeds of two random orders of documents
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """start: address of the first token. document: its number in the source. loss_tokens: how many
+    """Pieces of documents.
+
+    start: address of the first token. document: number in the source. loss_tokens: how many tokens
     are predicted.
     """
 
@@ -44,8 +46,9 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of pieces. start, length: of each piece; row: where each row begins among them, and
-    their end.
+    """Rows of pieces.
+
+    start, length: of each piece. row: the index of each row's first piece, and the end of the last.
     """
 
     start: Numbers
@@ -70,7 +73,7 @@ class SourceStatistics:
     source: str
     weight: float
     documents: int  # of the source
-    tokens: int  # an epoch trains on, with repetitions
+    tokens: int  # in an epoch, with repetitions
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,12 @@ class LayoutStatistics:
     sources: tuple[SourceStatistics, ...]
     rows: int
     held_out_rows: int
-    tokens: int  # an epoch trains on
-    loss_tokens: int  # of them predicted
+    tokens: int  # in an epoch
+    loss_tokens: int  # in an epoch, that count in the loss
     cut: int  # documents longer than a row
     tokens_left_out: int  # of documents that were cut off
     empty: int  # documents without a character
-    without_loss: int  # documents without a token to be learnt
+    without_loss: int  # documents without a token that counts in the loss
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LayoutStatistics":
@@ -110,7 +113,7 @@ class _SourcePieces:
 def lay_out(
     data: HFData, corpora: Sequence[TokenizedSource]
 ) -> tuple[Rows, Rows, LayoutStatistics]:
-    """Rows to train on, rows held out, and what became of the documents.
+    """Lay documents out as rows: rows to train on, rows held out, and statistics.
 
     UserError: nothing is left to train on.
     """
@@ -177,18 +180,17 @@ def _of_source(data: HFData, weight: float, corpus: TokenizedSource, base: int) 
 
 
 def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, int]:
-    """The pieces of a source in which something is learnt; documents that were cut; tokens left
-    out of them.
+    """A source's pieces that count in the loss, and how many documents and tokens were cut off.
 
-    A long text becomes several pieces; of a long conversation, or a prompt and its completion, the
-    beginning is kept, since what follows would lack it.
+    A long text becomes several pieces. A long conversation, or a prompt with its completion, keeps
+    only its beginning, because the rest would lack its context.
     """
     lengths = corpus.lengths
     starts = np.cumsum(lengths) - lengths
     is_text = corpus.of_kind("text")
     is_pair = corpus.of_kind("classified_pair")
     of_texts = is_pair | corpus.of_kind("pair") | corpus.of_kind("triple")
-    widths = np.where(of_texts, lengths, width)  # each of its texts is cut by itself
+    widths = np.where(of_texts, lengths, width)  # each text is cut by itself, later
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
     document = np.repeat(np.arange(len(lengths)), number)
     index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
@@ -205,12 +207,12 @@ def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, i
 
 
 def _count_loss_tokens(corpus: TokenizedSource, start: Numbers, length: Numbers) -> Numbers:
-    """Tokens that are predicted in each piece: the first has nothing before it."""
+    """How many tokens are predicted in each piece: not the first, which has nothing before it."""
     if corpus.loss_mask is None or not len(start):
         return np.maximum(length - 1, 0)
     bounds = np.stack([start, start + length], 1).reshape(-1)
     flags = corpus.loss_mask
-    if bounds[-1] == len(flags):  # reduceat wants beginnings
+    if bounds[-1] == len(flags):  # reduceat accepts only indices inside the array
         bounds = bounds[:-1]
     sums = np.add.reduceat(flags, bounds, dtype=np.int64)[::2]
     return np.where(length > 0, sums - flags[start], 0)
@@ -219,8 +221,8 @@ def _count_loss_tokens(corpus: TokenizedSource, start: Numbers, length: Numbers)
 def _split(pieces: Pieces, share: float) -> tuple[Pieces, Pieces]:
     """Split pieces into those trained on and those held out.
 
-    Whole documents are held out, in an order of their own, until the share of tokens is reached; of
-    the last one only its end.
+    Whole documents are held out, in a random order, until the share of tokens is reached. Of the
+    last document only the end is held out.
     """
     if not share or len(pieces) < 2:
         return pieces, pieces.at(np.zeros(0, np.int64))
@@ -236,7 +238,7 @@ def _split(pieces: Pieces, share: float) -> tuple[Pieces, Pieces]:
 
 
 def _repeat(pieces: Pieces, weight: float) -> Pieces:
-    """Each piece as often as the weight says; of a broken weight's rest, so many documents."""
+    """Repeat pieces by the weight. Its fraction repeats that share of the documents once more."""
     whole, rest = divmod(weight, 1.0)
     documents = np.unique(pieces.document)
     count = round(rest * len(documents))
@@ -256,7 +258,7 @@ def _joined(parts: Sequence[Pieces]) -> Pieces:
 
 
 def _rows(pieces: Pieces, data: HFData) -> Rows:
-    """Packed; or a row for each piece, by length."""
+    """Rows of packed pieces; without packing a row for each piece, by length."""
     if data.packing:
         order, row = pack(pieces.length, data.seq_len)
     else:
@@ -266,6 +268,6 @@ def _rows(pieces: Pieces, data: HFData) -> Rows:
 
 
 def _mapped(path: Path) -> Numbers:
-    if not path.stat().st_size:  # which can't be mapped
+    if not path.stat().st_size:  # an empty file can't be mapped
         return np.zeros(0, np.int64)
     return np.memmap(path, np.int64, "r")

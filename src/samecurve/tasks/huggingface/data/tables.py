@@ -52,7 +52,7 @@ def row_groups(path: Path, *, learns: Learns) -> list[Chunk]:
 
 
 def _check_filled(path: Path, footer: Any, kind: Kind) -> None:
-    """UserError: a column that is needed holds nothing at all."""
+    """UserError: a column that is needed is empty in all rows."""
     filled: set[str] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)

@@ -1,8 +1,8 @@
-"""Tokenizers: a model directory's own, another one, bytes, or a BPE that is made here.
+"""A tokenizer with its special tokens and its chat template, kept in a directory of the cache.
 
-Each is kept in a directory of the cache: tokenizer.json as the `tokenizers` library
-reads it (none for bytes), and tokenizer_notes.json with its special tokens and its chat template.
-The processes that tokenize read that directory alone; a run keeps the same two files.
+The directory holds tokenizer.json as the `tokenizers` library reads it (none for bytes), and
+tokenizer_notes.json with special tokens and chat template. The processes that tokenize read only
+this directory; a run keeps the same two files.
 """
 
 import json
@@ -22,12 +22,12 @@ from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Toke
 from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
 
 TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
-END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE made here
+END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE that is trained here
 
 
 @dataclass(frozen=True)
 class TokenizerNotes:
-    """Properties that tokenizer.json lacks. names: bos_token and others that a template may use."""
+    """Properties that tokenizer.json lacks. names: bos_token and others, for chat templates."""
 
     name: str
     names: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class TokenizerNotes:
 class PairLayout:
     """Tokens around two texts that are read together.
 
-    types: how many tokens between them still have the first one's type; None: it gives no types.
+    types: how many tokens between the texts have the first text's type; None: there are no types.
     """
 
     before: TokenIds
@@ -53,9 +53,9 @@ class PairLayout:
 class TextTokenizer:
     """A tokenizer that is kept in a directory.
 
-    size: ids are below it. prefix, suffix: what it puts around a text; the suffix ends with the
-    end-of-document token, if there is one. pad: the id of padding. mask: of a hidden token, or
-    None. special: ids that stand for no text.
+    size: ids are below it. prefix, suffix: tokens around a text; the suffix ends with the
+    end-of-document token, if there is one. pad: the id of padding. mask: the id of a hidden token,
+    or None. special: ids that stand for no text.
     """
 
     def __init__(self, home: Path) -> None:
@@ -96,7 +96,7 @@ class TextTokenizer:
         return index
 
     def _around(self) -> tuple[TokenIds, TokenIds]:
-        """Tokens that the tokenizer itself puts before and after a text."""
+        """The tokens that the tokenizer itself puts before and after a text."""
         plain = self._inner.encode("a", add_special_tokens=False).ids
         full = self._inner.encode("a", add_special_tokens=True).ids
         for begin in range(len(full) - len(plain) + 1):
@@ -111,8 +111,9 @@ class TextTokenizer:
 
     @cached_property
     def pairs(self) -> PairLayout:
-        """The tokenizer's own layout of two texts. If it puts nothing between them: its end-of-text
-        token, or a line break.
+        """The tokenizer's own layout of two texts.
+
+        Where it puts nothing between them: the end-of-text token, or a line break.
         """
         between = self.suffix if len(self.suffix) else self.encode(["\n"])[0]
         plain = PairLayout(self.prefix, between, self.suffix, None)
@@ -133,11 +134,11 @@ class TextTokenizer:
         return PairLayout(ids[: of_text.index(0)], ids[first_end:second], after, types)
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Each text by itself, with nothing put around it."""
+        """The tokens of each text by itself, without prefix and suffix."""
         return self._tokenizer.encode(texts)
 
     def encode_spans(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, NDArray[np.bool_]]:
-        """A whole text, and which of its tokens begin in one of the spans."""
+        """The tokens of a text, and for each whether it begins in one of the spans."""
         if self._inner is None:
             ids = self.encode([text])[0]
             places = [
@@ -155,7 +156,7 @@ class TextTokenizer:
         return ids, inside
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """special: with the tokens that stand for no text."""
+        """Text. special: tokens that stand for no text are written out too."""
         return self._tokenizer.decode(ids, special=special)
 
     def write(self, directory: Path, longest: int | None) -> list[str]:
@@ -176,7 +177,7 @@ class TextTokenizer:
 
     @property
     def template(self) -> ChatTemplate:
-        """UserError: it has none."""
+        """The chat template. UserError: the tokenizer has none."""
         if self._template is None:
             text = self.notes.chat_template
             if text is None:

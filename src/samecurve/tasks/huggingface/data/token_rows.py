@@ -24,8 +24,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 class TokenRows:
     """Rows of tokenized documents.
 
-    width: every row has it, padded; None: as long as its tokens are, a list of arrays by name, to
-        be padded by collate().
+    width: of every row, padded; None: rows are as long as their tokens, as lists of arrays that
+        collate() pads.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TokenRows:
         return self._known_by
 
     def first_addresses(self, ids: Ids) -> Numbers:
-        """The place of each row's first token among the tokens of all sources."""
+        """The address of each row's first token, among the tokens of all sources."""
         addresses: Numbers = self._rows.start[self._rows.row[np.asarray(ids)]]
         return addresses
 
@@ -80,7 +80,7 @@ class TokenRows:
     def _read(
         self, addresses: Numbers, of_piece: Numbers, start: Numbers
     ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Tokens, and which are to be learnt."""
+        """Tokens, and for each whether it counts in the loss."""
         source = (np.searchsorted(self._bases, start, side="right") - 1)[of_piece]
         tokens = np.empty(len(addresses), np.int64)
         counts = np.ones(len(addresses), bool)
@@ -94,9 +94,9 @@ class TokenRows:
 
 
 class RandomRows:
-    """Random tokens for benchmarks: a pure function of the sample's id, others in each sample.
+    """Random tokens for benchmarks, a pure function of the sample's id.
 
-    first: id of the first sample, in the stream of all.
+    first: id of the first sample, in the stream of all samples.
     """
 
     def __init__(self, count: int, width: int, vocab_size: int, first: int = 0) -> None:
@@ -138,7 +138,7 @@ def collate(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDA
 def padded(
     flat: Mapping[str, NDArray[Any]], sizes: Numbers, width: int, pad: int
 ) -> dict[str, NDArray[Any]]:
-    """[rows, width] of each column: rows that lie one after another, each filled up."""
+    """Columns [rows, width] from columns in which rows lie one after another."""
     filling = {"input_ids": pad, "labels": IGNORED, "positions": 0, "documents": 0, "types": 0}
     real = np.arange(width) < sizes[:, None]
     columns = {}
@@ -149,8 +149,9 @@ def padded(
 
 
 def _ranges(first: Numbers, count: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """All numbers of [first, first + count), one range after another; of which range each is; and
-    which it is there.
+    """All numbers of the ranges [first, first + count), one range after another.
+
+    Returns the numbers, the range that each is in, and its index in the range.
     """
     of_range = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(of_range)) - (np.cumsum(count) - count)[of_range]

@@ -1,4 +1,4 @@
-"""A data source as tokens: made once, found again by its files' content, mapped by all ranks."""
+"""A data source as tokens: made once, found again by the files' content, mapped by all ranks."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ from samecurve.tasks.text.token_files import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache
-_ALONE = 4 << 20  # bytes that one process tokenizes sooner than others begin
+_ALONE = 4 << 20  # bytes: one process is done with them before others start
 _MOST_PROCESSES = 16
 _LOOK_EVERY, _SAY_EVERY = 0.05, 2.0  # seconds
 _BLOCK = 1 << 24
@@ -55,19 +55,19 @@ class SourceNotes:
     num_tokens: int
     vocab_size: int
     largest_id: int
-    sha256: str  # of tokens, what is learnt of them, and documents
-    partly: bool  # some tokens are not learnt: prompts, or what others say
-    empty: int  # documents without a character, left out
-    with_assistant: int  # conversations in which the assistant says something
-    assistant_tokens: int  # that are to be learnt of conversations
-    text_bytes: int
+    sha256: str  # of tokens, loss mask and documents
+    partly: bool = False  # some tokens do not count in the loss: prompts, or what users say
+    empty: int = 0  # documents without a character, left out
+    with_assistant: int = 0  # conversations in which the assistant says something
+    assistant_tokens: int = 0  # of conversations, that count in the loss
+    text_bytes: int = 0
     classes: Sequence[str] = ()  # of labelled texts, in their order
-    largest_file: int = 0  # of raw tokens: in which file the largest id stands first,
-    largest_place: int = 0  # and at which token
+    largest_file: int = 0  # raw tokens: the file in which the largest id stands first,
+    largest_place: int = 0  # and its place there
 
 
 class TokenizedSource:
-    """A tokenized source, mapped. lengths: of its documents, in their order."""
+    """A tokenized source, mapped. lengths: of the documents, in their order."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -76,7 +76,7 @@ class TokenizedSource:
 
     @property
     def largest_at(self) -> str:
-        """Where the largest id stands; '' where a tokenizer made it."""
+        """The place of the largest id, for the user; '' where a tokenizer made the ids."""
         return ""
 
     @cached_property
@@ -85,12 +85,12 @@ class TokenizedSource:
 
     @cached_property
     def tokens(self) -> Any:
-        """Ids, by an array of places."""
+        """Token ids, indexed by an array of places."""
         return np.memmap(self.home / "tokens.bin", self.notes.dtype, "r")
 
     @cached_property
     def loss_mask(self) -> NDArray[np.uint8] | None:
-        """1 for each token that is to be learnt; None: all are."""
+        """1 for each token that counts in the loss; None: all count."""
         return np.memmap(self.home / "loss_mask.bin", np.uint8, "r") if self.notes.partly else None
 
     @cached_property
@@ -106,7 +106,7 @@ class TokenizedSource:
 
 
 def digest_files(files: Sequence[InputFile], cache: Path) -> str:
-    """A hash of what files hold, in their order; remembered by names, sizes and times."""
+    """A hash of the files' content, in their order; kept by names, sizes and times."""
     stamp = stamp_files(files)
     kept = cache / "digests" / f"{cache_key(stamp)}.json"
     if kept.exists():
@@ -126,7 +126,7 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
                         f"data   {show_bytes(done)} of {show_bytes(total)} looked through"
                     )
         digest.update(f"{file.form}/{of_file.hexdigest()}/".encode())
-    if stamp_files(files) == stamp:  # they rested while they were read
+    if stamp_files(files) == stamp:  # no file changed while it was read
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"sha256": digest.hexdigest()})
     return digest.hexdigest()
@@ -141,12 +141,12 @@ def tokenize_once(
     content: str,
     learns: Learns = "tokens",
 ) -> TokenizedSource:
-    """The tokens of a source, from the cache if they are there; one process makes them, others
-    wait.
+    """The tokens of a source, from the cache if they are there.
 
-    name: of the source, for the user. content: what its files hold, as a hash. learns: what of
-        each row.
-    UserError: a file can't be read as what it is, or there is nothing to learn in it.
+    One process makes the tokens, and others wait.
+    name: of the source, for the user. content: a hash of what its files hold. learns: what the
+        model learns of each row.
+    UserError: a file can't be read, or there is nothing to learn in it.
     """
     identity = [_FORMAT, content, tokenizer.home.name]
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
@@ -182,7 +182,7 @@ def has_column(
 
 
 def sort_classes(names: AbstractSet[str]) -> list[str]:
-    """Numbers by their values, anything else by its letters."""
+    """Sort numbers by their values, other names by their letters."""
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return sorted(names, key=int)
     return sorted(names)
@@ -222,9 +222,9 @@ class _Tokenization:
         write_json(self._scratch / "corpus.json", asdict(notes))
 
     def _in_processes(self, count: int) -> None:
-        """UserError, RunError: one of them has failed."""
+        """Tokenize in several processes. UserError, RunError: one of them has failed."""
         command = [sys.executable, "-m", parts.__spec__.name, str(self._work), str(os.getpid())]
-        # each is one of several: it needs no threads of its own
+        # there are several processes, so none needs threads
         environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
         running = [Popen(command, env=environment, stdout=DEVNULL) for _ in range(count)]
         try:
@@ -268,7 +268,7 @@ class _Tokenization:
         return text
 
     def _join(self) -> SourceNotes:
-        """The parts one after another, as one corpus."""
+        """Join the parts, one after another."""
         notes, lengths, kinds = self._documents()
         lengths.tofile(self._scratch / "lengths.bin")
         kinds.tofile(self._scratch / "kinds.bin")
@@ -296,7 +296,7 @@ class _Tokenization:
         )
 
     def _join_files(self, kind: str) -> bytes:
-        """Join one array of all parts in a file. Returns the hash of the array."""
+        """Join an array of all parts in one file. Returns the hash of the array."""
         digest = hashlib.sha256()
         with open(self._scratch / f"{kind}.bin", "wb") as out:
             for number in range(len(self._sizes)):
@@ -321,7 +321,7 @@ class _Tokenization:
         return json.dumps(list(classes)).encode() + labels.tobytes()
 
     def _documents(self) -> tuple[list[PartNotes], NDArray[np.int64], NDArray[np.uint8]]:
-        """Notes, lengths and kinds of all documents. A document in two parts is one."""
+        """Notes, lengths and kinds of all documents. A document that two parts share is one."""
         notes, lengths, kinds = [], [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
         for number in range(len(self._sizes)):
             note = PartNotes(**json.loads((self._work / f"{number}.json").read_text()))
@@ -337,7 +337,7 @@ class _Tokenization:
 
 
 def _check_loss_tokens(notes: SourceNotes, name: str, *, has_chats: bool) -> None:
-    """UserError: there is nothing, or nothing to be learnt."""
+    """UserError: the source is empty, or nothing in it counts in the loss."""
     if not notes.num_tokens:
         raise UserError(
             f"data source {name} holds no text", "a source with text in it", "data.source"

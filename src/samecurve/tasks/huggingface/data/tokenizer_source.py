@@ -1,4 +1,7 @@
-"""Where a tokenizer comes from, and the directory of the cache that keeps it (tokenizer.py)."""
+"""Make or read the tokenizer of a config, and keep it in the cache (see text_tokenizer.py).
+
+It is bytes, a BPE that is trained here, a tokenizer.json, or that of a model's directory.
+"""
 
 import hashlib
 import json
@@ -29,7 +32,8 @@ _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*",
     "merges*", "*.model", "config.json",
 )  # fmt: skip
-_AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer.json says all
+# classes for which tokenizer.json is enough
+_AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 _FORMAT = 2  # of the cache
 
 
@@ -44,8 +48,8 @@ def keep_tokenizer(
 ) -> TextTokenizer:
     """The tokenizer of a data section, from the cache if it is there.
 
-    model: the model's directory. content: what the sources hold, as a hash; texts: that.
-    for_encoder: a BPE that is made here gets a mask token, and padding of its own.
+    model: the model's directory. content: a hash of what the sources hold. texts: returns their
+    texts. for_encoder: a BPE that is trained here gets tokens for masks and padding.
     UserError: there is no such tokenizer, it can't be read, or it does not know the text.
     """
     place = data.tokenizer or (str(model) if model else "")
@@ -90,7 +94,7 @@ def _make(
     *,
     special: Mapping[str, str],
 ) -> None:
-    """special: tokens of a BPE that is made here."""
+    """Make the files of a tokenizer. special: tokens of a BPE that is trained here."""
     if place == "bytes":
         notes = TokenizerNotes("bytes", chat_template=template)
     elif place.startswith("bpe:"):
@@ -140,12 +144,12 @@ def _files_of(place: Path) -> list[Path]:
 
 
 def has_tokenizer(place: Path) -> bool:
-    """Whether a directory, or a file, is one."""
+    """Whether a directory, or a file, holds a tokenizer."""
     return any(path.name != "config.json" for path in _files_of(place))
 
 
 def _digest_files(place: Path) -> str:
-    """UserError: there is none."""
+    """A hash of a tokenizer's files. UserError: there are none."""
     files = _files_of(place)
     if not has_tokenizer(place):
         raise UserError(
@@ -163,7 +167,7 @@ def _digest_files(place: Path) -> str:
 def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
     """Read tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
-    if (place / NOTES).is_file():  # as a run keeps it
+    if (place / NOTES).is_file():  # a directory that a run keeps
         content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
         return content, TokenizerNotes(**_json(place / NOTES))
     if place.is_file():
@@ -180,7 +184,7 @@ def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
 
 
 def _checked(path: Path) -> str:
-    """UserError: it is none."""
+    """The content of a tokenizer.json. UserError: the file is no tokenizer.json."""
     LibraryTokenizer(path)
     return path.read_text()
 
@@ -199,7 +203,7 @@ def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
         tokenizer = AutoTokenizer.from_pretrained(
             str(home), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever its class raises
+    except Exception as error:  # its class raises any kind
         raise UserError(
             f"the tokenizer in {home} can't be loaded: {type(error).__name__}: {error}",
             "a directory as save_pretrained writes it",
@@ -218,7 +222,7 @@ def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
 
 
 def _token_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and the like."""
+    """The special tokens of a tokenizer's config: bos_token, eos_token and others."""
     names = {}
     for name, value in values.items():
         token = value.get("content") if isinstance(value, dict) else value
@@ -244,7 +248,7 @@ def _default_of(template: Any) -> str | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file."""
+    """The object in a JSON file; {}: there is no such file."""
     if not path.is_file():
         return {}
     try:

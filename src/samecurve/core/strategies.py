@@ -1,35 +1,25 @@
-"""One row for each strategy and engine: what the plan, the simulation, the command line and the
-docs must know of it.
+"""The table of strategies: for each strategy of each engine a row with all that the plan, the
+simulation, the command line and the docs must know of it.
 
-The only place, with the engines' own dicts of classes, where a strategy is known by its name;
-everybody else asks its row. Imports nothing heavy: the config and --help read it too.
+Only this file and each engine's dict of strategy classes know a strategy by its name; all other
+code asks the row. The config and --help read the rows too, so this file imports nothing of ours.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-from samecurve.core.planning.memory import (
-    MemoryTerm,
-    replicated_state,
-    state_sharded_by_block,
-    state_sharded_whole,
-)
-
-if TYPE_CHECKING:
-    from samecurve.core.config.sections import Config
-    from samecurve.core.planning.facts import Facts
+from typing import Literal
 
 Processes = Literal["one", "one per device", "as started"]  # as started: one, or one for each host
 Sharding = Literal["none", "all devices", "groups"]  # which devices share one copy of the model
+# how weights, gradients and optimizer state lie on devices (core/planning/memory.py counts them)
+StatePlacement = Literal["replicated", "sharded by block", "sharded whole"]
 AutoCase = Literal["one device", "the model fits", "only a shard fits"]
 Traffic = Literal["nothing", "gradients", "weights and gradients"]
-MemoryFormula = Callable[["Config", "Facts", int], list[MemoryTerm]]  # the int: number of shards
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a strategy can't serve a config value, and what can be done."""
+    """Why a strategy can't serve a config value, and what the user can do."""
 
     why: str  # follows the key's name in a sentence
     remedy: str
@@ -43,15 +33,15 @@ class StrategySpec:
     engine: str
     processes: Processes
     sharding: Sharding
-    memory: MemoryFormula  # of weights, gradients, optimizer state and what is whole for a while
-    auto: AutoCase | None = None  # where --strategy auto takes it; None: only by its name
+    state: StatePlacement
+    auto: AutoCase | None = None  # when --strategy auto takes it; None: never
     traffic: Traffic | None = None  # what the simulation counts; None: plan --machine refuses it
     takes_one_device: bool = False
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
-    # the remedy where it is asked of an engine that lacks it, as a whole ("--strategy dp: why");
-    # "": --engine with this row's engine is it
+    # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
+    # "": the remedy is --engine with this row's engine
     other_engine: str = ""
     # for readers: --help, and the columns of the tables in docs/strategies.md and docs/jax.md
     summary: str
@@ -66,7 +56,7 @@ class StrategySpec:
 
     @property
     def docs_line(self) -> str:
-        """Its row of the table in docs/strategies.md."""
+        """The row of the table in docs/strategies.md."""
         cells = (f"`{self.name}`", self.summary, self.holds, self.sends, self.suits)
         return f"| {' | '.join(cells)} |"
 
@@ -75,7 +65,7 @@ _EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part
 
 
 def _refused_by_sharding(name: str) -> dict[str, Refusal]:
-    """What a strategy that cuts parameters into shards can't serve."""
+    """Refusals of a strategy that cuts parameters into shards."""
     return {
         "devices.balance": Refusal(
             f"strategy {name} {_EVEN_BY_ROUNDS} would still be waited for",
@@ -120,7 +110,7 @@ _ROWS = (
         engine="torch",
         processes="one",
         sharding="none",
-        memory=replicated_state,
+        state="replicated",
         auto="one device",
         traffic="nothing",
         takes_one_device=True,
@@ -135,7 +125,7 @@ _ROWS = (
         engine="torch",
         processes="one",
         sharding="none",
-        memory=replicated_state,
+        state="replicated",
         runs_threads=True,
         refuses={**_no_groups("dp"), **_no_compression("dp")},
         summary="one process, a thread for each device",
@@ -148,7 +138,7 @@ _ROWS = (
         engine="torch",
         processes="one per device",
         sharding="none",
-        memory=replicated_state,
+        state="replicated",
         auto="the model fits",
         traffic="gradients",
         refuses=_no_groups("ddp"),
@@ -166,7 +156,7 @@ _ROWS = (
         engine="torch",
         processes="one per device",
         sharding="all devices",
-        memory=state_sharded_by_block,
+        state="sharded by block",
         auto="only a shard fits",
         traffic="weights and gradients",
         refuses={
@@ -187,7 +177,7 @@ _ROWS = (
         engine="torch",
         processes="one per device",
         sharding="groups",
-        memory=state_sharded_by_block,
+        state="sharded by block",
         traffic="weights and gradients",
         min_devices=4,
         refuses={**_no_compression("hsdp"), **_refused_by_sharding("hsdp")},
@@ -202,7 +192,7 @@ _ROWS = (
         engine="jax",
         processes="as started",
         sharding="none",
-        memory=replicated_state,
+        state="replicated",
         auto="one device",
         takes_one_device=True,
         refuses=_REFUSED_BY_JAX,
@@ -215,7 +205,7 @@ _ROWS = (
         engine="jax",
         processes="as started",
         sharding="none",
-        memory=replicated_state,
+        state="replicated",
         auto="the model fits",
         refuses=_REFUSED_BY_JAX,
         summary="one process for all devices of a host",
@@ -227,7 +217,7 @@ _ROWS = (
         engine="jax",
         processes="as started",
         sharding="all devices",
-        memory=state_sharded_whole,
+        state="sharded whole",
         auto="only a shard fits",
         refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
         summary="one process for all devices of a host, the model sharded",
@@ -241,16 +231,16 @@ STRATEGY_NAMES = tuple(dict.fromkeys(row.name for row in _ROWS))
 
 
 def strategies_of(engine: str) -> list[StrategySpec]:
-    """Those of one engine, in the order of the docs."""
+    """The strategies of one engine, in the order of the docs."""
     return [row for row in _ROWS if row.engine == engine]
 
 
 def auto_strategy(engine: str, case: AutoCase) -> StrategySpec:
-    """What `--strategy auto` takes."""
+    """The strategy that `--strategy auto` takes."""
     return next(row for row in strategies_of(engine) if row.auto == case)
 
 
 def strategy_help() -> str:
-    """What --help says of --strategy."""
+    """The help text of --strategy."""
     first_rows = [next(row for row in _ROWS if row.name == name) for name in STRATEGY_NAMES]
     return "; ".join(["auto", *(f"{row.name}: {row.summary}" for row in first_rows)])

@@ -1,0 +1,47 @@
+"""The parts of docs/ that are made from the code: `make docs` writes them, tests compare them.
+
+They are the config's JSON Schema, the table of its keys, and the tables of strategies.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from samecurve.core.config.json_schema import as_table, json_schema
+from samecurve.core.strategies import strategies_of
+from samecurve.tasks import Tasks
+
+ROOT = Path(__file__).parents[1]
+
+
+def generated_docs() -> dict[Path, str]:
+    """The text that each of these files should have."""
+    docs = ROOT / "docs"
+    torch_rows = [row.docs_line for row in strategies_of("torch")]
+    jax_rows = [f"| `{row.name}` | {row.holds} | {row.sends} |" for row in strategies_of("jax")]
+    return {
+        docs / "config.schema.json": json.dumps(json_schema(Tasks()), indent=1) + "\n",
+        docs / "config.md": _with_config_table((docs / "config.md").read_text()),
+        docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),
+        docs / "jax.md": _with_rows((docs / "jax.md").read_text(), jax_rows),
+    }
+
+
+def _with_config_table(page: str) -> str:
+    """The page with the tables of keys anew: all between the comment and the next text."""
+    head, mark, rest = page.partition("<!-- table: samecurve schema --table -->\n")
+    tables = re.match(r"(?:\|[^\n]*\n|`task: \w+`\n|\n(?=[|`]))+", rest)
+    assert tables, "docs/config.md has the comment and the tables after it"
+    return f"{head}{mark}{as_table(Tasks())}\n{rest[tables.end() :]}"
+
+
+def _with_rows(page: str, rows: list[str]) -> str:
+    """The page with these rows in its first table, under the two lines of its head."""
+    table = re.search(r"^\| `--strategy`[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE)
+    assert table, "the page has a table of strategies"
+    return page[: table.start(1)] + "".join(f"{row}\n" for row in rows) + page[table.end(1) :]
+
+
+if __name__ == "__main__":
+    for path, text in generated_docs().items():
+        path.write_text(text)
