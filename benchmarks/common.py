@@ -26,7 +26,7 @@ from samecurve.observe.journal import Journal
 from samecurve.probe import cpu, probe
 from samecurve.run.directory.control import ControlFile
 from samecurve.run.directory.run_directory import Run
-from samecurve.worker.jobs.train import Unsaved
+from samecurve.worker.jobs.train_job import Unsaved
 
 UNASKED = (0,) * len(REQUESTS)  # what ranks are asked for in a step: nothing
 RESULTS = Path(__file__).parent / "results"

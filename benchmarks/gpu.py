@@ -43,8 +43,8 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.installation import install_command
 from samecurve.probe import cpu, probe
-from samecurve.system import install_command
 from samecurve.tasks import Tasks, open_task
 from samecurve.units import show_bytes
 

@@ -32,9 +32,9 @@ from benchmarks.common import config_of
 from benchmarks.gpu import Found, ceiling, measured, result_of, shown, version
 from benchmarks.sides import Clock, Setting, samecurve
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.probe import probe
-from samecurve.system import install_command
 from samecurve.tasks import open_task
 
 _LLAMA = {

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.common import alternate, write
-from samecurve.system import let_threads_wait
+from samecurve.worker.idle_threads import let_threads_wait
 
 
 class Size(NamedTuple):

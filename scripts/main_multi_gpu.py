@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from samecurve.cli.main import main
-from samecurve.system import install_command
+from samecurve.core.system.installation import install_command
 from samecurve.terminal import echo
 
 CONFIG = Path(__file__).parents[1] / "models" / "har.yaml"

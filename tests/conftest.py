@@ -7,7 +7,7 @@ import pytest
 import worlds
 from commands import samecurve, write_config
 from samecurve.launch.pool import pool as warm_pool
-from samecurve.system import let_threads_wait
+from samecurve.worker.idle_threads import let_threads_wait
 
 let_threads_wait()  # before a test imports torch
 

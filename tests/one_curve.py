@@ -9,7 +9,7 @@ from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verify.verdicts import Verdict, compare_layouts
 from samecurve.tasks import open_task
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE
 from worlds import Pool
 

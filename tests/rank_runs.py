@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import Config
-from samecurve.core.events import Event, Phase
+from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
@@ -25,7 +25,7 @@ def train_on_ranks(
     *,
     resume: int | None = None,
     stop_at: int | None = None,
-    ask_in: Phase | None = None,
+    ask_in: Activity | None = None,
 ) -> list[Event]:
     """The run's journal.
 
@@ -42,7 +42,7 @@ def train_on_ranks(
     return read_events(run.journal)
 
 
-def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None = None) -> None:
+def train_one_rank(index: int, group: Any, attempt: str, ask_in: Activity | None = None) -> None:
     from samecurve.worker.join import join_warm
 
     context = RankContext.read_warm(attempt, index)

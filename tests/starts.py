@@ -11,7 +11,7 @@ from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.tasks import entry_of
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -19,7 +19,7 @@ from samecurve.core.protocols import Counters
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
-from samecurve.run.weights.load_weights import Weights
+from samecurve.run.weights.opened_checkpoint import Weights
 from tiny import (
     MACHINE,
     Outcome,

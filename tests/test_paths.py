@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import samecurve
-from samecurve.core.events import PHASES
-from samecurve.launch import hang_watch, launchers, supervisor
-from samecurve.launch.script import attempt as script_attempt
-from samecurve.launch.script import bootstrap
+from samecurve.core.events import ACTIVITIES
+from samecurve.launch import launchers, supervisor
+from samecurve.launch.script import bootstrap, script_attempt
 from samecurve.observe.heartbeat import read_beat
 from samecurve.run.directory.attempt import Attempt
-from samecurve.worker import data_workers, flight_recorder, main
+from samecurve.watch import flight_recorder, hang_watch
+from samecurve.worker import data_workers, main
 
 PACKAGE = Path(samecurve.__file__).parent
 
@@ -68,9 +68,9 @@ def test_processes_are_started_from_where_their_files_lie() -> None:
 
 
 def test_a_scripts_heartbeat_is_one_of_ours(tmp_path: Path) -> None:
-    """worker/flight_recorder.py writes it without the package."""
-    assert PHASES[flight_recorder.PHASE] == "step"
-    (tmp_path / "heartbeat-0").write_bytes(struct.pack("<qII", 7, flight_recorder.PHASE, 7))
+    """watch/flight_recorder.py writes it without the package."""
+    assert ACTIVITIES[flight_recorder.ACTIVITY] == "step"
+    (tmp_path / "heartbeat-0").write_bytes(struct.pack("<qII", 7, flight_recorder.ACTIVITY, 7))
     beat = read_beat(tmp_path / "heartbeat-0")
     assert beat is not None
-    assert (beat.step, beat.phase, beat.beats) == (7, "step", 7)
+    assert (beat.step, beat.activity, beat.beats) == (7, "step", 7)

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.system import closing_all, explain_os_error, install_command, not_hiding
+from samecurve.core.system.disk_errors import explain_os_error
+from samecurve.core.system.installation import install_command
+from samecurve.worker.closing import closing_all, not_hiding
 
 ROOT = Path(__file__).parents[1]
-ASK = "from samecurve.system import install_command; print(install_command('jax'))"
+MODULE = "core/system/installation.py"
+ASK = (
+    "from samecurve.core.system.installation import install_command; print(install_command('jax'))"
+)
 
 
 def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:
@@ -98,8 +103,9 @@ def test_an_installed_wheel_is_named_by_name(
     """Only the files that a wheel would put there, on a path without the checkout."""
     package = tmp_path / "site/samecurve"
     package.mkdir(parents=True)
-    for file in ("__init__.py", "system.py"):
-        shutil.copy(ROOT / "src/samecurve" / file, package)
+    for file in ("__init__.py", "core/__init__.py", "core/system/__init__.py", MODULE):
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "src/samecurve" / file, package / file)
     info = tmp_path / "site/samecurve-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: samecurve\nVersion: 0.1.0\n")
@@ -122,7 +128,7 @@ def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from samecurve.system import read_file_bytes\n"
+        "from samecurve.core.system.files import read_file_bytes\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
         "most = pages * resource.getpagesize() + (32 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"

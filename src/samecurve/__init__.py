@@ -51,7 +51,7 @@ _ROOMS = {
     "Section": "samecurve.core.config.section",
     "Shards": "samecurve.data.shards.source",
     "TaskEntry": "samecurve.tasks.entry",
-    "load": "samecurve.run.weights.load_weights",
+    "load": "samecurve.run.weights.trained_model",
     "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",
     **dict.fromkeys(("Run", "plan", "train", "verify"), "samecurve.api"),

@@ -6,6 +6,7 @@ SamecurveError            everything that we raise on purpose
 └── RunError             the run itself could not go on                         exit 1
 """
 
+import signal
 from collections.abc import Sequence
 
 from samecurve.terminal import printable, shorten
@@ -96,3 +97,15 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as another:
         return f"(its own text can't be made: {type(another).__name__})"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while no run is under way that could save."""
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C. If not, a user's own code has raised a KeyboardInterrupt."""
+    if isinstance(error, Interrupted):
+        return True
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and heard

@@ -13,7 +13,7 @@ from samecurve.core.protocols import Arrays
 from samecurve.data.tokens import TokenWindows
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from starts import start, values
 from worlds import Pool
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from samecurve.core.events import Beat, Phase
-from samecurve.diagnose.hang import Collective, RankSnapshot, SilenceWatch, judge
-from samecurve.diagnose.stacks import Location, locate
+from samecurve.core.events import Activity, Beat
+from samecurve.watch.silence import HangLimit, Silence, SilenceWatch
+from samecurve.watch.stacks import Location, locate
+from samecurve.watch.verdict import Collective, RankSnapshot, judge
 
 INTERVAL = 0.2
 
@@ -22,8 +23,8 @@ def trained(watch: SilenceWatch, ranks: int, steps: int, seconds: float) -> floa
     """Steps in which every rank beats twice. Returns when they ended."""
     now = 0.0
     for count in range(2 * steps):
-        phase: Phase = "step" if count % 2 else "data"
-        beats = {rank: Beat((count + 1) // 2, phase, count) for rank in range(ranks)}
+        activity: Activity = "step" if count % 2 else "data"
+        beats = {rank: Beat((count + 1) // 2, activity, count) for rank in range(ranks)}
         until = now + seconds / 2
         while now < until:
             assert watch.observe(now, beats, INTERVAL) is None
@@ -34,14 +35,14 @@ def trained(watch: SilenceWatch, ranks: int, steps: int, seconds: float) -> floa
 @pytest.mark.parametrize(("seconds", "limit"), [(0.01, 20), (1.0, 20), (40.0, 200)])
 def test_the_limit_is_learnt_from_the_ranks_own_steps(seconds: float, limit: float) -> None:
     """Quick steps: the floor. Slow ones: ten times their usual length."""
-    watch = SilenceWatch(20)
+    watch = SilenceWatch(HangLimit(20))
     now = trained(watch, 2, 20, seconds)
     seconds = silent_after(watch, now, {0: Beat(21, "step", 1000), 1: Beat(20, "data", 1000)})
     assert limit <= seconds <= limit * 1.1 + INTERVAL
 
 
 def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
-    watch = SilenceWatch(20)
+    watch = SilenceWatch(HangLimit(20))
     assert silent_after(watch, 0, {0: Beat(0, "start", 0)}) == pytest.approx(200, abs=1)
     now = 1000.0
     first_step = {0: Beat(0, "step", 1)}  # it may be compiled
@@ -50,14 +51,14 @@ def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
 
 def test_only_the_rank_furthest_behind_is_asked() -> None:
     """Rank 0 saves, which may take long; the others wait for it in the next step."""
-    watch = SilenceWatch(20)
+    watch = SilenceWatch(HangLimit(20))
     now = trained(watch, 2, 20, 0.1)
     beats = {0: Beat(20, "save", 1000), 1: Beat(20, "step", 1000)}
     assert silent_after(watch, now, beats) == pytest.approx(200, abs=1)
 
 
 def test_a_watch_that_was_asleep_blames_nobody() -> None:
-    watch = SilenceWatch(20)
+    watch = SilenceWatch(HangLimit(20))
     now = trained(watch, 2, 20, 0.1)
     beats = {0: Beat(20, "step", 1000), 1: Beat(20, "step", 1000)}
     assert watch.observe(now, beats, INTERVAL) is None
@@ -114,7 +115,7 @@ IN_FEED = Location("data", "the feed: mine.py:3 read()")
 def test_who_is_named(
     snapshots: dict[int, RankSnapshot], culprits: tuple[int, ...], says: str
 ) -> None:
-    verdict = judge(snapshots, seconds=61, limit=60, world_size=len(snapshots))
+    verdict = judge(snapshots, Silence(61, 60), HangLimit(60), world_size=len(snapshots))
     assert verdict.culprits == culprits
     assert says in verdict.cause
     assert verdict.again == ("different collectives" not in verdict.cause)
@@ -122,7 +123,7 @@ def test_who_is_named(
 
 
 def test_a_start_and_many_quick_steps_between_two_looks() -> None:
-    watch = SilenceWatch(20)
+    watch = SilenceWatch(HangLimit(20))
     assert watch.observe(0, {0: Beat(0, "start", 0)}, INTERVAL) is None
     assert silent_after(watch, 0.2, {0: Beat(18, "data", 40)}) == pytest.approx(20, abs=1)
 

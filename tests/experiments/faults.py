@@ -16,7 +16,7 @@ from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.strategies import ddp
 from samecurve.torch_engine.strategies.ddp import DDP
 from samecurve.torch_engine.strategies.fsdp import FSDP
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 
 LOST = "layers.1.mlp.up_proj.weight"
 

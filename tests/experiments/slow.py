@@ -12,8 +12,8 @@ from samecurve.data.tokens import TokenWindows
 from samecurve.errors import RunError
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.context import RankContext
-from samecurve.worker.jobs.profile import watch_rank
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.profile_job import watch_rank
+from samecurve.worker.jobs.train_job import rehearse
 
 SECONDS = 0.12  # well above what a busy machine does to a step of a few milliseconds
 SIZE = 900

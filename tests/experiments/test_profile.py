@@ -18,7 +18,7 @@ from samecurve.experiments.profile.profile_text import as_json, as_text
 from samecurve.jax_engine.profiler import exclusive_times
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.timeline import Lane, seconds_by_part
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -19,7 +19,7 @@ from samecurve.experiments.profile.profile import plan_profile, run_profile
 from samecurve.experiments.verify.verdicts import Verdict, compare_layouts
 from samecurve.experiments.verify.verify_report import as_json
 from samecurve.run.describe import describe
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -16,12 +16,12 @@ from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Rank
+from samecurve.core.system.cache import cache_home
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm

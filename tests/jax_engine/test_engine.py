@@ -16,10 +16,10 @@ from commands import free_port, refused
 from one_curve import check_one_curve
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.planner import plan as make_plan
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailedError
 from samecurve.observe.journal import read_events
-from samecurve.system import install_command
 from samecurve.tasks import open_task
 from starts import start, train
 from tiny import MACHINE, tiny_values

@@ -11,7 +11,7 @@ from commands import refused, run_warm, samecurve, write_config
 from samecurve.checkpoint.store import checkpoints, prune
 from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.observe.journal import read_events
-from samecurve.run.weights.load_weights import held
+from samecurve.run.weights.opened_checkpoint import held
 
 
 def test_what_is_evaluated_stays_where_it_is_while_a_live_run_saves(

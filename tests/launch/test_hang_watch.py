@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import read_events
+from samecurve.watch.hang_watch import HangWatch
+from samecurve.watch.silence import HangLimit
 
 RANK = """
 import sys, time
 from pathlib import Path
 from samecurve.observe.heartbeat import Heartbeat
-from samecurve.worker.hang_responder import attending
+from samecurve.watch.rank_answers import answering
 
 logs = Path(sys.argv[1])
 exec(compile("def silent():\\n    time.sleep(60)", sys.argv[2], "exec"))
-with attending(logs, 0):
+with answering(logs, 0):
     beat = Heartbeat(logs / "heartbeat-0")
     for step in range(10):
         beat(step, "data")
@@ -57,23 +58,20 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
 
 
 LONE = """
-import os, sys, time
+import sys
 from pathlib import Path
-from samecurve.launch.hang_watch import HangLimit
-from samecurve.launch.hang_watcher import watcher
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.watch_process import watched_from_outside
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run
-from samecurve.worker.hang_responder import attending
-
-def end(error):
-    print(error.cause, flush=True)
-    os._exit(1)
+from samecurve.watch.live_ranks import announce
+from samecurve.watch.rank_answers import answering
 
 run = Run(Path(sys.argv[1]))
 run.logs.mkdir()
-run.announce(0)
+announce(run.logs, 0)
 limit = HangLimit(0.5, unknown=0.5)
-with watcher(run.home, world_size=1, limit=limit, on_hang=end), attending(run.logs, 0):
+with watched_from_outside(run.journal, run.logs, world_size=1, limit=limit), answering(run.logs, 0):
     beat = Heartbeat(run.logs / "heartbeat-0")
     beat(3, "step")
     sum(range(10**13))  # which lets no other thread run

@@ -21,6 +21,7 @@ from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.units import show_seconds
+from samecurve.watch.live_ranks import announce
 
 FLOOR = 3
 CONFIG = """\
@@ -287,7 +288,7 @@ def test_a_number_that_another_process_has_now_is_no_rank(tmp_path: Path) -> Non
     """Ranks are killed by their number."""
     run = Run(tmp_path)
     run.logs.mkdir()
-    run.announce(0)
+    announce(run.logs, 0)
     assert run.processes() == {0: os.getpid()}
     written = run.logs / "process-0.json"
     said = json.loads(written.read_text())

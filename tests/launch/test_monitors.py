@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from commands import losses, refused, run_warm, started, until, write_config
 from samecurve.core.events import Event
+from samecurve.core.system.installation import install_command
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import install_command
 from worlds import Pool
 
 SLEEPER = """

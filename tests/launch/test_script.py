@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from commands import command, refused, samecurve, until
-from samecurve.launch.hang_watch import HangLimit
 from samecurve.launch.script.announcements import WatchAnnouncement
 from samecurve.launch.script.output import Lines
 from samecurve.launch.script.placement import reserve_port
+from samecurve.watch.silence import HangLimit
 
 SCRIPTS = Path(__file__).with_name("scripts")
 FAULTS = SCRIPTS / "goes_wrong.py"
@@ -413,7 +413,7 @@ def test_a_launch_inside_a_launch_is_refused(
 
 def test_nothing_heavy_is_imported_to_start() -> None:
     program = (
-        "import sys, samecurve.cli.main, samecurve.launch.script.run\nprint({'torch', 'jax',"
+        "import sys, samecurve.cli.main, samecurve.launch.script.script_run\nprint({'torch', 'jax',"
         " 'numpy', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     )
     heavy = subprocess.run(

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import samecurve
 from commands import refused, write_config
 from samecurve.errors import UserError
-from samecurve.run.export import convert_tensor, export
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.export_weights import convert_tensor, export
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.language.llama_files import hf_name
 from samecurve.tasks.language.sections import LanguageModel
@@ -434,7 +434,7 @@ def flax_round_trip(_index: int, group: object, home: Path, cache: Path) -> None
     import jax
     from flax import nnx
 
-    from samecurve.worker.jobs.train import rehearse
+    from samecurve.worker.jobs.train_job import rehearse
 
     example = Path(__file__).parents[2] / "examples/fft_jax.py:Spectral"
     own = {

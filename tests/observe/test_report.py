@@ -16,6 +16,7 @@ import pytest
 from commands import refused, run_warm, write_config
 from samecurve.cli.main import main
 from samecurve.core.events import Event
+from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
 from samecurve.observe.journal import append_event, line_of, read_events
 from samecurve.report.page import page as make_page
@@ -24,7 +25,6 @@ from samecurve.report.record import RunRecord
 from samecurve.report.summary import differences, outcome, samples_seen, summary
 from samecurve.report.thinning import BUCKETS, smooth, thin
 from samecurve.report.write_report import write_report
-from samecurve.system import install_command
 from worlds import Pool
 
 pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")

@@ -96,7 +96,8 @@ import os, sys
 from samecurve.run.fork_server import Call, ForkServer
 
 server = ForkServer(["colorsys"])
-call = Call("samecurve.system:die_with", (str(os.getpid()),), dict(os.environ), new_session=True)
+function = "samecurve.core.system.parent_death:die_with"
+call = Call(function, (str(os.getpid()),), dict(os.environ), new_session=True)
 assert server.fork(call, (0, 1, 2)).wait() == 1  # a text is no process id
 call = Call("grandchild:wait", (str(os.getpid()),), dict(os.environ), new_session=True)
 print(server._process.pid, server.fork(call, (0, 1, 2)).pid, flush=True)
@@ -106,7 +107,7 @@ sys.stdin.read()
 
 def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
     (tmp_path / "grandchild.py").write_text(
-        "import time\nfrom samecurve.system import die_with\n\n"
+        "import time\nfrom samecurve.core.system.parent_death import die_with\n\n"
         "def wait(parent):\n    die_with(int(parent))\n    time.sleep(60)\n"
     )
     asker = subprocess.Popen(

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from samecurve.run.directory.progress import shown_progress
-from samecurve.system import PROGRESS, show_progress
+from samecurve.probe.progress import PROGRESS, show_progress, shown_progress
 
 
 def test_what_another_process_says_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

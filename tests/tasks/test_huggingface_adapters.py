@@ -20,8 +20,8 @@ from one_curve import check_one_curve
 from samecurve.checkpoint.manifest import read_manifest
 from samecurve.core.planning.optimizer_state import optimizer_state
 from samecurve.errors import UserError
-from samecurve.run.export import export
-from samecurve.run.sample import Prompt, sample
+from samecurve.run.export_weights import export
+from samecurve.run.sample_run import Prompt, sample
 from samecurve.tasks import entry_of
 from starts import start, train
 from worlds import Pool

@@ -19,7 +19,7 @@ from commands import samecurve
 from one_curve import check_one_curve
 from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.classification import summarize_classes
 from tiny import config_of

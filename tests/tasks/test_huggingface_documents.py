@@ -19,7 +19,7 @@ from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.sections import HFData, HFModel
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 from tiny import config_of
 from worlds import Pool
 

@@ -19,7 +19,7 @@ from one_curve import check_one_curve, compare
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
-from samecurve.run.export import export
+from samecurve.run.export_weights import export
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.sections import HFData, HFModel

@@ -19,7 +19,7 @@ from one_curve import check_one_curve
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.memory import memory_options, packed_bytes, replicated_state
 from samecurve.errors import UserError
-from samecurve.run.export import export
+from samecurve.run.export_weights import export
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
 from samecurve.tasks.huggingface.float64 import Float64

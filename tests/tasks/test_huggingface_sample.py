@@ -11,7 +11,7 @@ from test_huggingface import COMMON
 from test_huggingface_data import CHATML, TALK
 
 from samecurve.errors import UserError
-from samecurve.run.sample import Prompt, _check_can_sample
+from samecurve.run.sample_run import Prompt, _check_can_sample
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.adapter.task_methods import TaskMethods
 from tiny import config_of

@@ -16,9 +16,9 @@ import samecurve as program
 from commands import losses as losses_of
 from samecurve.core.determinism.data_order import Order
 from samecurve.errors import UserError
-from samecurve.run.export import export
-from samecurve.run.sample import Prompt, sample
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.export_weights import export
+from samecurve.run.sample_run import Prompt, sample
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.huggingface.float64 import Float64
 from tiny import config_of

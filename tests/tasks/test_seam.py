@@ -18,11 +18,11 @@ from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.launch.evaluate import evaluate
+from samecurve.launch.evaluate_run import evaluate
 from samecurve.observe.journal import read_events
-from samecurve.run.export import export
-from samecurve.run.sample import Prompt, sample
-from samecurve.run.weights.init_weights import read_initial_weights
+from samecurve.run.export_weights import export
+from samecurve.run.sample_run import Prompt, sample
+from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import Tasks, entry_of, registry
 from samecurve.tasks.protocol import MEMBERS
 from starts import start, train

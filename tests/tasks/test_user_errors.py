@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samecurve.errors import UserError
-from samecurve.system import Interrupted
+from samecurve.errors import Interrupted, UserError
 from samecurve.tasks.user_class.user_errors import calling
 
 

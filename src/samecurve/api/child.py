@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from samecurve.system import die_with
+from samecurve.core.system.parent_death import die_with
 
 
 def main(parent: str, *arguments: str) -> None:

@@ -1,11 +1,11 @@
-"""A checkpoint on disk: named arrays in safetensors files, and a manifest that says where each one
-lies.
+"""A checkpoint on disk: named arrays in safetensors files, and a manifest that names the file of
+each array.
 
     checkpoints/step-00000500/manifest.json  rank-0-of-2.safetensors  rank-1-of-2.safetensors
 
-It knows no topology and no engine. An array may lie in several files as boxes (offsets into the
-whole); the hashes in the manifest tell a flipped bit or a torn file before anything is trained on
-it.
+A checkpoint knows no topology and no engine. An array may lie in several files as boxes (parts with
+offsets into the whole array). The hashes in the manifest reveal a flipped bit or a torn file before
+anything is trained on the checkpoint.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ from samecurve.checkpoint.manifest import (
     read_manifest,
 )
 from samecurve.core.protocols import ArrayShard, Checkpoint
+from samecurve.core.system.files import regular_only
 from samecurve.errors import RunError
-from samecurve.system import regular_only
 
 
 @dataclass(frozen=True)
 class Written:
-    """One rank's file."""
+    """A file that a rank has written."""
 
     file: str
     bytes: int
     sha256: str
-    # the boxes in it: name -> dtype, shape of the whole array, offsets of the box
+    # the boxes in the file: name -> dtype, shape of the whole array, offsets of the box
     arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Written:
 
 
 def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
-    """One rank's arrays into one file, on disk when this returns.
+    """Write one rank's arrays into one file, which is on disk when this returns.
 
     OSError: no space, no permission.
     """
@@ -102,11 +102,11 @@ def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]])
 
 
 def verify(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
-    """Its manifest, every file and array checked against it.
+    """Compare every file and array of a checkpoint with its manifest. Returns the manifest.
 
     weights_only: as read_manifest()
 
-    CorruptCheckpointError: which file is damaged, and how.
+    CorruptCheckpointError: says which file is damaged, and how.
     """
     manifest = read_manifest(path, weights_only=weights_only)
     for name, expected in manifest["files"].items():
@@ -137,11 +137,11 @@ def _check_size(path: Path, size: int) -> None:
 
 
 class Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a checkpoint, of which no more is read than is asked for.
+    """The arrays of a checkpoint, read only where they are asked for.
 
     path: of the checkpoint.
 
-    Whatever reads an array raises CorruptCheckpointError where its boxes don't cover it once.
+    Reading an array raises CorruptCheckpointError where its boxes don't cover it exactly once.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -158,13 +158,11 @@ class Arrays(Mapping[str, NDArray[Any]]):
         return tuple(self._arrays[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        """As safetensors names it (F32)."""
+        """The name of the array's dtype in safetensors (F32)."""
         return str(self._arrays[name]["dtype"])
 
     def hold(self) -> None:
-        """Open every file now: what is open can still be read when a live run takes its older
-        checkpoints away.
-        """
+        """Open every file now. An open file can be read even after a live run removes it."""
         for entry in self._arrays.values():
             for box in entry["boxes"]:
                 self._file(box["file"])
@@ -192,8 +190,9 @@ class Arrays(Mapping[str, NDArray[Any]]):
         self._checked.add(name)
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The box of this shape that begins at `offsets`, put together from the boxes that ranks
-        wrote.
+        """A part of an array, put together from the boxes that ranks wrote.
+
+        offsets: where the part begins in the array.
         """
         self.check(name)
         entry = self._arrays[name]
@@ -250,7 +249,7 @@ def _slices(lows: Sequence[int], highs: Sequence[int], origin: Sequence[int]) ->
 
 
 def load(path: Path, *, weights_only: bool = False) -> Checkpoint:
-    """A checkpoint opened (its hashes not compared). RunError: damaged.
+    """Open a checkpoint without comparing its hashes. RunError: the manifest is damaged.
 
     weights_only: as read_manifest()
     """

@@ -1,8 +1,8 @@
-"""A checkpoint's manifest: what it may say, and the one place where that is checked.
+"""A checkpoint's manifest: its form, and the only place where the form is checked.
 
-A checkpoint may come from anywhere, so nothing in it is believed because it is there: files are
-named without a directory, are ordinary files, and hold what the manifest says of them; an array's
-boxes cover it once, without a hole. Its own hash tells damage, not intent.
+A checkpoint may come from anywhere, so every entry is checked. Files are named without a directory,
+are ordinary files, and have the size and hash that the manifest gives. The boxes of an array cover
+it exactly once. The manifest's own hash reveals damage, not intent.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 from samecurve.core.config.param_groups import ParamGroup
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import Counters
-from samecurve.system import read_file_bytes
+from samecurve.core.system.files import read_file_bytes
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -40,7 +40,7 @@ _STEP_NAME = re.compile(r"step-[0-9]{8,19}")
 
 
 class CorruptCheckpointError(Exception):
-    """A checkpoint that can't be trusted: what is wrong with it."""
+    """A checkpoint that can't be trusted. The message says what is wrong."""
 
 
 def name_of(step: int) -> str:
@@ -48,12 +48,12 @@ def name_of(step: int) -> str:
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a directory is named as a checkpoint's is: step-00000500."""
+    """Whether a directory has the name of a checkpoint, such as step-00000500."""
     return _STEP_NAME.fullmatch(name) is not None
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
-    """Of a manifest without its own hash."""
+    """The hash of a manifest, computed without the entry that holds it."""
     values = {key: value for key, value in manifest.items() if key != "hash"}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -61,9 +61,9 @@ def hash_of(manifest: Mapping[str, Any]) -> str:
 def read_manifest(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
     """The manifest of the checkpoint in the directory `path`.
 
-    weights_only: it is a copy of weights to begin from, and no run's
+    weights_only: the checkpoint is a copy of weights to begin from, which no run has saved
 
-    CorruptCheckpointError: no manifest, not one of ours, or it says what can't be.
+    CorruptCheckpointError: there is no manifest, it is not one of ours, or an entry is impossible.
     """
     if path.is_symlink():
         raise CorruptCheckpointError(f"{path.name} is a link, not a directory")
@@ -95,7 +95,7 @@ def read_manifest(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
 
 
 class _WrongError(Exception):
-    """What a manifest says that can't be."""
+    """An impossible entry of a manifest."""
 
 
 def _check(manifest: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_run(manifest: Mapping[str, Any]) -> None:
-    """What a run needs of it to go on."""
+    """Check the entries that a run needs to go on."""
     config = _mapping(manifest, "config")
     try:
         for group in config.get("optimizer.groups", []):
@@ -197,12 +197,12 @@ def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def check_cover(
     shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> str | None:
-    """Whether boxes cover an array, each value once.
+    """Check that boxes cover each value of an array exactly once.
 
     shape: of the array
-    boxes: (offsets, shape) of each
+    boxes: (offsets, shape) of each box
 
-    Returns what is wrong; None: nothing.
+    Returns what is wrong; None: nothing is.
     """
     begun: list[
         tuple[Sequence[int], list[int]]

@@ -1,9 +1,8 @@
-"""Checkpoints written beside the training, published by a rename, so that a kill at any instant
-leaves the last good one.
+"""Checkpoints, written in a thread beside the training and published by a rename.
 
-Each rank writes its arrays into a scratch directory and then a marker with their hashes. One rank
-waits for all the markers, writes the manifest, and renames the directory to its final name. No
-collective is called from these threads.
+A kill at any instant leaves the last good checkpoint. Each rank writes its arrays into a scratch
+directory, and then a marker with their hashes. One rank waits for all markers, writes the manifest,
+and renames the directory to its final name. These threads call no collective.
 """
 
 import fcntl
@@ -28,42 +27,43 @@ from samecurve.checkpoint.manifest import (
 )
 from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
+from samecurve.core.system.disk_errors import explain_os_error
+from samecurve.core.system.files import regular_only, sync_directory, write_json
 from samecurve.errors import RunError
-from samecurve.system import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.units import show_bytes
 
 _POLL = 0.01
 _LAST_MOMENT = 3.0  # seconds
-_LOOKS = 10  # for one that is not taken away while it is read
+_LOOKS = 10  # tries to find a checkpoint that is not removed while it is read
 _HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a save came to."""
+    """The result of a save."""
 
     step: int
     path: str
     bytes: int
     seconds: float  # from the call to the rename
-    blocked: float  # of those, how long training stood still
+    blocked: float  # the part of these seconds in which training stood still
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher:
-    """What the one rank that publishes does beside writing, in the store's thread."""
+    """How one rank publishes the checkpoints, in the store's thread."""
 
     keep: int  # how many of the newest checkpoints stay, beside the best; 0: all
-    best: MetricGoal  # by which one is the best
-    meta: Callable[[int], Mapping[str, object]]  # step -> what the manifest says beside the arrays
-    before: Callable[[], None]  # called before the rename: the journal is synced here
-    published: Callable[[Published], None]  # called after it
+    best: MetricGoal  # the metric by which a checkpoint is the best
+    meta: Callable[[int], Mapping[str, object]]  # step -> the manifest's entries beside the arrays
+    before: Callable[[], None]  # called before the rename: syncs the journal
+    published: Callable[[Published], None]  # called after the rename
 
 
 class Store:
-    """Writes this rank's part of each checkpoint, and publishes the whole if that is its task.
+    """Writes this rank's part of each checkpoint. One rank's store also publishes the whole.
 
-    home: the run's checkpoints directory.
+    home: the run's directory of checkpoints.
     attempt: the name of this start.
     publisher: None: another rank publishes.
     """
@@ -78,9 +78,9 @@ class Store:
         self._abandoned = threading.Event()
 
     def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None:
-        """Start writing; waits only for a save still under way.
+        """Start to write a checkpoint. Waits only for an earlier save that is still under way.
 
-        RunError: that one failed, or there is no room for this one.
+        RunError: the earlier save failed, or there is no room for this one.
         """
         began = time.perf_counter()
         self._join()
@@ -106,7 +106,7 @@ class Store:
                 save = Published(step, str(path), size, seconds=seconds, blocked=blocked)
                 self._publisher.published(save)
                 prune(self._home, self._publisher.keep, self._publisher.best)
-            except BaseException as error:  # raised in the loop, by check()
+            except BaseException as error:  # check() raises it in the loop
                 self._error = error
 
         self._thread = threading.Thread(target=write, name=f"save-{step}")
@@ -124,7 +124,7 @@ class Store:
         return is_saving
 
     def _check_room(self, step: int, size: int) -> None:
-        """RunError: there is none for this rank's part."""
+        """Check the free space. RunError: there is no room for this rank's part."""
         free = shutil.disk_usage(self._home).free
         if free < size * _HEADROOM:
             raise RunError(
@@ -144,12 +144,13 @@ class Store:
         return RunError(f"saving a checkpoint failed: {cause}", remedy)
 
     def close(self) -> None:
-        """Wait for the save under way. RunError: it failed."""
+        """Wait for the save under way. RunError: the save failed."""
         self._join()
 
     def abandon(self) -> None:
-        """The run has failed: give a save under way a moment to end well, then wait for no other
-        rank any more.
+        """End a save under way, because the run has failed.
+
+        The save has a moment to end well; after that it waits for no other rank.
         """
         if self._thread is not None:
             self._thread.join(_LAST_MOMENT)
@@ -164,7 +165,7 @@ class Store:
         self.check()
 
     def _write(self, scratch: Path, pieces: Sequence[ArrayShard]) -> None:
-        """This rank's file, and then the marker that says that it is whole."""
+        """Write this rank's file, and then the marker that says that the file is whole."""
         index, world_size = self._rank.index, self._rank.world_size
         written = write_pieces(scratch / f"rank-{index}-of-{world_size}.safetensors", pieces)
         write_json(scratch / _marker(index), written.to_json())
@@ -174,7 +175,7 @@ class Store:
     ) -> int | None:
         """Wait for all ranks, write the manifest, and rename.
 
-        Returns the checkpoint's bytes; None: it was abandoned.
+        Returns the checkpoint's bytes; None: the save was abandoned.
         """
         markers = [scratch / _marker(index) for index in range(self._rank.world_size)]
         while not all(marker.exists() for marker in markers):
@@ -199,7 +200,7 @@ def _marker(rank: int) -> str:
 
 
 def checkpoints(home: Path) -> list[Path]:
-    """Published checkpoints, newest step first; other things that lie there are none."""
+    """The published checkpoints in a directory, newest step first. Other files are passed over."""
     if not home.is_dir():
         return []
     return sorted(
@@ -209,16 +210,16 @@ def checkpoints(home: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Out of the way of everything that looks for checkpoints, and not removed. Returns where."""
+    """Rename a checkpoint so that nothing takes it for one any more. Returns its new path."""
     aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
     path.rename(aside)
     return aside
 
 
 def prune(home: Path, keep: int, goal: MetricGoal) -> None:
-    """Leave the newest `keep` and the one whose evaluation is the best. 0: leave all.
+    """Remove old checkpoints, except the newest `keep` and the one whose evaluation is the best.
 
-    What can't be read, or was cut off, is neither: it stays for its owner to look at.
+    keep: 0: nothing is removed. A checkpoint that is damaged stays for its owner to look at.
     """
     if not keep:
         return
@@ -233,12 +234,13 @@ def prune(home: Path, keep: int, goal: MetricGoal) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """While the block runs, prune() leaves this checkpoint where it is, also that of a live run.
+    """Keep prune() from removing this checkpoint while the block runs, even in a live run.
 
-    FileNotFoundError: it has been taken away.
+    FileNotFoundError: the checkpoint is gone already.
     """
     with open(path / MANIFEST, "rb", opener=regular_only) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # who has it removes the checkpoint, which takes no time
+        # waits for a process that is just removing the checkpoint, which takes no time
+        fcntl.flock(file, fcntl.LOCK_SH)
         os.stat(path / MANIFEST)
         yield
 
@@ -256,9 +258,9 @@ def _remove_unless_held(path: Path) -> None:
 
 
 def newest(home: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each damaged one above it.
+    """Find the newest whole checkpoint. Also returns a line for each newer one that is damaged.
 
-    What a live run takes away while it is read is not damaged: there is a newer one then.
+    A checkpoint that a live run removes while it is read is not damaged: there is a newer one then.
     """
     damaged: list[str] = []
     for _ in range(_LOOKS):
@@ -278,7 +280,7 @@ def newest(home: Path) -> tuple[Path | None, list[str]]:
 
 
 def sweep(home: Path) -> None:
-    """Remove what interrupted saves left. Only under the run's lock."""
+    """Remove what interrupted saves left. The caller holds the run's lock."""
     for path in _scratches(home):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -289,7 +291,7 @@ def _scratches(home: Path) -> Iterator[Path]:
 
 
 def _looks_whole(path: Path) -> bool:
-    """As far as can be seen without reading it all: verify() does that before a resume."""
+    """Whether all files have their sizes. verify() reads the files too, before a resume."""
     try:
         files = read_manifest(path)["files"]
         return all((path / name).stat().st_size == files[name]["bytes"] for name in files)
@@ -298,7 +300,7 @@ def _looks_whole(path: Path) -> bool:
 
 
 def _value(path: Path, goal: MetricGoal) -> float | None:
-    """Of the evaluation at this very step; None: there was none, or it was not finite."""
+    """The metric of the evaluation at this very step; None: not evaluated, or not finite."""
     try:
         manifest = read_manifest(path)
     except CorruptCheckpointError:
@@ -311,7 +313,7 @@ def _value(path: Path, goal: MetricGoal) -> float | None:
 
 
 def _remove(path: Path) -> None:
-    """Gone under its name at once, then gone: a kill in between leaves no half checkpoint."""
+    """Remove a checkpoint. It is renamed first: a kill in between leaves no half checkpoint."""
     shutil.rmtree(_rename_away(path), ignore_errors=True)
 
 

@@ -58,6 +58,8 @@ def load_config(
             err=True,
         )
     loaded = _load(document, file.stem if file else "run", converted)
+    if loaded.config.devices.launcher == "spawn" and say and loud:
+        echo("note   devices.launcher spawn: the ranks are started as with direct", err=True)
     for flag in for_another_task:
         _check_is_read(loaded.config.task, flag, flags[flag.parameter])
     return replace(

@@ -10,7 +10,7 @@ from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
-    from samecurve.launch.evaluate import Evaluated
+    from samecurve.launch.evaluate_run import Evaluated
 
 
 @click.command("eval", cls=Verb)
@@ -46,7 +46,7 @@ def evaluate(
     """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
     import json
 
-    from samecurve.launch.evaluate import evaluate as evaluate_run
+    from samecurve.launch.evaluate_run import evaluate as evaluate_run
 
     exit_on_sigterm()
     evaluated = evaluate_run(

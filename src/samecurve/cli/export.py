@@ -44,7 +44,7 @@ def export(
 
     They are those of its newest checkpoint, or of the checkpoint named.
     """
-    from samecurve.run.export import export as export_weights
+    from samecurve.run.export_weights import export as export_weights
     from samecurve.units import counted, parse_bytes, show_bytes
 
     try:

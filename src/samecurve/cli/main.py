@@ -21,9 +21,9 @@ import click
 
 from samecurve import __version__
 from samecurve.cli.options import dashes
-from samecurve.errors import SamecurveError, UserError
-from samecurve.system import Interrupted, is_ctrl_c, let_threads_wait
+from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c
 from samecurve.terminal import echo, shorten
+from samecurve.worker.idle_threads import let_threads_wait
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 _LATER_VERBS = {"check", "init", "submit", "ui"}
@@ -159,7 +159,7 @@ def _mend_streams() -> None:
 
 def _os_error_text(error: OSError) -> str:
     """The message for an OSError that no lower layer has handled."""
-    from samecurve.system import explain_os_error
+    from samecurve.core.system.disk_errors import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
         return f"error: {error}"

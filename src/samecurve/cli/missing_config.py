@@ -8,8 +8,8 @@ import click
 
 from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
+from samecurve.core.system.installation import checkout
 from samecurve.errors import UserError
-from samecurve.system import checkout
 
 _FOLDERS = ("models", "examples")
 _FIRST = "tiny.yaml"  # the one that is quick anywhere

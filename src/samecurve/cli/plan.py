@@ -79,7 +79,7 @@ def plan(
     from samecurve.core.config.section import flatten
     from samecurve.observe.plan_text import table
     from samecurve.run.prepare import make_plan
-    from samecurve.run.weights.init_weights import read_initial_weights
+    from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import entry_of
 
     init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)

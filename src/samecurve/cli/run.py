@@ -106,7 +106,7 @@ def run(
     if master_port is not None:
         note = f"note   --master-port {master_port} is not used: each run takes a free port"
         echo(note, err=True)
-    from samecurve.launch.script.attempt import Request
-    from samecurve.launch.script.run import run as run_script
+    from samecurve.launch.script.script_attempt import Request
+    from samecurve.launch.script.script_run import run as run_script
 
     sys.exit(run_script(Request(script, arguments, **options)))

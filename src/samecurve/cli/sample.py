@@ -49,8 +49,8 @@ def sample(
     trust: bool,
 ) -> None:
     """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
-    from samecurve.run.sample import Prompt
-    from samecurve.run.sample import sample as draw_samples
+    from samecurve.run.sample_run import Prompt
+    from samecurve.run.sample_run import sample as draw_samples
 
     prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed, chat=chat)
     sampled = draw_samples(run, prompted, device, trust=trust)

@@ -89,7 +89,7 @@ def train(
                 " --probe-batch`"
             )
         _train_as_rank(flags, headless=headless)
-    from samecurve.run.weights.warm_start import WarmStart
+    from samecurve.run.warm_start import WarmStart
 
     with WarmStart() as warm_start:
         if flags["engine"] in {None, "torch"}:
@@ -120,8 +120,8 @@ def train(
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
+    from samecurve.core.system.parent_death import die_with
     from samecurve.launch.external import run_as_external_rank
-    from samecurve.system import die_with
     from samecurve.worker.cluster_env import from_slurm, rank_from
 
     def read_config(*, loud: bool) -> "LoadedConfig":

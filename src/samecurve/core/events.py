@@ -1,4 +1,4 @@
-"""The events of a run: the lines of journal.jsonl; and the states of its heartbeat.
+"""The events of a run: the lines of journal.jsonl; and the activities of its heartbeat.
 
 `step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
 holds 500 updates.
@@ -29,18 +29,18 @@ Kind = Literal[
 ]
 Request = Literal["stop", "save", "evaluate", "sample"]
 # in the order in which a rank goes through them between two steps
-Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
+Activity = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
-PHASES: tuple[Phase, ...] = get_args(Phase)
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 
 class Beat(NamedTuple):
     """Where a rank was when it last gave a sign."""
 
     step: int  # finished ones
-    phase: Phase
-    beats: int  # counts up, so that a sign within a phase is one too
+    activity: Activity
+    beats: int  # counts up, so that a sign within an activity is one too
 
 
 @dataclass(frozen=True)

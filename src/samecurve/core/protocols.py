@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpecs
-from samecurve.core.events import Event, Phase
+from samecurve.core.events import Activity, Event
 from samecurve.core.planning.facts import Facts
 from samecurve.core.weights.initial_values import Initial
 
@@ -24,7 +24,7 @@ Picture = NDArray[np.uint8]  # (height, width, 3) or (height, width)
 Sample = str | Picture
 KeepPictures = Callable[[int, Sequence[Picture]], list[str]]  # (step, pictures) -> file names
 Record = Callable[[Event], None]
-Heartbeat = Callable[[int, Phase], None]
+Heartbeat = Callable[[int, Activity], None]
 
 
 @dataclass(frozen=True)

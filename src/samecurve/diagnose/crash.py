@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from samecurve.diagnose.hang import SAME_CALLS
 from samecurve.diagnose.known_failures import Diagnosis
 from samecurve.diagnose.notes import FailureNote
 from samecurve.diagnose.rank_failure import (
@@ -19,6 +18,11 @@ from samecurve.diagnose.rank_failure import (
 from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
 
+# the remedy where one rank has ended before the others
+SAME_CALLS = (
+    "every rank must take the same number of steps and make the same calls: look for data of"
+    " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank"
+)
 _MAX_FRAMES = 11  # lines of an unknown failure's traceback
 _MAX_FRAMES_KNOWN = 7  # and of a known one's
 _MAX_CAUSE = 400  # characters

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from samecurve.system import install_command
+from samecurve.core.system.installation import install_command
 
 Symptom = Literal["", "lost", "waited"]
 _INSTALL = re.compile(r"pip install 'samecurve\[([\w,]+)\]'")

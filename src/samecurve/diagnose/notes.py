@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from samecurve.core.system.disk_errors import explain_os_error
 from samecurve.errors import RunError, SamecurveError, message_of
-from samecurve.system import explain_os_error
 from samecurve.terminal import shorten
 
 _MOST_CAUSE = 1600  # characters

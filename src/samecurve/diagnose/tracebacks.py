@@ -27,10 +27,10 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
-_OUR_ROOMS = "core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint"
+_OUR_ROOMS = "core|torch_engine|jax_engine|data|tasks|run|watch|worker|launch|checkpoint"
 _LAUNCHER_FILES = re.compile(
     r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"
-    r"|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api|system)\.py$"
+    r"|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api)\.py$"
     r"|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
     r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$"
     r"|/torch/multiprocessing/spawn\.py$"

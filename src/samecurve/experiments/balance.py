@@ -27,15 +27,16 @@ from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.experiments.profile.profile import run_profile, shorten
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
-from samecurve.system import cache_home, write_json
 from samecurve.terminal import echo
 from samecurve.units import join_words
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _SCHEDULE = ProfileSchedule(warm=2, timed=6, traced=0)
 _PARTS = 4  # small microbatches for a large one

@@ -30,7 +30,7 @@ from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
-from samecurve.worker.jobs.train import rehearse
+from samecurve.worker.jobs.train_job import rehearse
 
 STEPS = 6  # of each layout, where nobody says
 

@@ -22,7 +22,7 @@ from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt
 from samecurve.terminal import echo
 from samecurve.units import counted, show_bytes
-from samecurve.worker.jobs.train import try_out
+from samecurve.worker.jobs.train_job import try_out
 
 _PATIENCE = 900.0  # seconds for one size
 _TRIES = 8

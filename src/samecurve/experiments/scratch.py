@@ -14,9 +14,9 @@ import psutil
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import Intervals
+from samecurve.core.system.cache import cache_home
 from samecurve.launch.pool import Pool
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import cache_home
 
 
 @contextmanager

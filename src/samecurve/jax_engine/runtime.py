@@ -11,8 +11,8 @@ from jax.stages import Wrapped
 
 from samecurve.core.planning.memory import USABLE
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.installation import pip_command
 from samecurve.errors import RunError, UserError
-from samecurve.system import pip_command
 
 # seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
 _JOIN_SECONDS = 86_400

@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +17,6 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import HangLimit
-from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -24,33 +24,36 @@ from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
+from samecurve.observe.failed_event import record_failure
 from samecurve.probe import probe
 from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import STOP_SIGNAL, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
-from samecurve.system import LAUNCHER, STOP_SIGNAL, not_hiding
-from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
-from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note
-from samecurve.worker.preflight import end_hanging_process, record_failure
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.watch_process import watched_from_outside
+from samecurve.worker.closing import not_hiding
+from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
+from samecurve.worker.main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
 class ReadConfig(Protocol):
-    """Reads the config. loud: what there is to say of it is printed."""
+    """Reads the config. loud: notes about it are printed."""
 
     def __call__(self, *, loud: bool) -> LoadedConfig: ...
 
 
 def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> PreparedRun:
-    """What the processes that were started are to do.
+    """Prepare a run for the processes that were started.
 
-    UserError: they are not what the config asks for.
+    UserError: the config asks for other processes.
     """
     is_jax = loaded.config.engine == "jax"
     if rank.hosts > 1 and not is_jax:
@@ -73,7 +76,7 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
             "devices.strategy",
         )
     if is_jax and rank.world_size > 1:
-        # one that whoever opens ports between hosts can know
+        # a port that can be known beforehand by a person who opens ports between hosts
         port = int(os.environ["MASTER_PORT"]) + 1
         check_port(port)
         coordinator = f"{os.environ['MASTER_ADDR']}:{port}"
@@ -83,11 +86,11 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
 
 
 def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedConfig:
-    """The config on as many devices of this host as ranks were started on it.
+    """The config with as many devices of this host as ranks were started on it.
 
-    may_differ: a rank may hold several.
+    may_differ: a rank may hold several devices.
 
-    UserError: it asks for other ones.
+    UserError: the config asks for other devices.
     """
     devices = loaded.config.devices
     gpus = len(probe().devices)
@@ -109,18 +112,20 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
     return replace(loaded, config=config)
 
 
-_DECISION = "samecurve/word"  # of the first rank, for the others: what to do
-_READ = "samecurve/read"  # how many have read it
-# seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
+_DECISION = "samecurve/word"  # the first rank's message to the others: what to do
+_READ = "samecurve/read"  # how many ranks have read the message
+# seconds to prepare the run: a large corpus takes long; torchrun ends the others if the first dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
+# after torchrun's SIGTERM, to leave in order; it kills after 30
+_LEAVE_SECONDS = 20.0
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
 def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
-    """This process as a rank that torchrun, Slurm or the user started.
+    """Be a rank that torchrun, Slurm or the user started.
 
-    The first rank prepares the run, tells the others, and speaks for all.
+    The first rank prepares the run, tells the others, and reports for all.
 
     Returns the exit code.
     """
@@ -149,10 +154,11 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 def _lead(
     prepared: PreparedRun, rank: Rank, rendezvous: "Store", *, limit: HangLimit, headless: bool
 ) -> int:
-    """The first rank trains, and shows what the run does. SamecurveError: why it failed."""
+    """Train as the first rank, and show what the run does. SamecurveError: why the run failed."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
+    stop = partial(_stop_or_leave, run, attempt)
     oom_kills_before = oom_kills()
     with (
         show_journal(
@@ -160,16 +166,11 @@ def _lead(
         ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
-        watcher(
-            run.home,
-            world_size=plan.world_size,
-            limit=limit,
-            on_hang=lambda error: end_hanging_process(run, error),
-        ),
+        watched_from_outside(run.journal, run.logs, world_size=plan.world_size, limit=limit),
     ):
         try:
             if not attempt.coordinator:
-                run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=True)
+                run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
                 return 0
             code = _run_child(attempt, rank)
             if code == 0 or code > 128:
@@ -185,15 +186,33 @@ def _lead(
         run.logs,
         oom_kills=oom_kills_since(oom_kills_before),
     )
-    record_failure(run, failure)
+    record_failure(run.journal, run.logs, failure)
     if is_refusal(prepared, failure):
         with not_hiding(failure):
             remove_refused(run)
     raise failure
 
 
+def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
+    """Ask for a stop. If no step ends any more, say why and leave.
+
+    torchrun sends the same signal for a stop that somebody wants and for a rank that is lost.
+    """
+    requests.stop()
+
+    def leave() -> None:
+        notes = read_notes(run.logs, attempt.name)
+        if notes:
+            print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(_LEAVE_SECONDS, leave)
+    timer.daemon = True
+    timer.start()
+
+
 def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
-    """Another rank does what the first one says. Returns the exit code."""
+    """Do what the first rank has decided, as another rank. Returns the exit code."""
     until = time.monotonic() + _PREPARED
     while not store.check([_DECISION]):
         time.sleep(0.1)
@@ -217,16 +236,18 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         )
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
-    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, catch_stop=True)
-    os._exit(code)  # not waiting for a collective that a lost rank left hanging
+    stop = partial(_stop_or_leave, Run(Path(attempt.run)), attempt)
+    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, on_signal=stop)
+    os._exit(code)  # does not wait for a collective that a lost rank left hanging
 
 
 def _run_child(attempt: Attempt, rank: Rank) -> int:
-    """The rank that the environment describes, in a process of its own: its library may abort it
-    when it loses a peer, and somebody must be left to say so.
+    """Run the rank that the environment describes in a child process.
 
-    Returns its exit code, negative for a signal that ended it; 128 + the signal that asked it to
-    stop, which it then did in order.
+    jax may abort the child when a peer is lost; this process then reports the failure.
+
+    Returns the child's exit code: negative for a signal that ended it; 128 + the signal that asked
+    for a stop, where the child stopped in order.
     """
     command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
@@ -252,9 +273,9 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
 
 def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
-    """Of a rank that is not the first.
+    """The exit code of a rank that is not the first. A failure is mentioned on its terminal.
 
-    The first one's terminal says what failed; this one's, that something did.
+    The first rank's terminal says what has failed.
     """
     if code and code < 128:
         log = Run(Path(attempt.run)).logs / f"rank-{rank.index}.log"
@@ -268,11 +289,11 @@ def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
 
 
 def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:
-    """Have the others leave with this exit code.
+    """Have the other ranks leave with this exit code.
 
-    The store may live in this process: it stays until they have read it.
+    This process may serve the store, so it waits until they have read the message.
     """
     store.set(_DECISION, json.dumps({"leave": code}))
-    until = time.monotonic() + LEAVE_SECONDS
+    until = time.monotonic() + _LEAVE_SECONDS
     while store.add(_READ, 0) < rank.world_size - 1 and time.monotonic() < until:
         time.sleep(0.05)

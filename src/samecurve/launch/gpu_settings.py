@@ -1,5 +1,5 @@
-"""What processes that train on GPUs find in their environment: variables that CUDA, torch's
-allocator and HIP read once, as they start.
+"""Environment variables of processes that train on GPUs. CUDA, torch's allocator and HIP read them
+once, when they start.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 def gpu_settings(vendor: str) -> dict[str, str]:
-    """What is set unless the user set it.
+    """The variables to set, unless the user has set them.
 
     vendor: NVIDIA or AMD; '': there is no GPU.
     """
@@ -32,7 +32,7 @@ def gpu_settings(vendor: str) -> dict[str, str]:
 
 
 def user_settings(wanted: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Of these what the user set, the allocator's by any of its names."""
+    """The wanted variables that the user has set. The allocator's variable has several names."""
     names = set(wanted)
     if names & set(_ALLOCATOR):
         names |= set(_ALLOCATOR)
@@ -42,7 +42,7 @@ def user_settings(wanted: Mapping[str, str], environment: Mapping[str, str]) -> 
 def without_user_settings(
     wanted: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of these what the user did not set, the allocator's by any of its names."""
+    """The wanted variables that the user has not set, under any of the allocator's names."""
     kept = set(user_settings(wanted, environment))
     if kept & set(_ALLOCATOR):
         kept |= set(_ALLOCATOR)
@@ -50,9 +50,7 @@ def without_user_settings(
 
 
 def allocator_variable(torch_version: str | None) -> str:
-    """torch knows the new name since 2.9, and warns of the old one there; before, only the old one
-    is read.
-    """
+    """The name of the allocator's variable. torch 2.9 has a new name, and warns of the old."""
     if torch_version is None:
         return "PYTORCH_ALLOC_CONF"
     major, minor = torch_version.split(".")[:2]

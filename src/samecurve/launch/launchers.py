@@ -1,32 +1,21 @@
-"""The ranks of one start on this machine: in this process for one device, else as processes that
-die with it. Each way returns why it failed, or None.
+"""The ways to start a run's ranks as processes of this machine, which die with this process.
 
-`direct` starts them by the supervisor, as `samecurve run` does. `elastic` and `spawn` leave
-starting and ending to torch, which does both in a thread beside this one.
+`direct` starts them by the supervisor, as `samecurve run` does. `elastic` has torch's elastic agent
+start and end them, in a thread beside this one. Each returns why the ranks failed, or None.
 """
 
-import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 
-from samecurve.core.config.sections import Devices
-from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
 from samecurve.errors import RunError, SamecurveError
-from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch
-from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.script.placement import hold_port
-from samecurve.launch.signals import children_ended
 from samecurve.launch.supervisor import (
     GroupEnd,
     OrphanGuard,
@@ -40,52 +29,26 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.start_files import PreparedRun
-from samecurve.system import is_ctrl_c
+from samecurve.watch.hang_watch import OFTEN, HangWatch
+from samecurve.watch.silence import HangLimit
 from samecurve.worker.cluster_env import local_environment
-from samecurve.worker.main import main, run_rank
-from samecurve.worker.preflight import end_hanging_process
+from samecurve.worker.main import main
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
 
 
-def in_place(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
-) -> SamecurveError | None:
-    run = prepared.run
-    try:
-        with (
-            children_ended(),
-            watcher(
-                run.home,
-                world_size=1,
-                limit=_limit(prepared, devices),
-                on_hang=lambda error: end_hanging_process(run, error),
-            ),
-        ):
-            run_rank(prepared.attempt, Rank(0, 0, 1))
-        return None
-    except BaseException as error:
-        if is_ctrl_c(error):
-            raise
-        # the disk may be what has failed; the screen has the cause all the same
-        path = run.logs / "rank-0.log"
-        with suppress(OSError), open(path, "a", errors="backslashreplace") as log:
-            traceback.print_exc(file=log)
-        return explain([note_of(0, error, run.home)], {}, run.logs)
-
-
 @dataclass(frozen=True)
 class ForkedRank:
-    """A rank of ours from a process that has imported its engine, or, where none can, by itself."""
+    """A rank forked from a process that has imported the engine, or started where that can't be."""
 
     command: RankCommand
     attempt: Attempt
     server: ForkServer
 
     def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        """pipes: False: ranks of ours write their log themselves."""
+        """pipes: False, since our ranks write their logs themselves."""
         assert stdin == subprocess.DEVNULL
         assert not pipes
         call = Call(
@@ -100,19 +63,20 @@ class ForkedRank:
 
 
 def direct(
-    prepared: PreparedRun, devices: Devices, server: ForkServer | None = None
+    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
 ) -> SamecurveError | None:
-    """By the supervisor: the launcher needs no torch for it, whose import holds a start up by
-    seconds. The first rank serves the rendezvous.
+    """Start the ranks by the supervisor, which needs no torch: importing it takes seconds.
+
+    The first rank serves the rendezvous.
     """
-    start = _Start(prepared, devices)
+    start = _Start(prepared, limit)
     world_size = prepared.plan.world_size
     try:
-        with OrphanGuard() as guard, hold_port(devices.port) as port:
+        with OrphanGuard() as guard, hold_port(port) as held_port:
             commands = [
                 rank_command(
                     prepared.attempt,
-                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, port)},
+                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, held_port)},
                 )
                 for rank in range(world_size)
             ]
@@ -139,11 +103,14 @@ def direct(
 
 
 def elastic(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
+    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
 ) -> SamecurveError | None:
-    """By torch's elastic agent."""
+    """Start the ranks by torch's elastic agent. server: not used, since the agent starts them."""
+    del server
 
     def run() -> GroupEnd:
+        import logging
+
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,7 +122,7 @@ def elastic(
             nproc_per_node=prepared.plan.world_size,
             run_id=prepared.attempt.name,
             rdzv_backend="c10d",
-            rdzv_endpoint=f"localhost:{devices.port}",
+            rdzv_endpoint=f"localhost:{port}",
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(),
@@ -167,96 +134,47 @@ def elastic(
             return GroupEnd({rank: failure.exitcode for rank, failure in error.failures.items()})
         return GroupEnd({})
 
-    return _run_beside(prepared, devices, run)
-
-
-def spawn(
-    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
-) -> SamecurveError | None:
-    """By torch.multiprocessing, the ranks meeting at a store that this process serves."""
-
-    def run() -> GroupEnd:
-        # public as torch.distributed.TCPStore, where type checkers don't see it
-        from torch._C._distributed_c10d import TCPStore
-        from torch.multiprocessing.spawn import (
-            ProcessExitedException,
-            ProcessRaisedException,
-            start_processes,
-        )
-
-        logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
-        resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
-        # of this thread, and so of its children: Ctrl-C is the launcher's
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
-        world_size = prepared.plan.world_size
-        context = start_processes(  # type: ignore[no-untyped-call]
-            _spawned,
-            (prepared.attempt.to_json(), world_size, store.port),
-            nprocs=world_size,
-            join=False,
-            start_method="spawn",
-        )
-        assert context is not None
-        try:
-            while not context.join():
-                pass
-        except (ProcessExitedException, ProcessRaisedException):
-            codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-            return GroupEnd({rank: code for rank, code in codes.items() if code})
-        return GroupEnd({})
-
-    return _run_beside(prepared, devices, run)
-
-
-def _spawned(rank: int, attempt: str, world_size: int, port: int) -> None:
-    os.environ.update(local_environment(rank, world_size, port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    main(attempt)
+    return _run_beside(prepared, limit, run)
 
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
-    """A rank of ours as a process of its own; the environment says which one it is."""
+    """The command of a rank as a process of its own. environment: says which rank it is."""
     arguments = [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()]
     return RankCommand(arguments, environment)
 
 
 def read_report(run: Run, rank: int) -> RankReport | None:
-    """What a rank of ours has reported of its failure; None: nothing yet."""
+    """The failure that one of our ranks has reported; None: nothing yet."""
     note = read_note(run.logs, rank)
     return RankReport(note.exit_code, note.time) if note else None
 
 
-def _limit(prepared: PreparedRun, devices: Devices) -> HangLimit:
-    """An evaluation is not watched."""
-    return HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
-
-
 class _Start:
-    """What is watched while ranks run as processes, and told when they have ended."""
+    """Watches ranks that run as processes, and explains how they ended."""
 
-    def __init__(self, prepared: PreparedRun, devices: Devices) -> None:
+    def __init__(self, prepared: PreparedRun, limit: HangLimit) -> None:
         self._prepared = prepared
         self._oom_kills = oom_kills()
         self.watch = HangWatch(
             prepared.run.logs,
             prepared.run.processes,
             world_size=prepared.plan.world_size,
-            limit=_limit(prepared, devices),
+            limit=limit,
         )
         self._hang: RunError | None = None
 
     def find_hang(self) -> bool:
-        """Called all the time. Whether the ranks hang, which is looked for until it is found."""
+        """Whether the ranks hang. Once a hang is found, no further look takes place."""
         self._hang = self._hang or self.watch.look()
         return self._hang is not None
 
     def explain_error(self, error: BaseException) -> SamecurveError:
-        """Of the launcher itself."""
+        """The failure of the launcher itself."""
         run = self._prepared.run
         return self._hang or explain([note_of(0, error, run.home)], {}, run.logs)
 
     def explain_end(self, end: GroupEnd) -> SamecurveError | None:
+        """Why the ranks failed, if they did."""
         if self._hang or not end.failed:
             return self._hang
         logs = self._prepared.run.logs
@@ -271,10 +189,10 @@ class _Start:
 
 
 def _run_beside(
-    prepared: PreparedRun, devices: Devices, run: Callable[[], GroupEnd]
+    prepared: PreparedRun, limit: HangLimit, run: Callable[[], GroupEnd]
 ) -> SamecurveError | None:
-    """run() in a thread, so that signals stay with this one, which watches the ranks."""
-    start = _Start(prepared, devices)
+    """Call run() in a thread, so that this thread keeps the signals and watches the ranks."""
+    start = _Start(prepared, limit)
     ends: list[GroupEnd] = []
     errors: list[BaseException] = []
 
@@ -298,4 +216,5 @@ def _run_beside(
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
-LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}
+# by devices.launcher; spawn had a launcher of its own once
+LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": direct}

@@ -1,8 +1,8 @@
-"""Trains what was prepared: starts the ranks of a plan on this machine, waits for them, and, where
-that is wanted and may help, starts them again.
+"""The launcher of a run on this machine: starts its ranks, waits for them, and starts them again
+after a failure, where the user wants that and it may help.
 
-The launcher owns signals: the first asks the run to stop (it saves at the step's end, all ranks
-leave together), the second kills.
+The launcher owns signals. The first signal asks the run to stop: the run saves at the step's end,
+and all ranks leave together. The second signal kills.
 """
 
 import os
@@ -11,23 +11,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
-from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
-from samecurve.launch.launchers import LAUNCHERS, in_place
 from samecurve.launch.monitors import tracked, watched
-from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
-from samecurve.probe.gpus import find_gpus
-from samecurve.run.directory.control import ask
+from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
-from samecurve.system import LAUNCHER, STOP_SIGNAL, explain_os_error, not_hiding
-from samecurve.worker.preflight import record_failure
+from samecurve.watch.silence import HangLimit
+from samecurve.worker.closing import not_hiding
+from samecurve.worker.cluster_env import LAUNCHER
+
+if TYPE_CHECKING:
+    from samecurve.launch.restarts import RestartBudget
 
 
 def launch(
@@ -38,13 +39,13 @@ def launch(
     screen: View | None = None,
     server: ForkServer | None = None,
 ) -> int:
-    """Train what was prepared.
+    """Train a prepared run.
 
-    screen: shows what happens; None: as a terminal wants it.
-    server: forks the ranks; None: they are started.
+    screen: shows what happens; None: stdout does, in the way that fits a terminal or a file.
+    server: forks the ranks; None: each is started.
 
-    Returns the exit code: 0, or 128 + the signal that stopped it. SamecurveError: why it failed,
-    once.
+    Returns the exit code: 0, or 128 + the signal that stopped the run. SamecurveError: why the run
+    failed.
     """
     run, plan = prepared.run, prepared.plan
     launcher = _Launcher(prepared, devices, server, headless=headless)
@@ -62,7 +63,9 @@ def launch(
             with watched(run, plan, prepared.track.sensors_every):
                 failure = launcher.train(signals)
             if failure:
-                record_failure(run, failure)
+                from samecurve.observe.failed_event import record_failure
+
+                record_failure(run.journal, run.logs, failure)
     finally:
         prepared.lock.release()
     if failure:
@@ -74,14 +77,15 @@ def launch(
 
 
 def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
-    """Whether a run that this command began has failed before its first step, for a reason that
-    only its user can mend.
+    """Whether the run failed before its first step for a reason that only its user can mend.
+
+    Only a run that this command began is refused so.
     """
     return isinstance(failure, UserError) and prepared.journal_start == 0
 
 
 class _Launcher:
-    """The starts of one command."""
+    """All the starts of one command."""
 
     def __init__(
         self, prepared: PreparedRun, devices: Devices, server: ForkServer | None, *, headless: bool
@@ -89,15 +93,18 @@ class _Launcher:
         self._prepared, self._devices, self._headless = prepared, devices, headless
         self._server = server
         self._max_restarts = 0 if prepared.attempt.evaluate else devices.max_restarts
-        # a lone rank that may be started again is a process of its own, too
-        is_alone = prepared.plan.is_one_process and not self._max_restarts
-        self._start = in_place if is_alone else LAUNCHERS[devices.launcher]
+        # an evaluation may take as long as it likes between two heartbeats
+        self._limit = HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
 
     def train(self, signals: Signals) -> SamecurveError | None:
-        """To the end. Why it failed in the end, if it did."""
+        """Train to the end, with restarts. Returns why the run failed in the end, if it did."""
+        if not self._max_restarts:
+            return self._start()
+        from samecurve.launch.restarts import RestartBudget
+
         began, budget = time.time(), RestartBudget(self._max_restarts)
         while True:
-            failure = self._start(self._prepared, self._devices, self._server)
+            failure = self._start()
             if failure is None or signals.received:
                 return failure
             following = self._prepare_restart(failure, began, budget)
@@ -107,29 +114,45 @@ class _Launcher:
                 return failure
             self._continue_with(following, signals)
 
+    def _start(self) -> SamecurveError | None:
+        """Start the ranks once, and wait for them. Returns why they failed, if they did."""
+        # a lone rank that may be started again is a process of its own, too
+        if self._prepared.plan.is_one_process and not self._max_restarts:
+            from samecurve.launch.in_place import train_in_place
+
+            return train_in_place(self._prepared, self._limit)
+        from samecurve.launch.launchers import LAUNCHERS
+
+        start = LAUNCHERS[self._devices.launcher]
+        return start(self._prepared, self._limit, port=self._devices.port, server=self._server)
+
     def _prepare_restart(
-        self, failure: SamecurveError, began: float, budget: RestartBudget
+        self, failure: SamecurveError, began: float, budget: "RestartBudget"
     ) -> PreparedRun | str:
+        from samecurve.launch.restarts import prepare_restart
+
         try:
             return prepare_restart(self._prepared, failure, began, budget)
         except OSError as error:  # what has failed may be the disk
+            from samecurve.core.system.disk_errors import explain_os_error
+
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
             return f"not started again: {cause}"
 
     def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
         self._prepared = following
-        if signals.received:  # while it asked the start that had failed
+        if signals.received:  # meanwhile: stop() has asked the start that failed
             self.stop()
 
     def leave(self) -> None:
-        """The second signal."""
+        """Answer the second signal: end the ranks at once."""
         kill_children()
         os.write(
             2, b"\nended at once, without saving: the same command goes on from the last save\n"
         )
 
     def stop(self) -> None:
-        """Asked by the first signal. An evaluation has nothing to save."""
+        """Answer the first signal: ask the ranks to stop. An evaluation has nothing to save."""
         run, attempt = self._prepared.run, self._prepared.attempt
         if attempt.evaluate:
             kill_children()
@@ -138,9 +161,9 @@ class _Launcher:
             os._exit(130)
         try:
             ask(run, attempt.name, "stop")
-        except OSError:  # a full disk: signalled instead
+        except OSError:  # a full disk: a signal asks instead
             for pid in run.processes().values():
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the rank has ended
                     os.kill(pid, STOP_SIGNAL)
         if not self._headless:
             os.write(2, STOPPING)
@@ -148,15 +171,19 @@ class _Launcher:
 
 @contextmanager
 def _environment(plan: Plan) -> Iterator[None]:
-    """What ranks inherit; what the user set stays."""
+    """Set the variables that ranks inherit. Variables that the user has set stay."""
     defaults = {
         "OMP_NUM_THREADS": str(plan.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
     }
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
     if plan.devices[0].kind == "cuda":
-        defaults |= gpu_settings(find_gpus(os.environ).vendor)
-    added = without_user_settings(defaults, os.environ)
+        from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
+        from samecurve.probe.gpus import find_gpus
+
+        wanted = gpu_settings(find_gpus(os.environ).vendor)
+        added |= without_user_settings(wanted, os.environ)
     added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)
     try:

@@ -1,8 +1,8 @@
-"""Outlives its launcher by a moment: when the pipe from it ends, every process group that it still
-names is killed.
+"""A process that kills the ranks' process groups when their launcher is gone.
 
-Run by its path with `-I -S`, so that it is there within milliseconds. Lines on standard input:
-`+GROUP` and `-GROUP`.
+The launcher names the groups in lines on standard input: `+GROUP` adds one, `-GROUP` removes it.
+When the input ends, the guard kills the groups that remain. The file is run by its path with
+`-I -S`, so that the guard is there within milliseconds.
 """
 
 import os

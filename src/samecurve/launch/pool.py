@@ -1,9 +1,9 @@
-"""Warm ranks: real processes, forked from one that has imported torch, that run one job after
-another, in worlds of any size up to theirs.
+"""Warm ranks: processes that run one job after another, in worlds of any size up to their number.
 
-A cold start takes seconds for each layout; here only the first does. A job that fails in one rank
-may leave others waiting in a collective: then the ranks are ended, and the next job starts fresh
-ones. Where all of its ranks come to an end by themselves, they serve on, in a new group.
+They are forked from a process that has imported torch, so only the first job pays for a cold
+start. A job that fails in one rank may leave other ranks waiting in a collective. Then all ranks
+are ended, and the next job starts fresh ones. If all ranks of the job end by themselves, they serve
+on, in a new group.
 """
 
 import importlib
@@ -34,9 +34,9 @@ _SOON = 2.0  # seconds within which the others have failed, too, if they are goi
 class JobFailedError(RunError):
     """A job failed in a rank.
 
-    trace: its traceback.
-    ended: the rank is gone (the kernel ends one when memory runs out).
-    refusal: what it was, where it was a UserError.
+    trace: the traceback.
+    ended: the rank is gone (the kernel ends a process when memory runs out).
+    refusal: the error, where it was a UserError.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Pool:
         *,
         libraries: Sequence[str] = (),
     ) -> None:
-        """size: how many.
+        """size: the number of ranks.
 
-        log: a file for what they and their libraries print; None: the terminal.
+        log: a file for what the ranks and their libraries print; None: the terminal.
         patience: seconds for one job.
-        libraries: modules that the jobs will import: once, before the ranks are forked.
+        libraries: modules that the jobs need. They are imported before the ranks are forked.
         """
         self.size, self._log, self._patience = size, log, patience
-        # torch's wrapper of a model on several ranks imports its compiler, once it is made
+        # torch's wrapper of a model on several ranks imports torch's compiler
         wrapper = ("torch._dynamo",) if size > 1 else ()
         self._modules = ("torch", "samecurve.torch_engine.engine", *wrapper, *libraries, __name__)
         self._pipes: list[Connection] = []
@@ -80,9 +80,9 @@ class Pool:
     def run(
         self, world: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
     ) -> list[Any]:
-        """function(rank, group, *arguments) on the first `world` ranks; their results by rank.
+        """Call function(rank, group, *arguments) on the first `world` ranks.
 
-        JobFailedError: one of them raised, ended, or took too long.
+        Returns the results by rank. JobFailedError: a rank raised, ended, or took too long.
         """
         if not self._pipes:
             self._start()
@@ -102,14 +102,16 @@ class Pool:
             return [answers[rank] for rank in range(world)]
         if len(answers) < world:
             self.close()
-        self._groups.discard((world, backend))  # not all have come equally far in it
+        self._groups.discard((world, backend))  # its ranks may have made different calls
         raise failures[0]
 
     def _answers(self, world: int) -> dict[int, Any]:
-        """By rank, the first that came first; a failure as a JobFailedError, and then only of those
-        that have come to an end, too.
+        """Wait for the ranks' answers. Returns them by rank, in the order in which they came.
 
-        JobFailedError: one is gone, or took too long.
+        A failure in a rank is returned as a JobFailedError. After a failure, only the ranks that
+        end within a moment are waited for.
+
+        JobFailedError: a rank is gone, or took too long.
         """
         answers: dict[int, Any] = {}
         has_failed = False
@@ -169,15 +171,15 @@ class Pool:
 
 
 def _module_of(function: Callable[..., Any]) -> str:
-    """Where a rank finds it: what runs as __main__, by python -m, has a name of its own."""
+    """The module in which a rank finds the function. `python -m` calls its own module __main__."""
     spec = sys.modules[function.__module__].__spec__
     return spec.name if spec else function.__module__
 
 
 def _receive(pipe: Connection, rank: int, world: int) -> Any:
-    """What a rank's job has returned, or why it failed: as a JobFailedError.
+    """The result of a rank's job; if the job failed, a JobFailedError.
 
-    JobFailedError: the rank has ended.
+    JobFailedError: the rank itself has ended.
     """
     try:
         value, error = pipe.recv()
@@ -194,7 +196,7 @@ def _receive(pipe: Connection, rank: int, world: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A rank of the pool, as its process is told."""
+    """A rank of the pool: what its process needs to know."""
 
     rank: int
     size: int
@@ -202,13 +204,13 @@ class _Member:
     parent: int
     log: str | None
     directory: str
-    module_path: tuple[str, ...]  # where the jobs' modules are looked for
+    module_path: tuple[str, ...]  # sys.path, to find the jobs' modules
 
 
 def _start_rank(
     member: _Member, pipe: int, server: ForkServer | None
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Its input is the pipe that it is asked through."""
+    """Start a rank. pipe: its standard input, through which the jobs come."""
     value = json.dumps(asdict(member))
     if server:
         call = Call(f"{__name__}:serve", (value,), dict(os.environ), new_session=False)
@@ -218,9 +220,9 @@ def _start_rank(
 
 
 def serve(value: str) -> None:
-    """Run what is asked for, until the one who asks ends this process."""
+    """Run jobs in this process, until the pool ends it."""
+    from samecurve.core.system.parent_death import die_with
     from samecurve.run.directory.rank_logs import log_to
-    from samecurve.system import die_with
 
     member = _Member(**json.loads(value))
     die_with(member.parent)
@@ -230,7 +232,7 @@ def serve(value: str) -> None:
     os.chdir(member.directory)
     sys.path[:] = member.module_path
     _set_environment()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked owns signals
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process owns signals
     if member.log:
         log_to(Path(member.log))
     import torch
@@ -247,7 +249,7 @@ def serve(value: str) -> None:
     while True:
         try:
             module, name, world, backend, arguments = pipe.recv()
-        except EOFError:  # the one who asked has gone
+        except EOFError:  # the pool's process has gone
             return
         if module is None:  # all ranks make a group together, members or not
             groups[world, backend] = dist.new_group(list(range(world)), backend=backend)
@@ -266,7 +268,7 @@ def serve(value: str) -> None:
 
 
 def _set_environment() -> None:
-    """Before CUDA starts, which reads it once: any later job may be one of train.exact."""
+    """Set variables that CUDA reads once, when it starts. Any later job may need train.exact."""
     wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
     os.environ.update(without_user_settings(wanted, os.environ))
 
@@ -279,7 +281,7 @@ def pool(
     *,
     libraries: Sequence[str] = (),
 ) -> Iterator[Pool]:
-    """As Pool()."""
+    """A Pool for the length of the block."""
     ranks = Pool(size, log, patience, libraries=libraries)
     try:
         yield ranks

@@ -1,8 +1,7 @@
-"""Ranks that somebody else started must run one program with one config: they compare before
-anything is prepared.
+"""Checks that ranks which torchrun, Slurm or the user started run one program with one config.
 
-The first rank lays out what it runs; each other one answers with what differs, in words, or with
-nothing.
+Before anything is prepared, the first rank publishes its versions, config and code. Each other rank
+compares them with its own, and answers with the differences in words, or with an empty text.
 """
 
 import json
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _IDENTITY = "samecurve/identity"  # of the first rank
-_ANSWER = "samecurve/answer"  # of each other one, with its number
-_COME = 1800.0  # seconds in which all ranks have started
-_SAID = 5.0  # seconds before it is said which have not
-_SHOWN = 4  # differences of one rank, ranks that are waited for
-# config that only the first rank reads, or that hosts may have each for themselves
+_ANSWER = "samecurve/answer"  # of each other rank, with its number
+_COME = 1800.0  # seconds in which all ranks must have started
+_SAID = 5.0  # seconds before the missing ranks are named
+_SHOWN = 4  # differences of one rank, or missing ranks, that are named
+# config that only the first rank reads, or that may differ between hosts
 _FREE = ("devices.", "track.")
 
 
 def identity(loaded: LoadedConfig) -> dict[str, str]:
-    """What a rank runs, by name: versions, each config key, the bytes of a user task's file.
+    """The versions, config and code that a rank runs, as texts by name.
 
-    Equal texts mean the same.
+    A name is a package, a config key, or a file of the user's task.
     """
     config = loaded.config
     free = (*_FREE, *(f"data.{name}" for name in config.data.indifferent))
@@ -60,9 +59,9 @@ def identity(loaded: LoadedConfig) -> dict[str, str]:
 
 
 def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
-    """Of the first rank, which waits for the others' answers.
+    """Wait, as the first rank, for the other ranks' answers.
 
-    UserError: what they run differs. RunError: some never came.
+    UserError: a rank runs another config or code. RunError: some ranks never came.
     """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
     missing = [index for index in range(rank.world_size) if index != rank.index]
@@ -112,9 +111,9 @@ def _waiting(missing: Sequence[int], world_size: int) -> str:
 def report_config(
     store: "Store", rank: Rank, read: Callable[[], LoadedConfig], left_key: str
 ) -> None:
-    """Of another rank.
+    """Answer the first rank, as another rank.
 
-    left_key: of the store; it is there where the first rank has left instead.
+    left_key: the store has this key once the first rank has left.
     """
     until = time.monotonic() + _COME
     while not store.check([_IDENTITY]):
@@ -136,7 +135,7 @@ def report_config(
 
 
 def differences(first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """In words; '' where there are none."""
+    """The differences in words; '' where there are none."""
     texts = [
         f"{name} {other.get(name, 'not there')} instead of {first.get(name, 'not there')}"
         for name in {**first, **other}

@@ -1,4 +1,4 @@
-"""Starting a run's ranks again after a failure: whether that may help, and from where."""
+"""New starts of a run's ranks after a failure: whether one may help, and from which checkpoint."""
 
 import time
 from dataclasses import replace
@@ -19,19 +19,19 @@ _FRUITLESS = 3  # failures in a row from the same save
 
 
 class RestartBudget:
-    """How often ranks may be started again."""
+    """Counts how often ranks may still be started again."""
 
     def __init__(self, allowed: int) -> None:
-        """allowed: in all."""
+        """allowed: the number of restarts of the whole command."""
         self._allowed, self.used = allowed, 0
-        self._saves: list[str | None] = []  # which each start would go on from
+        self._saves: list[str | None] = []  # the checkpoint that each restart went on from
 
     def spend(self, failure: SamecurveError, save: str | None) -> str | None:
-        """Take one start.
+        """Use up one restart.
 
-        save: what it would go on from; None: from the beginning.
+        save: the checkpoint to go on from; None: the beginning.
 
-        Returns why not, '' where nobody asked for any; None: it may start.
+        Returns None if the ranks may start again; else the reason, '' where restarts are off.
         """
         if not self._allowed:
             return ""
@@ -50,11 +50,11 @@ class RestartBudget:
 def prepare_restart(
     before: PreparedRun, failure: SamecurveError, began: float, budget: RestartBudget
 ) -> PreparedRun | str:
-    """The next start of a run that failed, from its newest whole checkpoint.
+    """Prepare the next start of a run that failed, from its newest whole checkpoint.
 
-    began: when the command's first one did.
+    began: the time of the command's first start.
 
-    Returns a text where there is none: why.
+    Returns the reason, as a text, where the run is not started again.
     """
     failed_at = time.time()
     run, attempt = before.run, before.attempt
@@ -92,14 +92,14 @@ def prepare_restart(
 
 
 def _elsewhere(resume: str | None, run: Run) -> str | None:
-    """The checkpoint that the failed start began from, if it is another run's."""
+    """The checkpoint that the failed start began from, if it belongs to another run."""
     if resume and not resume.startswith(str(run.checkpoints)):
         return resume
     return None
 
 
 def _count_earlier(run: Run, began: float, failed_at: float) -> Earlier:
-    """What the command did before this start."""
+    """Sum up the command's earlier starts."""
     events = [event for event in read_events(run.journal) if event.time >= began]
 
     def seconds_of(kind: Kind) -> list[float]:

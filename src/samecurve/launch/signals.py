@@ -1,4 +1,4 @@
-"""Signals belong to whoever launched: the first asks the run to stop, the second kills."""
+"""Signals to a launcher: the first signal asks the run to stop, the second kills."""
 
 import os
 import signal
@@ -10,21 +10,21 @@ from typing import Any
 
 import psutil
 
-# seconds in which signals are one: a parent of several threads leaves its children its death signal
-# once for each
+# seconds in which several signals count as one: a parent with several threads sends its children
+# the signal of its death once for each thread
 _ONCE = 0.2
-# processes of libraries that end with this one, and serve it until then
+# processes of libraries, which serve this process until it ends
 _ENDING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
 STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
 
 
 class Signals:
-    """SIGINT and SIGTERM, from when this is entered."""
+    """Handles SIGINT and SIGTERM while its block runs."""
 
     def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """first, second: called for the first signal, and for the next one, which ends us."""
+        """first: called for the first signal. second: called for the second, before this exits."""
         self._first, self._second = first, second
-        self.received: int | None = None  # the number of the first one
+        self.received: int | None = None  # the number of the first signal
         self._received_at = 0.0
         self._old_handlers: dict[int, Any] = {}
 
@@ -50,7 +50,7 @@ class Signals:
 
 @contextmanager
 def children_ended() -> Iterator[None]:
-    """What has been started inside of the block is not left behind by it."""
+    """Kill the processes that were started in the block, when the block ends."""
     before = set(psutil.Process().children(recursive=True))
     try:
         yield
@@ -62,9 +62,9 @@ def children_ended() -> Iterator[None]:
 
 
 def kill_children() -> None:
-    """All that this process has started, and what they have; the terminal is left in order."""
+    """Kill all descendants of this process, and leave the terminal in order."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.kill()
     if sys.stdout.isatty():
-        os.write(1, b"\x1b[?25h")  # the cursor, which the progress bar had hidden
+        os.write(1, b"\x1b[?25h")  # show the cursor, which the progress bar hides

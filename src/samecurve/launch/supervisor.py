@@ -1,14 +1,14 @@
-"""The one supervisor of processes: a group of ranks, started, watched, stopped and killed.
+"""The supervisor of a group of ranks: it starts, watches, stops and kills their processes.
 
 `train` and `run` differ only in a rank's command and environment, and in how a rank reports its
-end. (Torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and
-SIGKILL; launch/launchers.py still offers it.)
+end. (torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and SIGKILL;
+launch/launchers.py still offers it.)
 
-Each rank leads a session and process group of its own, so that a group's end is that of its
-children too, data workers among them. Nothing outlives the launcher: a rank dies with it by the
-system's word (worker/main.py, launch/script/bootstrap.py), what the rank has started by that of
-the guard (launch/orphan_guard.py). A rank has failed when it ends with another exit code than 0,
-or reports that it will: one that hangs in its exit is not waited for.
+Each rank leads a session and process group of its own, so that killing the group also kills the
+rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
+(worker/main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
+(launch/orphan_guard.py). A rank has failed when its exit code is not 0, or when it reports that it
+will fail: a rank that hangs in its exit is not waited for.
 """
 
 import os
@@ -27,16 +27,16 @@ import psutil
 from samecurve.launch.script.output import Outputs
 
 _TICK = 0.05  # seconds between two looks
-# seconds, and the signal sent then. After the first failure: time to say what they have to, then
-# the end of all groups. After a stop: time to leave in order.
+# seconds, and the signal sent then. After the first failure the ranks have time for their last
+# words, and then all groups end. After a stop they have time to leave in order.
 _AFTER_FAILURE = ((1.0, signal.SIGTERM), (5.0, signal.SIGKILL))
 STOP_SECONDS = 10.0
 _AFTER_STOP = ((STOP_SECONDS, signal.SIGKILL),)
-_LEFTOVERS = 1.0  # seconds for what ranks have started to end by itself
+_LEFTOVERS = 1.0  # seconds in which the children of ranks end by themselves
 
 
 class RankProcess(Protocol):
-    """A child of this process, as of subprocess.Popen."""
+    """A child of this process, with the methods of subprocess.Popen."""
 
     @property
     def pid(self) -> int: ...
@@ -49,18 +49,18 @@ class RankProcess(Protocol):
 
 
 class RankStart(Protocol):
-    """How one rank is started: as the leader of a session, since Ctrl-C is the launcher's."""
+    """Starts one rank as the leader of a session, so that Ctrl-C reaches the launcher alone."""
 
     def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        """stdin: as for subprocess. pipes: its output and errors are read."""
+        """stdin: as for subprocess. pipes: the launcher reads the rank's output and errors."""
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """A rank that is a program of its own."""
+    """The command line of a rank."""
 
-    arguments: Sequence[str]  # of the process, the program first
-    environment: Mapping[str, str]  # all of it
+    arguments: Sequence[str]  # the program first
+    environment: Mapping[str, str]  # the whole environment
 
     def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
         pipe = subprocess.PIPE if pipes else None
@@ -76,7 +76,7 @@ class RankCommand:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank leaves behind about its end, before it has ended."""
+    """The report that a rank writes about its end, before it ends."""
 
     exit_code: int
     time: float
@@ -86,12 +86,13 @@ class RankReport:
 class GroupEnd:
     """How the ranks of one start ended."""
 
-    failed: Mapping[int, int]  # rank -> exit code, negative for a signal; the first to fail first
+    # rank -> exit code, negative for a signal; in the order in which the ranks failed
+    failed: Mapping[int, int]
     finished_before: Sequence[int] = ()  # ranks that had ended with 0 when the first one failed
 
 
 class OrphanGuard:
-    """The process that kills the groups it was told of when this one is gone."""
+    """The process that kills the ranks' process groups when this process is gone."""
 
     def __init__(self) -> None:
         path = Path(__file__).with_name("orphan_guard.py")
@@ -119,7 +120,8 @@ class OrphanGuard:
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody ended it; ranks still die with the launcher
+        # somebody has ended the guard; the ranks themselves still die with the launcher
+        with suppress(BrokenPipeError):
             os.write(self._process.stdin.fileno(), line.encode())
 
 
@@ -136,9 +138,9 @@ class RankGroup:
     ) -> None:
         """commands: by rank.
 
-        read_report: what a rank has reported; None: nothing yet.
-        outputs: takes what they print, and the first rank reads what is typed; None: they see to
-            that themselves.
+        read_report: reads what a rank has reported; None: nothing yet.
+        outputs: takes what the ranks print, and the first rank reads what is typed; None: the ranks
+            write their own logs.
         """
         self._commands, self._guard, self._read_report = commands, guard, read_report
         self._outputs = outputs
@@ -146,13 +148,13 @@ class RankGroup:
         self._processes: list[RankProcess] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._reports: dict[int, RankReport] = {}
-        self._failures: dict[int, RankReport] = {}  # of those that failed by themselves
+        self._failures: dict[int, RankReport] = {}  # of the ranks that failed by themselves
         self._finished_before: list[int] = []
-        self._due: list[tuple[float, int]] = []  # signals to come: when, which
+        self._due: list[tuple[float, int]] = []  # signals to send: the time and the number
         self._sent: set[int] = set()
 
     def start(self) -> None:
-        """In the main thread: a death signal follows the thread that started the child."""
+        """Start the ranks, in the main thread: a child dies with the thread that started it."""
         for rank, command in enumerate(self._commands):
             is_typed_to = self._outputs is not None and not self._processes
             stdin = None if is_typed_to else subprocess.DEVNULL
@@ -163,14 +165,14 @@ class RankGroup:
                 assert process.stdout is not None
                 assert process.stderr is not None
                 self._outputs.add(rank, {1: process.stdout, 2: process.stderr})
-            if self.stopped_by:  # meanwhile: this one may not have been signalled
+            if self.stopped_by:  # stop() was called meanwhile, and missed this rank
                 os.kill(process.pid, self.stopped_by)
                 break
 
     def watch(self, ticks: Sequence[Callable[[Mapping[int, int]], None]] = ()) -> None:
-        """Until all have ended.
+        """Watch the ranks until all have ended.
 
-        ticks: called all the time, with rank -> process id of those that are at work.
+        ticks: called again and again, with rank -> process id of the ranks at work.
         """
         while len(self._ended) < len(self._processes):
             if self._outputs:
@@ -191,17 +193,17 @@ class RankGroup:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has, by itself: all are ending then."""
+        """Whether a rank has failed by itself. All ranks are being ended then."""
         return bool(self._failures)
 
     @property
     def exit_codes(self) -> Mapping[int, int]:
-        """Rank -> exit code, negative for a signal, of those that have ended."""
+        """The exit codes of the ranks that have ended, negative for a signal."""
         return self._ended
 
     @property
     def left_well(self) -> list[int]:
-        """Ranks that have ended with 0, or have reported that they do."""
+        """The ranks that have ended with 0, or have reported that they will."""
         reported = {rank: report.exit_code for rank, report in self._reports.items()}
         codes = {**reported, **self._ended}
         return sorted(rank for rank, code in codes.items() if code == 0)
@@ -213,8 +215,10 @@ class RankGroup:
         return GroupEnd(codes, self._finished_before)
 
     def send(self, number: int) -> None:
-        """A signal to all that live: SIGKILL to whole groups; what can be caught to the ranks
-        alone, which end their children as they see fit.
+        """Send a signal to all live ranks.
+
+        SIGKILL goes to whole process groups. Another signal goes to the ranks alone, which end
+        their children themselves.
         """
         self._sent.add(number)
         deliver = os.killpg if number == signal.SIGKILL else os.kill
@@ -224,9 +228,9 @@ class RankGroup:
                     deliver(process.pid, number)
 
     def stop(self, number: int) -> bool:
-        """Pass a signal on, once; what doesn't leave within STOP_SECONDS is killed.
+        """Pass a signal on. A rank that has not left after STOP_SECONDS is killed.
 
-        False: a rank has failed, and all are ending already.
+        False: a rank has failed, and all ranks are ending already.
         """
         if self._failures:
             return False
@@ -236,13 +240,13 @@ class RankGroup:
         return True
 
     def kill(self) -> None:
-        """All groups, at once, those of ranks that have ended too."""
+        """Kill all process groups at once, including those of ranks that have ended."""
         for process in self._processes:
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def clear(self) -> list[int]:
-        """Nothing is left after this. Ranks whose children stayed behind, which are killed now."""
+        """Kill everything that is left. Returns the ranks whose children had stayed behind."""
         ended_well = not self._failures and not self.stopped_by
         patient = ended_well and len(self._ended) == len(self._processes)
         until = time.monotonic() + (_LEFTOVERS if patient else 0)
@@ -262,10 +266,10 @@ class RankGroup:
         return [rank for rank, process in enumerate(self._processes) if _is_alive(process.pid)]
 
     def _look(self) -> None:
-        """Who has ended, and who of them, or of those that report it, has failed.
+        """Look which ranks have ended, and which of them have failed or report a failure.
 
-        All are asked before one is judged: who had ended with 0 when the first failed is part of
-        it.
+        All ranks are polled before one is judged, since a failure's explanation needs to know which
+        ranks had ended with 0 before it.
         """
         alive = [rank for rank in range(len(self._processes)) if rank not in self._ended]
         codes = {rank: self._processes[rank].poll() for rank in alive}
@@ -278,11 +282,11 @@ class RankGroup:
                 self._fail(rank, failure)
 
     def _failure(self, rank: int, code: int | None) -> RankReport | None:
-        """Of a rank by itself, by its report or by its exit code (None: it still lives)."""
+        """The failure of a rank by itself, if any. code: its exit code; None: it still lives."""
         report = self._reports.get(rank)
         if report and report.exit_code:
             return report
-        if not code or {-code, code - 128} & self._sent:  # it did as it was told
+        if not code or {-code, code - 128} & self._sent:  # a signal of ours has ended it
             return None
         return RankReport(code, report.time if report else time.time())
 
@@ -309,7 +313,7 @@ class RankGroup:
 
 
 def _is_alive(group: int) -> bool:
-    """Whether the process group has a member that is no zombie."""
+    """Whether the process group has a member that is not a zombie."""
     try:
         os.killpg(group, 0)
     except OSError:

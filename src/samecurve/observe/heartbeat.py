@@ -1,6 +1,6 @@
 """A rank's heartbeat, which others read while it works or hangs.
 
-Sixteen mapped bytes: step, phase, how many beats.
+Sixteen mapped bytes: step, activity, how many beats.
 """
 
 import mmap
@@ -8,7 +8,7 @@ import os
 import struct
 from pathlib import Path
 
-from samecurve.core.events import PHASES, Beat, Phase
+from samecurve.core.events import ACTIVITIES, Activity, Beat
 
 _FORMAT = struct.Struct("<qII")
 _MAX_BEATS = 1 << 32
@@ -25,18 +25,18 @@ class Heartbeat:
         self._beats = 0
         self.trained = False  # whether a step has been finished
 
-    def __call__(self, step: int, phase: Phase) -> None:
-        self.trained = self.trained or phase == "data"
+    def __call__(self, step: int, activity: Activity) -> None:
+        self.trained = self.trained or activity == "data"
         self._beats = (self._beats + 1) % _MAX_BEATS
-        _FORMAT.pack_into(self._map, 0, step, PHASES.index(phase), self._beats)
+        _FORMAT.pack_into(self._map, 0, step, ACTIVITIES.index(activity), self._beats)
 
 
-def read_heartbeat(path: Path) -> tuple[int, Phase] | None:
-    """(step, phase) of a rank, None if it has not begun."""
+def read_heartbeat(path: Path) -> tuple[int, Activity] | None:
+    """(step, activity) of a rank, None if it has not begun."""
     beat = read_beat(path)
     if beat is None:
         return None
-    return beat.step, beat.phase
+    return beat.step, beat.activity
 
 
 def read_beat(path: Path) -> Beat | None:
@@ -47,5 +47,5 @@ def read_beat(path: Path) -> Beat | None:
         return None
     if len(content) != _FORMAT.size:
         return None
-    step, phase, beats = _FORMAT.unpack(content)
-    return Beat(step, PHASES[phase], beats)
+    step, activity, beats = _FORMAT.unpack(content)
+    return Beat(step, ACTIVITIES[activity], beats)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from samecurve.core.events import Event
+from samecurve.core.system.disk_errors import explain_os_error
+from samecurve.core.system.files import regular_only, write_all
 from samecurve.errors import RunError
-from samecurve.system import explain_os_error, regular_only, write_all
 
 # kinds that a later `resumed` at a step before theirs makes void
 VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"})

@@ -7,8 +7,8 @@ import numpy as np
 
 from samecurve.core.events import Event
 from samecurve.core.protocols import Picture
+from samecurve.core.system.files import read_file_bytes
 from samecurve.errors import UserError
-from samecurve.system import read_file_bytes
 
 _FOLDER = "samples"
 _MOST_BYTES = 1 << 28

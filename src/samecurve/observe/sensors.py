@@ -81,11 +81,11 @@ def record_sensors(
         idle_devices = IdleDevices(patience)
         while not stop.wait(interval):
             values = read()
-            step, phase = read_heartbeat(heartbeat) or (0, "start")
-            if phase in {"start", "end"} or stop.is_set():
+            step, activity = read_heartbeat(heartbeat) or (0, "start")
+            if activity in {"start", "end"} or stop.is_set():
                 continue
             utilisation: Values = ()
-            if phase == "step":  # in others a device may well do nothing
+            if activity == "step":  # in others a device may well do nothing
                 utilisation = values.get("utilisation_by_device", ())
             with suppress(OSError):  # a full disk: the journal's own writer ends the run
                 append_event(journal, Event("sensors", step, values))

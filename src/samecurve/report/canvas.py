@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.report.markup import Html, escaped
-from samecurve.system import install_command
 from samecurve.terminal import printable
 
 if TYPE_CHECKING:

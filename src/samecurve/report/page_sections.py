@@ -10,12 +10,12 @@ from pathlib import Path
 
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
 from samecurve.core.events import Event
+from samecurve.core.system.files import read_file_bytes
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.report import summary
 from samecurve.report.markup import Html, element, table
 from samecurve.report.record import RunRecord, Start, number
 from samecurve.report.words import show_moment, show_number, show_value
-from samecurve.system import read_file_bytes
 from samecurve.units import counted, show_bytes, show_seconds
 
 _MAX_ROWS = 300

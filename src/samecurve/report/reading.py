@@ -16,6 +16,7 @@ import numpy as np
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import read_file_bytes, regular_only
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.journal import VOIDED, event_of, read_lines
 from samecurve.report.record import (
@@ -27,7 +28,6 @@ from samecurve.report.record import (
     as_mapping,
     number,
 )
-from samecurve.system import read_file_bytes, regular_only
 from samecurve.units import counted
 
 _STEP_METRICS = (

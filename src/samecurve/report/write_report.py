@@ -12,11 +12,11 @@ from typing import TypedDict
 
 import numpy as np
 
+from samecurve.core.system.files import regular_only
 from samecurve.errors import RunError, UserError
 from samecurve.report.canvas import MADE_BY, need_matplotlib
 from samecurve.report.record import RunRecord
 from samecurve.report.summary import Summary, differences, summary
-from samecurve.system import regular_only
 
 _PAGE = "report.html"
 _MAKER_WITHIN = 2000  # first bytes of a file, in which its maker is named

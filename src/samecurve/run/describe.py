@@ -20,19 +20,14 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
-from samecurve.diagnose.known_failures import diagnose
-from samecurve.diagnose.tracebacks import clip, last_traceback
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.files import write_json
+from samecurve.core.system.installation import install_command
+from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.run.directory.progress import shown_progress
+from samecurve.probe.environment import child_environment
+from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
-from samecurve.system import (
-    PROGRESS,
-    cache_home,
-    child_environment,
-    die_with,
-    install_command,
-    write_json,
-)
 from samecurve.tasks import Tasks, entry_of
 
 _FRAMES, _TEXT_LINES = 8, 8  # lines shown of a describing process that failed
@@ -154,6 +149,9 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
 
 def _undescribed(code: int, stderr: str) -> RunError:
     """The error for a describing process that ended without an answer."""
+    from samecurve.diagnose.known_failures import diagnose
+    from samecurve.diagnose.tracebacks import clip, last_traceback
+
     trace = last_traceback(stderr)
     text = stderr.strip()
     frames: list[str] = []

@@ -1,12 +1,15 @@
-"""Processes that need an engine, forked from one that has imported it.
+"""A server that imports an engine once, and forks the processes that need it.
 
-Importing torch takes 2 to 7 s of a processor. One process does so while the command still reads its
-config and makes its plan; what describes the task, and the ranks, are forked from it within
-milliseconds. It runs nothing of a user's and computes nothing: it forks only while it has a single
-thread and no GPU driver. Otherwise, and elsewhere than on Linux, processes are started afresh.
+Importing torch takes 2 to 7 s of a processor. The server does so while the command still reads its
+config and makes its plan. The process that describes the task, and the ranks, are then forked from
+the server within milliseconds. The server runs no code of a user's and computes nothing: it forks
+only while it has a single thread and no GPU driver. Otherwise, and elsewhere than on Linux,
+processes are started afresh.
 
 A forked process is orphaned at once and adopted by the process that asked (its subreaper, for that
-moment): it can be waited for and dies with it as one that it had started itself.
+moment). So the asker can wait for the process, and the process dies with the asker, like a child
+that the asker started itself. multiprocessing's forkserver has neither: its children keep their
+server alive after a SIGKILL of the asker, and it can't import more modules once it serves.
 """
 
 import ctypes
@@ -28,7 +31,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
-from samecurve.system import child_environment, die_with, replace_environment
+from samecurve.core.system.parent_death import die_with
+from samecurve.probe.environment import child_environment, replace_environment
 
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _LARGEST = 1 << 20  # bytes of a message
@@ -37,12 +41,12 @@ _ADOPTION = 0.0005  # seconds between two looks at who the parent is
 
 @dataclass(frozen=True)
 class Call:
-    """What a forked process does."""
+    """The call that a forked process makes."""
 
-    function: str  # module:name, of strings
+    function: str  # module:name; takes strings
     arguments: Sequence[str]
-    environment: Mapping[str, str]  # all of it
-    new_session: bool  # leads a session and process group of its own
+    environment: Mapping[str, str]  # the whole environment
+    new_session: bool  # the process leads a session and process group of its own
 
     @property
     def module(self) -> str:
@@ -50,7 +54,7 @@ class Call:
 
 
 class ForkedProcess:
-    """As subprocess.Popen, of a process that was adopted."""
+    """An adopted process, with the methods of subprocess.Popen."""
 
     stdout: IO[bytes] | None = None
     stderr: IO[bytes] | None = None
@@ -60,7 +64,7 @@ class ForkedProcess:
         self.returncode: int | None = None  # negative: the signal that ended it
 
     def poll(self) -> int | None:
-        """Its exit code; None: it lives."""
+        """The exit code; None: the process lives."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
@@ -81,12 +85,12 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that has imported an engine, as the one that asks it sees it."""
+    """The server, as the process that asks it sees it."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        """modules: imported first, in this order. Returns at once."""
+        """Start the server, without waiting. modules: imported first, in this order."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # numpy's threads would start as it is imported; a rank sets torch's own
+        # numpy would start threads when it is imported; a rank sets torch's threads itself
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
         with theirs:
             self._process = subprocess.Popen(
@@ -96,10 +100,10 @@ class ForkServer:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what it can't import is said by whoever needs it
+                stderr=subprocess.DEVNULL,  # a failed import is reported where it is needed
                 pass_fds=[theirs.fileno()],
                 env={**defaults, **child_environment()},
-                start_new_session=True,  # Ctrl-C is for the one who asks
+                start_new_session=True,  # Ctrl-C is for the process that asks
             )
 
     def close(self) -> None:
@@ -108,16 +112,16 @@ class ForkServer:
         self._process.wait()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import these too. A call waits for its own module and those asked for before it."""
-        with suppress(OSError):  # it has ended: fork() says so
+        """Import more modules. A call waits for its own module, and for all modules before it."""
+        with suppress(OSError):  # the server has ended: fork() says so
             self._socket.send(json.dumps({"modules": list(modules)}).encode())
 
     def fork(self, call: Call, stdio: Sequence[int]) -> ForkedProcess | None:
-        """A process that makes a call, with these files as its input, output and errors.
+        """Fork a process that makes a call. stdio: its input, output and errors.
 
-        In the main thread: a death signal follows the thread that adopted the process.
+        To be called in the main thread: the process dies with the thread that adopted it.
 
-        None: it can't be forked. What was asked has not begun.
+        None: the server can't fork, and the call has not begun.
         """
         prctl = ctypes.CDLL(None).prctl
         prctl(_SET_CHILD_SUBREAPER, 1)
@@ -129,17 +133,17 @@ class ForkServer:
             return None
         finally:
             prctl(_SET_CHILD_SUBREAPER, 0)
-        pid = int(answer or 0)  # nothing: it has ended
+        pid = int(answer or 0)  # no answer: the server has ended
         return ForkedProcess(pid) if pid else None
 
 
 def fork_server(modules: Sequence[str]) -> ForkServer | None:
-    """None: this system has no such processes."""
+    """Start a server; None: this system has none."""
     return ForkServer(modules) if sys.platform == "linux" else None
 
 
 def main(descriptor: str, parent: str, *modules: str) -> None:
-    """Import, and fork what is asked for, until the one who asks is gone."""
+    """Be the server: import modules and fork processes, until the process that asks is gone."""
     die_with(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=int(descriptor))
@@ -164,27 +168,28 @@ def main(descriptor: str, parent: str, *modules: str) -> None:
 
 
 def import_ahead(module: str) -> None:
-    with suppress(Exception):  # whoever needs it imports it again, and fails in its own place
+    """Import a module that will be needed. The place that needs it reports a failure."""
+    with suppress(Exception):
         import_module(module)
 
 
 def _is_clean() -> bool:
-    """Whether a fork of this process is whole: threads would be missing, a driver broken."""
+    """Whether this process can be forked: threads would be missing, and a GPU driver broken."""
     threads = len(os.listdir("/proc/self/task"))
     return threads == 1 and "libcuda.so" not in Path("/proc/self/maps").read_text()
 
 
 def _fork(call: Call, stdio: Sequence[int], requests: socket.socket) -> int:
-    """The process id of what makes the call; 0: it can't be forked."""
+    """Fork a process that makes the call. Returns its process id; 0: this process can't fork."""
     if not _is_clean():
         return 0
-    gc.freeze()  # what is here already is never collected, nor its pages copied by looking at it
+    gc.freeze()  # else the garbage collector of the child would touch and so copy all pages
     reading, writing = os.pipe()
     middle = os.fork()
     if not middle:
         middle = os.getpid()
         if os.fork():
-            os._exit(0)  # the orphan is adopted
+            os._exit(0)  # makes the child an orphan, which is adopted
         requests.close()
         os.close(reading)
         _run(call, stdio, middle, announce=writing)
@@ -195,7 +200,7 @@ def _fork(call: Call, stdio: Sequence[int], requests: socket.socket) -> int:
 
 
 def _open_streams() -> None:
-    """Anew: those of the server know its own files, which can be sought in where a pipe can't."""
+    """Open sys.stdin, stdout and stderr anew: the server's know the server's files."""
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors=errors, write_through=True)
@@ -204,7 +209,7 @@ def _open_streams() -> None:
 
 
 def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> None:
-    """Make the call in this process, and end."""
+    """Make the call in this process, and exit."""
     code = 1
     try:
         if call.new_session:

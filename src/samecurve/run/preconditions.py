@@ -15,9 +15,9 @@ from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
-from samecurve.system import install_command
 from samecurve.units import show_bytes
 
 

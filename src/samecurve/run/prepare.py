@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts, Measure
@@ -36,10 +37,11 @@ from samecurve.run.resume import (
     fixed_of,
 )
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
-from samecurve.run.weights.base import choose_base
-from samecurve.run.weights.init_weights import Source, choose_initial_weights, keep
-from samecurve.run.weights.warm_start import WarmStart
+from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
+
+if TYPE_CHECKING:  # most runs begin from no weights
+    from samecurve.run.weights.initial_weights import Source
 
 
 def make_plan(
@@ -88,8 +90,12 @@ def prepare(
     accepted_plan = plan(config, machine, facts, fixed)
     base, weights = None, None
     if facts.frozen_base:
+        from samecurve.run.weights.base_files import choose_base
+
         base = choose_base(origin, options.init_from, config, facts)
-    else:
+    elif options.init_from or (origin.run and origin.run.weights_path()):
+        from samecurve.run.weights.initial_weights import choose_initial_weights
+
         weights = choose_initial_weights(origin, options.init_from, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
@@ -121,10 +127,12 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     return options
 
 
-def _kept(weights: Source | None, run: Run, origin: Origin) -> str | None:
+def _kept(weights: "Source | None", run: Run, origin: Origin) -> str | None:
     """The path of the run's first weights; new weights are copied into the run."""
     if weights is None:
         return run.weights_path()
+    from samecurve.run.weights.initial_weights import keep
+
     keep(weights, run)
     origin.notes.extend(weights.notes)
     return str(weights.path)

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from samecurve.checkpoint.store import sweep
 from samecurve.core.config.document import Document
@@ -11,6 +12,7 @@ from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import write_json
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
@@ -22,13 +24,13 @@ from samecurve.run.resume import (
     Origin,
     set_later_aside,
 )
-from samecurve.run.weights.base import Base
-from samecurve.run.weights.init_weights import publish
-from samecurve.system import write_json
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.tasks.user_class.pickled_class import is_pickled
 from samecurve.units import counted
+
+if TYPE_CHECKING:
+    from samecurve.run.weights.base_files import Base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class AcceptedStart:
     facts: Facts
     machine: Machine
     weights: str | None  # path of the weights that it begins with
-    base: Base | None  # these weights, where the run keeps no copy of them
+    base: "Base | None"  # these weights, where the run keeps no copy of them
 
 
 def write_start(accepted: AcceptedStart) -> PreparedRun:
@@ -142,6 +144,8 @@ def _write_files(accepted: AcceptedStart) -> None:
     if accepted.base:
         write_json(run.base, accepted.base.to_json())
     elif accepted.weights and not run.exists():
+        from samecurve.run.weights.initial_weights import publish
+
         publish(run)
     run.write(
         _keep_task(run, accepted.loaded.config),

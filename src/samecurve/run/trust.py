@@ -1,7 +1,7 @@
-"""Whose code a run would have this program import.
+"""Trust in the code that a run's config names.
 
-A run's config names the class that its model comes from, and importing that runs it. A run may come
-from anywhere: code that came with it, or lies outside of the project, is asked about first.
+The config names the class of the model, and importing the class runs its file. A run may come from
+anywhere, so code that came with the run, or lies outside of the project, needs the user's consent.
 """
 
 import sys
@@ -15,12 +15,12 @@ from samecurve.tasks.user_class.pickled_class import is_pickled, is_remembered
 
 
 def check_trusted(run: Run, *, trust: bool, where: str) -> None:
-    """Before anything that the run's config names is imported.
+    """Refuse code that is not this project's. To be called before the run's task is imported.
 
-    trust: the user says that the code may be run
+    trust: the user allows to run the code
     where: the argument that named the run
 
-    UserError: the code is not this project's, and may not.
+    UserError: the code is not this project's, and the user has not allowed it.
     """
     place = place_of(run.read_document().value.get("task"))
     if trust or place is None or not place.path.exists():
@@ -37,7 +37,7 @@ def check_trusted(run: Run, *, trust: bool, where: str) -> None:
 
 
 def _reason(place: Place, run: Run) -> str | None:
-    """Why the code is not taken for the user's own; None: it is."""
+    """The reason why the code is not the user's own; None: it is the user's own."""
     path, project = place.path.resolve(), Path.cwd().resolve()
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     if str(path) in loaded:

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once
 
 
 def stamp_file(file: Path) -> list[str | int]:

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from samecurve.core.config.loading import TaskSections
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
+from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
-from samecurve.system import cache_home
 from samecurve.tasks.free_sections import FreeData, FreeModel, section_argument
 from samecurve.tasks.user_class.class_place import Place, place_of
 from samecurve.tasks.user_class.class_source import (

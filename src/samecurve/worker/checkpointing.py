@@ -1,5 +1,5 @@
-"""What a rank writes beside the journal: checkpoints with what a resume must know, and copies of
-what the model's use needs.
+"""Files that a rank writes beside the journal: checkpoints, with all that a resume must know, and
+copies of the files that using the model needs.
 """
 
 import shutil
@@ -17,9 +17,9 @@ from samecurve.worker.context import RankContext
 
 
 def checkpoint_store(context: RankContext, record: Record, journal: Journal | None) -> Store:
-    """The run's checkpoints, as this rank writes them.
+    """The store into which this rank writes the run's checkpoints.
 
-    journal: synced before each is published; None: another rank publishes.
+    journal: synced before a checkpoint is published; None: another rank publishes.
     """
     plan, config_values = context.plan, flatten(context.config)
 
@@ -66,7 +66,7 @@ def versions(engine: str) -> dict[str, str]:
 
 
 def keep_assets(run: Run, task: Task) -> None:
-    """Copies of what the model's use needs beside its weights (a tokenizer)."""
+    """Copy the files that using the model needs beside its weights, such as a tokenizer."""
     for name, source in task.assets().items():
         run.assets.mkdir(exist_ok=True)
         shutil.copyfile(source, run.assets / name)

@@ -1,5 +1,5 @@
-"""Who this process is, when somebody else started it: read from the environment, nothing is started
-here.
+"""The rank that this process is when torchrun, Slurm or the user started it: read from the
+environment. Nothing is started here.
 """
 
 import os
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # neither torch nor numpy is imported for a config error
 
     from samecurve.core.protocols import Rank
 
+LAUNCHER = "SAMECURVE_LAUNCHER"  # the process id of the launcher of our own ranks
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = (
     "SLURM_PROCID",
@@ -33,8 +34,9 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host d
 
 
 def started(environment: Mapping[str, str]) -> bool:
-    """Whether somebody started this process as one of several: torchrun, Slurm with several tasks,
-    or whoever sets torch's variables.
+    """Whether this process was started as one of several.
+
+    torchrun does so, Slurm with several tasks, or a user who sets torch's variables.
     """
     slurm_tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     world = environment.get("WORLD_SIZE", "")
@@ -43,7 +45,7 @@ def started(environment: Mapping[str, str]) -> bool:
 
 
 def alone(verb: str) -> None:
-    """UserError: this process is one of several, and the verb starts its own."""
+    """Check that this process is alone, since the verb starts ranks. UserError: it is not alone."""
     if started(os.environ):
         raise UserError(
             f"{verb} starts its ranks itself", "run it by itself, not under torchrun or srun", verb
@@ -51,7 +53,7 @@ def alone(verb: str) -> None:
 
 
 def rank_from(environment: Mapping[str, str]) -> "Rank":
-    """The rank that torchrun or our launcher gave. UserError: a half-set environment."""
+    """The rank in torchrun's or our launcher's variables. UserError: a variable is missing."""
     from samecurve.core.protocols import Rank
 
     missing = [name for name in _NEEDED if name not in environment]
@@ -69,9 +71,9 @@ def rank_from(environment: Mapping[str, str]) -> "Rank":
 
 
 def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """A task of `srun` as torchrun's variables.
+    """torchrun's variables for a task of `srun`.
 
-    UserError: a half-set environment, or tasks spread unevenly.
+    UserError: a variable is missing, or the tasks are spread unevenly.
     """
     missing = [name for name in _SLURM if name not in environment]
     if missing:
@@ -109,7 +111,7 @@ def first_host(nodes: str) -> str:
 def rank_environment(
     *, rank: int, world_size: int, local_rank: int, local_world_size: int, host: str, port: int
 ) -> dict[str, str]:
-    """A rank's variables as torchrun sets them. host, port: where the ranks meet."""
+    """The variables of a rank, as torchrun sets them. host, port: where the ranks meet."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -121,7 +123,7 @@ def rank_environment(
 
 
 def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Likewise, where all ranks are on this machine."""
+    """The variables of a rank where all ranks are on this machine."""
     return rank_environment(
         rank=rank,
         world_size=world_size,
@@ -133,9 +135,9 @@ def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
-    """--nnodes, --rdzv, --node-rank: one process on each host.
+    """The variables of the only process on a host, from --nnodes, --rdzv and --node-rank.
 
-    UserError: one of them is missing or wrong.
+    UserError: an option is missing or wrong.
     """
     if rendezvous is None or index is None:
         raise UserError(
@@ -164,7 +166,7 @@ def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, s
 
 
 def is_first(rank: "Rank") -> bool:
-    """The rank that prepares, journals and speaks for all."""
+    """Whether this rank prepares the run, keeps the journal and speaks for all ranks."""
     return rank.index == 0
 
 
@@ -173,12 +175,12 @@ def is_first_of_host(rank: "Rank") -> bool:
 
 
 def meet(rank: "Rank") -> "tuple[Store, Store]":
-    """A store for messages between the ranks, and one for their own rendezvous.
+    """Meet the other ranks. Returns a store for messages, and one for torch's rendezvous.
 
-    The first rank serves them, where torchrun does not.
+    The first rank serves the stores, where torchrun does not.
 
-    RunError: the first rank can't be reached. The waiting ends with Ctrl-C, as long as the first
-    rank has not begun to train.
+    RunError: the first rank can't be reached. Ctrl-C ends the waiting, as long as the first rank
+    has not begun to train.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
@@ -200,19 +202,19 @@ def meet(rank: "Rank") -> "tuple[Store, Store]":
             ) from None
     else:
         base = _connect(host, port)
-    # torchrun's store outlives a restart, with all that was said in it
+    # torchrun's store outlives a restart, with all its messages
     store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), base)
     return store, PrefixStore("ranks", store)
 
 
 def _connect(host: str, port: int) -> "Store":
-    """The first rank's store, waited for."""
+    """Wait for the first rank's store, and connect to it."""
     from torch._C._distributed_c10d import TCPStore
 
     began, announced = time.monotonic(), False
     while True:
         try:
-            # first by itself: the store's own tries can't be interrupted
+            # try the port first: the store's own tries can't be interrupted
             socket.create_connection((host, port), timeout=_TRY).close()
             return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Which rank this process is, and what it is to do."""
+"""The rank that this process is: its attempt, run, plan and config."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from samecurve.worker.cluster_env import is_first
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of one attempt."""
+    """A rank of an attempt."""
 
     attempt: Attempt
     run: Run
@@ -24,18 +24,18 @@ class RankContext:
 
     @classmethod
     def read(cls, attempt: Attempt, rank: Rank) -> "RankContext":
-        """From the files of the attempt's run."""
+        """Read the context from the files of the attempt's run."""
         run = Run(Path(attempt.run))
         return cls(attempt, run, run.read_plan(), run.read_config(Tasks()), rank)
 
     @classmethod
     def read_warm(cls, attempt: str, index: int) -> "RankContext":
-        """Of a warm process (launch/pool.py). attempt: as JSON."""
+        """Read the context of a rank in a warm process (launch/pool.py). attempt: as JSON."""
         run = Run(Path(Attempt.from_json(attempt).run))
         rank = Rank(index, index, run.read_plan().world_size)
         return cls.read(Attempt.from_json(attempt), rank)
 
     @property
     def is_first(self) -> bool:
-        """It keeps the journal, publishes checkpoints and reads requests."""
+        """Whether this rank keeps the journal, publishes checkpoints and reads requests."""
         return is_first(self.rank)

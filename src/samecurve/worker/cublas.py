@@ -1,5 +1,5 @@
-"""The workspaces of cuBLAS: of a fixed size its products repeat to the last bit, which train.exact
-needs. cuBLAS and torch look at the variable once, as they first compute.
+"""The workspaces of cuBLAS. With a fixed size its products repeat to the last bit, as train.exact
+needs. cuBLAS and torch read the variable once, when they first compute.
 """
 
 from collections.abc import MutableMapping
@@ -12,9 +12,9 @@ _REPEATING = {_SETTING, ":16:8"}
 
 
 def set_repeating_workspace(environment: MutableMapping[str, str], *, cuda_started: bool) -> None:
-    """For train.exact on GPUs of NVIDIA.
+    """Fix the size of cuBLAS' workspaces, for train.exact on NVIDIA GPUs.
 
-    cuda_started: in this process, where it is too late to set what was not set.
+    cuda_started: CUDA has started in this process, so that the variable can't be set any more.
 
     UserError: products would not repeat.
     """

@@ -1,5 +1,5 @@
-"""Starts the data workers of a rank: one process opens the task, then forks them, so that what its
-data holds in memory is held once.
+"""The data workers of a rank. One process opens the task and then forks the workers, so that they
+share the memory that the task's data holds.
 """
 
 import faulthandler
@@ -18,17 +18,18 @@ from typing import Any
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.parent_death import die_with
 from samecurve.data.workers import Line, Workers, line, serve
-from samecurve.system import cache_home, die_with
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.hang_responder import ASK
+from samecurve.watch.rank_answers import ASK_SIGNAL
 
 
 class DataWorkers:
-    """The data workers of one rank. They may be asked at once, and answer when they are ready."""
+    """The data workers of one rank. They take requests at once, and answer when they are ready."""
 
     def __init__(self, config: Config, count: int, stacks: Path) -> None:
-        """stacks: the file for workers' stacks, when they are asked where they are."""
+        """stacks: the file for the workers' stacks, which the hang watch asks for."""
         pairs = [line() for _ in range(count)]
         theirs = [each for _, each in pairs]
         status, status_writer = os.pipe()
@@ -61,17 +62,17 @@ class DataWorkers:
         self.workers = Workers([asker for asker, _ in pairs], self._ended)
 
     def _ended(self, seconds: float) -> tuple[int, int] | None:
-        """Which worker ended, and its exit code, waited for so long."""
+        """Wait for a worker to end. Returns the worker and its exit code; None: none has ended."""
         if not self._status.poll(seconds):
             return None
         try:
             worker, code = self._status.recv()
-        except EOFError:  # nobody is left who could say
+        except EOFError:  # the process that would say so is gone
             return None
         return worker, code
 
     def kill(self) -> None:
-        """Not waiting for what they read. Whoever waits for it learns that they are gone."""
+        """Kill the workers, whatever they read. A reader that waits learns that they are gone."""
         self._process.kill()
         self._process.wait()
 
@@ -82,7 +83,7 @@ def _close(ends: Line) -> None:
 
 
 def main(argument: str) -> None:
-    """Open the task, fork, and report how a worker ended if one did."""
+    """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
     die_with(values["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
@@ -94,11 +95,11 @@ def main(argument: str) -> None:
         Line(Connection(jobs, writable=False), Connection(rows, readable=False))
         for jobs, rows in values["lines"]
     ]
-    # of threads that no worker uses
+    # warnings about threads that no worker uses
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
         stacks = open(values["stacks"], "a")  # noqa: SIM115 - held as long as the processes live
-        faulthandler.register(ASK, file=stacks, all_threads=True)
+        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=True)
     status = values["status"]
     pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:

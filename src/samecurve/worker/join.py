@@ -1,8 +1,9 @@
-"""The engine of a plan in this process: joined to its peers, ready to train, left in order.
+"""The engine of a plan in this process: the only place where engines are chosen.
 
-The one place where engines are chosen.
+A process joins its peers, makes the engine, and leaves its peers in order.
 """
 
+import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
-from samecurve.system import cache_home, give_back_blocks_from
-from samecurve.worker.cublas import set_repeating_workspace
+from samecurve.core.system.cache import cache_home
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 JOIN = timedelta(minutes=30)
-# CPU devices of a process that will run several layouts: to make more later throws away all that
-# was compiled
+# CPU devices of a process that will train on several numbers of devices: making more later throws
+# away all that was compiled
 _SPARE = 8
 
 
@@ -37,15 +37,26 @@ class EngineSession:
     leave: Callable[[], None] = lambda: None  # called when nothing more is to be done together
 
 
+def _give_back_blocks_from(size: int) -> None:
+    """Have blocks of memory of at least so many bytes go back to the system once they are freed.
+
+    Does what glibc's MALLOC_MMAP_THRESHOLD_ does, which stays where a user has set it. Without
+    glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(-3, size)  # M_MMAP_THRESHOLD
+
+
 def import_engine(plan: Plan) -> None:
-    """What the engine needs, which takes seconds."""
+    """Import the engine and its library, which takes seconds."""
     import_module(f"samecurve.{plan.engine}_engine.engine")
 
 
 def join(plan: Plan, rank: Rank, store: "Store | None", coordinator: str | None) -> EngineSession:
     """Meet the other ranks.
 
-    store: torch's rendezvous; None: from the environment.
+    store: torch's rendezvous; None: the environment names it.
     coordinator: host:port where jax's processes meet.
     """
     if plan.engine == "jax":
@@ -56,9 +67,9 @@ def join(plan: Plan, rank: Rank, store: "Store | None", coordinator: str | None)
 def join_warm(
     plan: Plan, index: int, group: "ProcessGroup | None", *, more: bool = True
 ) -> EngineSession:
-    """In a process that torch made a rank of `group` before.
+    """Join in a warm process, which is a rank of torch's `group` already.
 
-    more: it will do more than this, on other numbers of devices.
+    more: the process will train more, on other numbers of devices.
     """
     if plan.engine == "jax":
         # torch may want the same GPU's memory next
@@ -71,7 +82,7 @@ def join_warm(
 
 
 def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
-    """Those of one process, the first made the current one."""
+    """The devices of one process. The first GPU becomes the current one."""
     import torch
 
     torch.set_num_threads(plan.threads)
@@ -80,11 +91,13 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
     devices = [torch.device(plan.devices[place].place) for place in plan.devices_of(index)]
     if devices[0].type == "cpu" and plan.shards > 1:
-        # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
-        # steps of 26M parameters
-        give_back_blocks_from(1 << 20)
+        # without it glibc keeps the memory of each gathered block: 804 MiB instead of 326 were
+        # measured after 4 steps of 26M parameters
+        _give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
         if plan.exact and torch.version.cuda:
+            from samecurve.worker.cublas import set_repeating_workspace
+
             started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             set_repeating_workspace(os.environ, cuda_started=started)
         torch.cuda.set_device(devices[0])
@@ -119,7 +132,7 @@ def _join_torch(plan: Plan, rank: Rank, store: "Store | None") -> EngineSession:
     dist.init_process_group(plan.backend, timeout=JOIN, **options)
 
     def leave() -> None:
-        dist.barrier()  # nobody takes the rendezvous away while another still needs it
+        dist.barrier()  # no rank takes the rendezvous away while another still needs it
         dist.destroy_process_group()
 
     return _torch_session(plan, dist.group.WORLD, devices, leave)
@@ -128,7 +141,7 @@ def _join_torch(plan: Plan, rank: Rank, store: "Store | None") -> EngineSession:
 def _jax_session(
     plan: Plan, index: int, leave: Callable[[], None] = lambda: None, *, least: int = 1
 ) -> EngineSession:
-    """least: CPU devices of this process."""
+    """Begin to use jax's devices. least: the least number of CPU devices of this process."""
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
     from samecurve.jax_engine.exact import ExactEngine
@@ -160,7 +173,7 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
 def watch_of(
     engine: Any, plan: Plan, course: ProfileSchedule, scratch: Path, trace: Path | None
 ) -> Any:
-    """What watches an engine's steps. trace: where the profiler's trace goes, None: nowhere."""
+    """The engine's watch over its steps. trace: where the profiler's trace goes; None: no trace."""
     if plan.engine == "jax":
         from samecurve.jax_engine.profiler import JaxWatch
 

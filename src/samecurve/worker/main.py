@@ -1,17 +1,15 @@
-"""One rank, from its environment to its exit: the only place where the rooms are put together.
+"""A rank, from its environment to its exit: the only place where the rooms are put together.
 
-The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a
+The first rank keeps the journal, publishes checkpoints and reads requests. Nowhere else does a
 rank's number matter (RankContext.is_first).
 """
 
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,43 +27,30 @@ from samecurve.core.protocols import (
     Store,
     Task,
 )
+from samecurve.core.system.cache import cache_home
+from samecurve.core.system.parent_death import die_with
 from samecurve.data.feed import Feed
-from samecurve.diagnose.crash import explain
-from samecurve.diagnose.memory import explain_out_of_memory
-from samecurve.diagnose.notes import note_of, read_notes, write_note
 from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
-from samecurve.observe.pictures import keep_pictures
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import ControlFile, Requests
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.rank_logs import log_to
-from samecurve.run.directory.results import write_results
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.weights.base import base_weights
-from samecurve.system import (
-    LAUNCHER,
-    STOP_SIGNAL,
-    cache_home,
-    closing_all,
-    die_with,
-    not_hiding,
-)
 from samecurve.tasks import open_task
+from samecurve.watch.live_ranks import announce
+from samecurve.watch.rank_answers import answering
 from samecurve.worker.checkpointing import checkpoint_store, keep_assets
-from samecurve.worker.cluster_env import rank_from
+from samecurve.worker.closing import closing_all, not_hiding
+from samecurve.worker.cluster_env import LAUNCHER, rank_from
 from samecurve.worker.context import RankContext
-from samecurve.worker.data_workers import DataWorkers
-from samecurve.worker.hang_responder import attending
 from samecurve.worker.join import import_engine, join
-from samecurve.worker.preflight import MEETING, Deadline, check_sum
-from samecurve.worker.startup_timing import StartupClock, after_others, machine_load
+from samecurve.worker.startup_timing import StartupClock, machine_load
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as Rendezvous
 
-# after torchrun's SIGTERM, to leave in order; it kills after 30
-LEAVE_SECONDS = 20.0
+    from samecurve.worker.data_workers import DataWorkers
 
 
 def run_rank(
@@ -73,62 +58,52 @@ def run_rank(
     rank: Rank,
     *,
     rendezvous: "Rendezvous | None" = None,
-    catch_stop: bool = False,
+    on_signal: Callable[[Requests], None] | None = None,
 ) -> Outcome:
     """Train as this rank, from joining the others to leaving them.
 
-    rendezvous: None: from the environment.
-    catch_stop: SIGTERM and SIGINT ask for a stop.
+    rendezvous: where the ranks meet; None: the environment names it.
+    on_signal: called for SIGTERM and SIGINT, where no launcher stands beside the rank.
     """
     context = RankContext.read(attempt, rank)
-    run, plan, config = context.run, context.plan, context.config
+    run, plan = context.run, context.plan
     clock = StartupClock()
     requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
-    if catch_stop:
+    if on_signal:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    # no launcher that would tell of a failure
-    speaks = context.is_first and (catch_stop or rank.world_size == 1)
-    with attending(run.logs, rank.index):
-        run.announce(rank.index)
+            signal.signal(number, lambda *_: on_signal(requests))
+    # any other rank has a launcher that reports its failure
+    speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
+    with answering(run.logs, rank.index):
+        announce(run.logs, rank.index)
         with clock.part("import"):
             import_engine(plan)
-        meeting = Deadline(
-            MEETING * plan.layout.preflight, "meeting the other ranks", context, speaks=speaks
-        )
-        with clock.part("rendezvous"), meeting:
+        with clock.part("rendezvous"), _meeting_limit(context, speaks=speaks):
             session = join(plan, rank, rendezvous, attempt.coordinator)
-        task = open_task(config, str(cache_home()))
-        engine = session.make_engine(task, config.optimizer)
+        task = open_task(context.config, str(cache_home()))
+        engine = session.make_engine(task, context.config.optimizer)
         if plan.layout.preflight and plan.num_devices > 1:
-            collective = Deadline(
-                plan.layout.preflight, "a first collective", context, speaks=speaks
-            )
-            with clock.part("preflight"), collective:
-                check_sum(engine.preflight(), plan)
+            from samecurve.worker.preflight import check_collective
+
+            with clock.part("preflight"):
+                check_collective(context, engine, speaks=speaks)
         outcome = train_rank(context, engine, task, requests, clock=clock)
         if outcome == "finished" and context.is_first and not attempt.evaluate:
-            write_results(run, plan, config)
+            from samecurve.run.directory.results_file import write_results
+
+            write_results(run, plan, context.config)
         session.leave()
     return outcome
 
 
-def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
-    """torchrun signals a wanted stop and a lost rank alike: stop in order, and if no step ends any
-    more, say why and go.
-    """
-    requests.stop()
+def _meeting_limit(context: RankContext, *, speaks: bool) -> Any:
+    """Limits the time in which ranks meet; does nothing for one device."""
+    if context.plan.num_devices == 1:
+        return nullcontext()
+    from samecurve.worker.preflight import meeting_limit
 
-    def leave() -> None:
-        notes = read_notes(run.logs, attempt.name)
-        if notes:
-            print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(LEAVE_SECONDS, leave)
-    timer.daemon = True
-    timer.start()
+    return meeting_limit(context, speaks=speaks)
 
 
 def train_rank(
@@ -141,11 +116,11 @@ def train_rank(
     clock: StartupClock | None = None,
     as_if_split: bool = False,
 ) -> Outcome:
-    """Feed, store and journal of one rank, and the loop over them.
+    """Put together one rank's feed, store and journal, and run the loop over them.
 
-    store: another than the run's own checkpoints.
-    clock: of what came before.
-    as_if_split: refuses what only one microbatch on one device would train.
+    store: in place of the run's own checkpoints.
+    clock: has timed what came before.
+    as_if_split: also refuse what only one microbatch on one device would train.
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
@@ -153,7 +128,7 @@ def train_rank(
         check_goals(plan, task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
-    journal, record, keep = _begin_records(context, task, first_step)
+    journal, record = _begin_journal(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
@@ -167,7 +142,7 @@ def train_rank(
         heartbeat=heartbeat,
         requests=requests,
         summarize=task.summarize,
-        keep_pictures=keep,
+        keep_pictures=_keep_pictures(context),
         lr_factor=lr_factor(task, plan),
         started={**(clock.seconds if clock else {}), **machine_load()},
         as_if_split=as_if_split,
@@ -177,54 +152,86 @@ def train_rank(
         closers.insert(0, data_workers.kill)
     if journal:
         closers.append(journal.close)
-    with closing_all(*closers):
-        try:
-            if attempt.evaluate:
-                assert saved
-                return evaluate(loop_context, saved, weights)
-            _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
-            return outcome
-        except BaseException as error:
-            reason = None
-            with not_hiding(error):
-                store.abandon()
-                reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
-            if reason:
-                raise reason from error
-            raise
+    with closing_all(*closers), _explained(context, engine, store, heartbeat):
+        if attempt.evaluate:
+            assert saved
+            return evaluate(loop_context, saved, weights)
+        _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
+        return outcome
+
+
+@contextmanager
+def _explained(
+    context: RankContext, engine: Engine, store: Store, heartbeat: Heartbeat
+) -> Iterator[None]:
+    """End the store if the block fails, and raise a better explanation, where there is one."""
+    try:
+        yield
+    except BaseException as error:
+        reason = None
+        with not_hiding(error):
+            store.abandon()
+            reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
+        if reason:
+            raise reason from error
+        raise
 
 
 def _load_beginning(
     context: RankContext, task: Task
 ) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """The checkpoint to go on from, and the weights to begin with, or those beneath it."""
+    """Load the checkpoint to go on from, and the weights to begin with.
+
+    Where the run trains something small on a frozen base, the weights are the base's.
+    """
     attempt = context.attempt
     saved = load(Path(attempt.resume)) if attempt.resume else None
     if attempt.weights:
         return saved, load(Path(attempt.weights), weights_only=True)
+    if not context.run.base.is_file():
+        return saved, None
+    from samecurve.run.weights.base_arrays import base_weights
+
     return saved, base_weights(context.run, task, context.config)
 
 
-def _begin_records(
+def _begin_journal(
     context: RankContext, task: Task, first_step: int
-) -> tuple[Journal | None, Record, KeepPictures]:
-    """What one rank writes for all: the task's assets, at once; then the journal and pictures."""
+) -> tuple[Journal | None, Record]:
+    """Open the journal, and copy the task's assets. Only the first rank does so, for all."""
     if not context.is_first:
-        return None, _ignore_event, _ignore_pictures
-    run = context.run
-    keep_assets(run, task)
-    journal = Journal(run.journal)
-    record: Record = journal.record
+        return None, _ignore_event
+    keep_assets(context.run, task)
+    journal = Journal(context.run.journal)
     earlier = context.attempt.earlier
-    if earlier:
-        record = after_others(record, earlier, resumed_at=first_step)
-    return journal, record, partial(keep_pictures, run.home)
+    if not earlier:
+        return journal, journal.record
+    from samecurve.worker.startup_timing import after_others
+
+    return journal, after_others(journal.record, earlier, resumed_at=first_step)
+
+
+def _ignore_event(_: Event) -> None:
+    """Another rank keeps the journal."""
+
+
+def _keep_pictures(context: RankContext) -> KeepPictures:
+    """A function that puts the task's pictures into the run's directory, for the first rank."""
+
+    def keep(step: int, pictures: Any) -> list[str]:
+        if not context.is_first:
+            return []
+        from samecurve.observe.pictures import keep_pictures
+
+        return keep_pictures(context.run.home, step, pictures)
+
+    return keep
 
 
 def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
-    """By the task's own schedule; None: the plan's holds.
+    """The learning rate's factor by step, where the task has a schedule; None: the plan's holds.
 
-    UserError: it has none at the run's last step.
+    UserError: the task's schedule has no value at the run's last step.
     """
     factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
     if factor:
@@ -233,7 +240,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
 
 def _check_data(task: Task, plan: Plan) -> None:
-    """UserError: the data is not what the plan was made for."""
+    """Compare the data with the plan's. UserError: the plan was made for other data."""
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise UserError(
             "the data of this process is not what the plan was made for: its files changed while"
@@ -245,12 +252,14 @@ def _check_data(task: Task, plan: Plan) -> None:
         )
 
 
-def _start_data_workers(context: RankContext) -> DataWorkers | None:
-    """None: this process reads its data itself."""
+def _start_data_workers(context: RankContext) -> "DataWorkers | None":
+    """Start the rank's data workers; None: this process reads its data itself."""
     config, index = context.config, context.rank.index
     count = config.data.workers * len(context.plan.devices_of(index))
     if not count:
         return None
+    from samecurve.worker.data_workers import DataWorkers
+
     return DataWorkers(config, count, context.run.logs / f"stack-{index}-workers.txt")
 
 
@@ -258,7 +267,7 @@ def _make_feed(
     context: RankContext,
     engine: Engine,
     task: Task,
-    data_workers: DataWorkers | None,
+    data_workers: "DataWorkers | None",
     *,
     first_step: int,
 ) -> Feed[Any]:
@@ -284,23 +293,16 @@ def _make_feed(
 def _reason_of(
     error: BaseException, context: RankContext, engine: Engine, *, has_trained: bool
 ) -> BaseException | None:
-    """A better account of what ended the training; None: its own is good."""
+    """A better explanation of what ended the training; None: the error's own is good."""
     if isinstance(error, UserError) and has_trained:
-        # nothing is refused any more: the run has failed
+        # no longer a refusal: the run has failed
         return RunError(error.cause, error.remedy, error.where)
+    from samecurve.diagnose.memory import explain_out_of_memory
+
     peak_bytes = engine.peak_memory()
     return explain_out_of_memory(
         error, context.plan, rank=context.rank.index, peak_bytes=peak_bytes
     )
-
-
-def _ignore_event(_: Event) -> None:
-    """Only the first rank keeps the journal."""
-
-
-def _ignore_pictures(_step: int, _pictures: object) -> list[str]:
-    """Nor the samples."""
-    return []
 
 
 def run_rank_with_note(
@@ -308,20 +310,23 @@ def run_rank_with_note(
     rank: Rank,
     *,
     rendezvous: "Rendezvous | None" = None,
-    catch_stop: bool = False,
+    on_signal: Callable[[Requests], None] | None = None,
 ) -> int:
-    """run_rank(), what it prints in its log, its failure left as a note for the launcher.
+    """Do run_rank(), with its output in the rank's log and its failure in a note to the launcher.
 
     Returns the exit code.
     """
+    # now: where a library opens too many files, nothing more can be imported
+    from samecurve.diagnose.notes import note_of, write_note
+
     run = Run(Path(attempt.run))
     try:
         log_to(run.logs / f"rank-{rank.index}.log", attempt.name)
-        run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=catch_stop)
+        run_rank(attempt, rank, rendezvous=rendezvous, on_signal=on_signal)
         return 0
     except BaseException as error:
         note = note_of(rank.index, error, run.home)
-        # each of the two may fail on a full disk; the other, or the exit code, remains
+        # on a full disk each of the two may fail; the other, or the exit code, remains
         with suppress(OSError):
             write_note(run.logs, attempt.name, note)
         with suppress(OSError):
@@ -330,7 +335,7 @@ def run_rank_with_note(
 
 
 def main(argument: str) -> None:
-    """A rank started by our launcher: `python -m samecurve.worker.main ATTEMPT`."""
+    """Be a rank that our launcher started: `python -m samecurve.worker.main ATTEMPT`."""
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
@@ -339,7 +344,7 @@ def main(argument: str) -> None:
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
+    os._exit(code)  # does not wait for threads of a collective that a lost rank left hanging
 
 
 if __name__ == "__main__":

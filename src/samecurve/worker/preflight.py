@@ -1,5 +1,6 @@
-"""Before the first step: one small collective over all devices, with a time limit that ends the
-process, and a sum that must be right.
+"""The check before the first step: one small collective over all devices, whose sum must be right.
+
+Meeting the other ranks and the collective have a time limit, which ends the process.
 """
 
 import os
@@ -7,30 +8,44 @@ import sys
 import threading
 from contextlib import suppress
 
-from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Rank
+from samecurve.core.protocols import Engine, Rank
 from samecurve.diagnose.notes import note_of, write_note
-from samecurve.errors import RunError, SamecurveError
-from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import append_event
-from samecurve.run.directory.run_directory import Run
+from samecurve.errors import RunError
+from samecurve.observe.failed_event import record_failure
 from samecurve.worker.context import RankContext
 
 # times plan.layout.preflight: ranks may start minutes apart where libraries come over a network
-MEETING = 10
+_MEETING = 10
+
+
+def meeting_limit(context: RankContext, *, speaks: bool) -> "Deadline":
+    """The time limit for meeting the other ranks. speaks: as Deadline."""
+    seconds = _MEETING * context.plan.layout.preflight
+    return Deadline(seconds, "meeting the other ranks", context, speaks=speaks)
+
+
+def check_collective(context: RankContext, engine: Engine, *, speaks: bool) -> None:
+    """Add up a 1 from each device. speaks: as Deadline. RunError: the sum is wrong."""
+    plan = context.plan
+    with Deadline(plan.layout.preflight, "a first collective", context, speaks=speaks):
+        total = engine.preflight()
+    if total != plan.num_devices:
+        raise RunError(
+            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {total:g}",
+            f"transfers between these devices lose data: {_remedy(plan)}",
+            "devices",
+        )
 
 
 class Deadline:
-    """Ends this process if what is done inside takes longer: a collective that hangs can't be
-    interrupted otherwise.
-    """
+    """Ends this process if the block takes longer: a hanging collective can't be interrupted."""
 
     def __init__(self, seconds: int, what: str, context: RankContext, *, speaks: bool) -> None:
         """seconds: 0: no limit.
 
-        what: is done inside, in words.
-        speaks: no launcher tells the failure.
+        what: what the block does, in words.
+        speaks: this process reports the failure, since no launcher does.
         """
         self._error = _timed_out(seconds, what, context.rank, context.plan)
         self._seconds, self._context, self._speaks = seconds, context, speaks
@@ -52,18 +67,8 @@ class Deadline:
         with suppress(OSError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         if self._speaks:
-            record_failure(context.run, error)
+            record_failure(context.run.journal, context.run.logs, error)
         os._exit(error.exit_code)
-
-
-def check_sum(total: float, plan: Plan) -> None:
-    """RunError: devices pass on wrong numbers."""
-    if total != plan.num_devices:
-        raise RunError(
-            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {total:g}",
-            f"transfers between these devices lose data: {_remedy(plan)}",
-            "devices",
-        )
 
 
 def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
@@ -87,20 +92,3 @@ def _remedy(plan: Plan) -> str:
     if plan.world_size > 1:
         return "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
     return "`top` shows what else keeps the cores"
-
-
-def record_failure(run: Run, failure: SamecurveError) -> None:
-    """The journal's last word, by whoever still lives."""
-    heartbeat = read_heartbeat(run.logs / "heartbeat-0")
-    step = heartbeat[0] if heartbeat else 0
-    values = {"cause": failure.cause, "remedy": failure.remedy}
-    with suppress(OSError):  # a full disk is what may have failed; the terminal has it all the same
-        append_event(run.journal, Event("failed", step, values))
-
-
-def end_hanging_process(run: Run, error: RunError) -> None:
-    """End this process, whose own thread found that a rank hangs."""
-    record_failure(run, error)
-    with suppress(OSError):
-        os.write(2, f"error: {error}\n".encode())
-    os._exit(error.exit_code)

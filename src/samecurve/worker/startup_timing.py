@@ -1,4 +1,4 @@
-"""What a start took, and the starts before it that the same command made, for the journal."""
+"""The seconds of a start, and of the command's earlier starts, for the journal."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from samecurve.run.directory.attempt import Earlier
 
 
 class StartupClock:
-    """Seconds of a start's parts."""
+    """Times the parts of a start."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -34,12 +34,13 @@ def machine_load() -> dict[str, Any]:
 def after_others(
     record: Callable[[Event], None], earlier: Earlier, *, resumed_at: int
 ) -> Callable[[Event], None]:
-    """record(), for a start that follows others of the same command: with a `recovered` line after
-    the first step, and the whole command's goodput at its end.
+    """Wrap record(), for a start that follows others of the same command.
+
+    A `recovered` line follows the first step. The last line has the whole command's goodput.
 
     resumed_at: the step that this start goes on from.
     """
-    recovery: list[float] = []  # its seconds, once it is over
+    recovery: list[float] = []  # the seconds of the recovery, once it is over
 
     def recorded(event: Event) -> None:
         if event.kind in {"finished", "stopped"}:
@@ -54,8 +55,9 @@ def after_others(
 
 
 def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
-    """The totals of all starts: wall seconds, steps, the share of those seconds in steps that
-    count, and how long each recovery took.
+    """The totals of all starts: wall seconds, steps, goodput, and the seconds of each recovery.
+
+    Goodput is the share of the wall seconds in steps that still count.
     """
     wall = event.time - earlier.began
     useful = earlier.useful + event.values["goodput"] * event.values["seconds"]

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from samecurve.core.system.files import regular_only
 from samecurve.errors import UserError
-from samecurve.system import regular_only
 
 Key = tuple[str | int, ...]
 

@@ -234,8 +234,8 @@ class Devices(Section):
     launcher: Literal["direct", "elastic", "spawn"] = Field(
         "direct",
         description=(
-            "what starts the ranks: this program, torch's elastic agent, or torch.multiprocessing;"
-            " same results, direct starts soonest"
+            "what starts the ranks: this program (direct), or torch's elastic agent; same results,"
+            " direct starts soonest; spawn is another name of direct"
         ),
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(

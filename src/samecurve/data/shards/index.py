@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
 from samecurve.errors import RunError
-from samecurve.system import directory_made_once, one_at_a_time, write_json
 
 _FORMAT = 1  # of what is kept
 

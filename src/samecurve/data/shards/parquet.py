@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.system.installation import install_command
 from samecurve.data.shards.index import Index, IndexWriter, Shard
 from samecurve.errors import UserError
-from samecurve.system import install_command
 from samecurve.units import show_bytes
 
 _BATCH = 1024  # rows of a record batch in the copy

@@ -40,7 +40,7 @@ def find_files(paths: Paths) -> list[Path]:
 
 
 def kind_of(files: Sequence[Path]) -> str:
-    """The kind of all these files. UserError: packed, mixed, or of no kind that is read."""
+    """The kind of all these files. UserError: they are packed, mixed, or of no kind we read."""
     by_kind: dict[str, Path] = {}
     for file in files:
         suffix = file.suffix.lower()

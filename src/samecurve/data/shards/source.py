@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.system.cache import cache_home
 from samecurve.data.shards import json_lines, parquet, tar
 from samecurve.data.shards.index import Index, open_index
 from samecurve.data.shards.paths import Paths, find_files, kind_of
 from samecurve.errors import UserError
-from samecurve.system import cache_home
 
 
 class _Reader(Protocol):

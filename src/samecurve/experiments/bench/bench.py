@@ -43,7 +43,7 @@ from samecurve.run.describe import describe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.tasks.registry import entry_of
 from samecurve.terminal import echo
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
 _CPU_RANKS = 8  # the most that are tried where nobody says

@@ -31,7 +31,7 @@ from samecurve.probe import probe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.terminal import echo
 from samecurve.units import show_bytes, show_count
-from samecurve.worker.jobs.collectives import CollectiveJob, time_rank
+from samecurve.worker.jobs.collectives_job import CollectiveJob, time_rank
 
 # how often an element passes a link, nearly
 COLLECTIVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import samecurve
 from samecurve.core.measurement.profile_types import MEANING, PARTS
+from samecurve.core.system.installation import install_command
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
 from samecurve.experiments.bench.bench_text import as_json, columns, dump_json, notes
 from samecurve.report.canvas import (
@@ -20,7 +21,6 @@ from samecurve.report.canvas import (
 from samecurve.report.markup import Html, element, table
 from samecurve.report.page import charts_section, document
 from samecurve.report.words import show_moment
-from samecurve.system import install_command
 from samecurve.units import show_bytes
 
 if TYPE_CHECKING:

@@ -16,6 +16,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.machine import Machine
 from samecurve.core.strategies import strategies_of
+from samecurve.core.system.files import write_json
+from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
 from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, row_of
@@ -28,9 +30,8 @@ from samecurve.probe.gpus import AMD, NVIDIA
 from samecurve.run.describe import describe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import checkout, write_json
 from samecurve.terminal import echo
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 _SUMMARY, _TABLE = "suite.json", "suite.md"

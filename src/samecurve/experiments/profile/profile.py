@@ -28,7 +28,7 @@ from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt
 from samecurve.terminal import echo
-from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.profile_job import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps
 _FILES = (".json", ".json.gz")

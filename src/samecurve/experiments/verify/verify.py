@@ -9,6 +9,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config, Devices
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
@@ -19,7 +20,6 @@ from samecurve.experiments.verify.verify_report import column_width, conclusion,
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
-from samecurve.system import install_command
 from samecurve.tasks.registry import entry_of
 from samecurve.terminal import echo
 

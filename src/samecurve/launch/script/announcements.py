@@ -1,24 +1,22 @@
-"""What is said of the watch over a script's ranks: what it can see, and a rank that leaves before
-the others are done.
-"""
+"""Messages of the watch over a script's ranks: what it can see, and ranks that leave early."""
 
 import time
 from collections.abc import Callable, Sequence
 
-from samecurve.diagnose.hang import name_ranks
-from samecurve.launch.hang_watch import HangLimit
 from samecurve.launch.script.misuse import LONG
+from samecurve.watch.silence import HangLimit
+from samecurve.watch.verdict import name_ranks
 
 _LEFT = 10.0  # seconds after which a rank that has left is missed
 
 
 class WatchAnnouncement:
-    """Once: what is watched. Before that, where it takes long: what can't be seen yet."""
+    """Says once what is watched. If that takes long, it says first what can't be seen yet."""
 
     def __init__(self, limit: HangLimit, say: Callable[[str], None], long: float = LONG) -> None:
         """long: seconds."""
         self._limit, self._say = limit, say
-        self._late_at: float | None = time.monotonic() + long  # None: it was said
+        self._late_at: float | None = time.monotonic() + long  # None: said
         self._done = False
 
     def tick(self, *, all_seen: bool) -> None:
@@ -41,18 +39,18 @@ class WatchAnnouncement:
 
 
 class Departures:
-    """Once: ranks that have left with 0 while others go on, with where these are."""
+    """Says once which ranks have left with 0 while others go on, and where the others are."""
 
     def __init__(
         self, where: Callable[[], str], say: Callable[[str], None], after: float = _LEFT
     ) -> None:
-        """where: of the ranks at work, asked for. after: seconds."""
+        """where: asks the ranks at work where they are. after: seconds."""
         self._where, self._say, self._after = where, say, after
         self._since: float | None = None
         self._said = False
 
     def tick(self, left: Sequence[int]) -> None:
-        """left: ranks that have ended with 0; some are at work still."""
+        """left: ranks that have ended with 0, while other ranks are still at work."""
         if not left or self._said:
             return
         now = time.monotonic()

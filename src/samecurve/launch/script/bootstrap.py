@@ -1,14 +1,14 @@
-"""What a rank of `samecurve run` is before it is the user's script: it dies with its launcher, and
-leaves a report of how it ended.
+"""The start of a rank of `samecurve run`, before it becomes the user's script.
 
-Run by its path, without the package, so that it starts as fast as the script alone:
+The rank dies with its launcher, and leaves a report of how it ended. This file is run by its path,
+without the package, so that the rank starts as fast as the script alone:
 bootstrap.py REPORT LAUNCHER SIGNAL script|module TARGET ARGS...
-SIGNAL asks where it hangs; 0: nobody will.
+SIGNAL asks the rank where it hangs; 0: hangs are not looked for.
 
-Inside, sys.argv, sys.path and __main__ are what `python SCRIPT` or `python -m MODULE` would make
-them, so that pickles and spawned processes find their way. The traceback of an uncaught exception
-goes into the report, free of frames from here; the launcher puts it into the rank's log, and tells
-the cause once.
+The script sees sys.argv, sys.path and __main__ as with `python SCRIPT` or `python -m MODULE`, so
+that pickles and spawned processes work. The traceback of an uncaught exception goes into the
+report, without the frames of this file. The launcher puts the traceback into the rank's log, and
+prints the cause once.
 """
 
 import os
@@ -16,12 +16,12 @@ import sys
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-RECORDER = os.path.join("worker", "flight_recorder.py")
+RECORDER = os.path.join("watch", "flight_recorder.py")
 
 
 def main() -> None:
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
-        del sys.path[0]  # first of all: what is beside this file would shadow other modules
+        del sys.path[0]  # first of all: files beside this one would shadow other modules
     _, report, launcher, number, kind, *argv = sys.argv
     _die_with(int(launcher))
     if int(number):
@@ -52,7 +52,7 @@ def _die_with(parent: int) -> None:
 
 
 def _begin_recording(home: str, number: int) -> None:
-    """number: of the signal that asks where it hangs."""
+    """Start the flight recorder. number: of the signal that asks where the rank hangs."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = os.path.join(PACKAGE, RECORDER)
@@ -65,7 +65,7 @@ def _begin_recording(home: str, number: int) -> None:
 
 
 def _new_main() -> dict[str, Any]:
-    """A new __main__, which stays until the process ends, for exit handlers and threads."""
+    """Make a new __main__. It stays until the process ends, for exit handlers and threads."""
     import builtins
     import types
 
@@ -96,13 +96,13 @@ def _module(argv: list[str]) -> None:
     sys.argv = ["-m", *argv[1:]]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
-    # what the interpreter itself calls for -m; it has no public name
+    # the function that the interpreter itself calls for -m; it has no public name
     run_as_main = runpy._run_module_as_main  # type: ignore[attr-defined]  # noqa: SLF001
     run_as_main(argv[0])
 
 
 def _write_report(path: str, error: BaseException | None) -> int:
-    """How it ended. Returns the exit code."""
+    """Write how the script ended. Returns the exit code."""
     import json
     import time
 
@@ -121,13 +121,13 @@ def _write_report(path: str, error: BaseException | None) -> int:
         with open(f"{path}.part", "w") as file:
             json.dump(report, file)
         os.replace(f"{path}.part", path)
-    except OSError:  # no room: said here, as it would be without a launcher
+    except OSError:  # no room: print the error here, as without a launcher
         sys.stderr.write(stderr)
     return code
 
 
 def _describe(error: BaseException | None) -> tuple[int, str, str, str]:
-    """Exit code, cause in a line, traceback, and all that Python would have put on stderr."""
+    """The exit code, the cause in a line, the traceback, and what Python would print on stderr."""
     if error is None:
         return 0, "", "", ""
     if isinstance(error, SystemExit):
@@ -151,7 +151,7 @@ def _describe(error: BaseException | None) -> tuple[int, str, str, str]:
 
 
 def _exit_place(error: BaseException | None) -> str:
-    """Where code of the script's own ended it by sys.exit() with a number."""
+    """The line of the script's own code that called sys.exit() with a number; '' if none did."""
     if not isinstance(error, SystemExit) or not isinstance(error.code, int) or not error.code:
         return ""
     import traceback
@@ -164,7 +164,7 @@ def _exit_place(error: BaseException | None) -> str:
 
 
 def _through_excepthook(error: BaseException, text: str) -> str:
-    """What sys.excepthook says, which the script or a library may have set."""
+    """The output of sys.excepthook, which the script or a library may have set."""
     import contextlib
     import io
     import traceback
@@ -182,9 +182,7 @@ def _through_excepthook(error: BaseException, text: str) -> str:
 
 
 def _has_joined() -> bool:
-    """Whether this process was ever one of several that know of each other, as far as what it has
-    imported can tell.
-    """
+    """Whether this process ever joined a group of processes, as far as its libraries can tell."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None and (
         c10d.is_initialized()

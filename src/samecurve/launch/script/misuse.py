@@ -1,5 +1,5 @@
-"""A script that ignores its rank, noticed from outside: ranks that never meet, ranks that share one
-GPU, GPUs that nobody uses. Each is told once.
+"""Warnings about a script that ignores its rank: ranks that never meet, ranks that share one GPU,
+GPUs that no rank uses. All of it is seen from outside the script, and each warning is given once.
 """
 
 import time
@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 
-EVERY = 5.0  # seconds between two looks at the GPUs; only what two of them agree on is told
-LONG = 60.0  # seconds after which ranks that have not met are worth a word
+EVERY = 5.0  # seconds between two looks at the GPUs; only what two looks agree on is reported
+LONG = 60.0  # seconds after which ranks that have not met are mentioned
 LONE = "each of them trains by itself, and what they save may overwrite each other"
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel in the script, or samecurve"
@@ -19,7 +19,7 @@ REMEDY = (
 
 
 class Notices:
-    """Of one group of ranks."""
+    """The warnings about a group of ranks."""
 
     def __init__(
         self,
@@ -32,23 +32,23 @@ class Notices:
         long: float = LONG,
         every: float = EVERY,
     ) -> None:
-        """What is watched.
+        """world_size: the number of ranks.
 
         port: where the ranks meet.
-        gpus: how many they may use.
-        holders: the processes on each GPU, read anew.
-        say: one warning.
+        gpus: the number of GPUs that the ranks may use.
+        holders: reads which processes use each GPU.
+        say: prints a warning.
         """
         self._world_size, self._port, self._holders, self._say = world_size, port, holders, say
         now = time.monotonic()
-        # when to look; None: not any more
+        # the time of the next look; None: no more looks
         self._meeting_due = now + long if world_size > 1 else None
         self._gpus_due = now + every if gpus > 1 else None
         self._every, self._last_verdict = every, ""
         self._warned_of_lone_ranks = False
 
     def tick(self, pids: Mapping[int, int]) -> None:
-        """Called all the time, with the ranks at work."""
+        """Look at the ranks, where it is time. pids: of the ranks at work."""
         now = time.monotonic()
         if len(pids) < self._world_size:
             return
@@ -65,7 +65,7 @@ class Notices:
                 )
 
     def ended(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        """All ranks ended well. reports: what they left."""
+        """Warn of ranks that never met, after all have ended well. reports: of the ranks."""
         if self._world_size == 1 or not reports or self._warned_of_lone_ranks:
             return
         if any(report.get("joined") for report in reports):
@@ -77,7 +77,7 @@ class Notices:
         )
 
     def _check_gpus(self, pids: Mapping[int, int]) -> None:
-        """Said once, when two looks agree."""
+        """Warn once, when two looks agree."""
         text = verdict([_with_children(pid) for pid in pids.values()], self._holders())
         if text is not None and text == self._last_verdict:
             self._gpus_due = None
@@ -87,9 +87,9 @@ class Notices:
 
 
 def verdict(ranks: Sequence[set[int]], gpus: Sequence[set[int]]) -> str | None:
-    """What to say of it; "": all is as it should be; None: not to be told yet.
+    """The warning about the use of the GPUs; "": nothing is wrong; None: not known yet.
 
-    ranks: process ids of each, with its children's.
+    ranks: the process ids of each rank and its children.
     """
     used = [index for index, holders in enumerate(gpus) if any(one & holders for one in ranks)]
     if not used or any(all(not one & holders for holders in gpus) for one in ranks):
@@ -115,9 +115,9 @@ def _with_children(pid: int) -> set[int]:
 
 
 def _have_met(pids: Iterable[int], port: int) -> bool:
-    """Whether a rank listens, as its store and Gloo or NCCL do, or is connected to where they meet.
+    """Whether a rank listens on a port, as Gloo and NCCL do, or is connected to the ranks' store.
 
-    True where that can't be told.
+    True where the system does not say.
     """
     with suppress(psutil.Error, OSError):
         ours = set(pids)

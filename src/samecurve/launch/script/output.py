@@ -1,8 +1,8 @@
-"""What the ranks print: all of it into a log for each, and on the screen what was asked for, in
-whole lines, each in one write.
+"""The output of a script's ranks: all of it goes into a log for each rank, and a part onto the
+screen, in whole lines, each in one write.
 
-One thread reads and writes, so lines of two ranks never mix, and a rank that prints faster than the
-terminal takes waits for it.
+One thread reads and writes. So lines of two ranks never mix, and a rank that prints faster than the
+terminal takes it has to wait.
 """
 
 import os
@@ -17,7 +17,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Literal
 
-from samecurve.system import write_all
+from samecurve.core.system.files import write_all
 
 Shown = Literal["all", "first", "files"]
 _LONGEST = 1 << 20  # bytes of a line before it is shown in pieces
@@ -26,9 +26,9 @@ _READ = 1 << 16
 
 @dataclass
 class Lines:
-    """Bytes in, whole lines out, each with the prefix.
+    """Takes bytes, and gives whole lines, each with the prefix.
 
-    Of a line rewritten by carriage returns only what is left at its end.
+    A line that carriage returns rewrite is given once, as it reads at its end.
     """
 
     prefix: bytes
@@ -44,7 +44,7 @@ class Lines:
         return b"".join(self.prefix + text + b"\n" for text in texts)
 
     def end(self) -> bytes:
-        """A last line that was never ended."""
+        """The last line, if it had no line end."""
         if not self._rest.strip():
             return b""
         return self.feed(b"\n")
@@ -53,16 +53,16 @@ class Lines:
 @dataclass
 class _Stream:
     rank: int
-    screen: int  # where it goes: 1 or 2
-    lines: Lines | None  # on the screen line by line
-    raw: bool  # on the screen as it is
-    # of a line not ended yet, for the log, where the rank's other stream must not cut it
+    screen: int  # the file descriptor: 1 or 2
+    lines: Lines | None  # shown on the screen line by line
+    raw: bool  # shown on the screen as it is
+    # the line that has not ended yet: in the log, the rank's other stream must not cut it
     tail: bytes = b""
 
 
 @dataclass
 class Outputs:
-    """Of one group of ranks."""
+    """The output of a group of ranks."""
 
     logs: Path
     shown: Shown  # all ranks' lines, the first rank's bytes, or nothing
@@ -72,7 +72,10 @@ class Outputs:
     _logs: dict[int, RawIOBase] = field(default_factory=dict)
 
     def add(self, rank: int, streams: Mapping[int, IO[bytes]]) -> None:
-        """streams: by where they go on the screen. The first rank is the first one added."""
+        """Take the output of a rank. streams: by file descriptor on the screen.
+
+        The first rank is the one that is added first.
+        """
         is_first = not self._logs
         # open as long as the rank prints
         self._logs[rank] = open(self.log(rank), "wb", buffering=0)  # noqa: SIM115
@@ -86,7 +89,7 @@ class Outputs:
         return self.logs / f"rank-{rank}.log"
 
     def pump(self, seconds: float) -> None:
-        """Pass on what there is; wait at most so long for something."""
+        """Pass on what the ranks have printed. seconds: to wait at most for something."""
         ready = self._selector.select(seconds) if self._selector.get_map() else _asleep(seconds)
         for key, _ in ready:
             with suppress(BlockingIOError):
@@ -119,9 +122,9 @@ class Outputs:
         stream.tail = b""
 
     def keep(self, rank: int, data: bytes) -> None:
-        """Into the rank's log.
+        """Write into the rank's log.
 
-        A full disk does not end a training run: it is said once, and the screen goes on.
+        A full disk does not end a training run: it is reported once, and the screen goes on.
         """
         if rank in self.lost or not data:
             return
@@ -131,7 +134,7 @@ class Outputs:
             self.lost[rank] = error.strerror or str(error)
 
     def drain(self, seconds: float) -> None:
-        """What is left in the pipes, some of which may be held open by a rank's children."""
+        """Pass on what is left in the pipes. Children of a rank may hold some pipes open."""
         until = time.monotonic() + seconds
         while self._selector.get_map() and time.monotonic() < until:
             self.pump(0.02)
@@ -162,6 +165,6 @@ def _write(screen: int, data: bytes) -> None:
 
 
 def say(what: str, text: str) -> None:
-    """On stderr: stdout is the script's."""
+    """Print a line on stderr, since stdout belongs to the script."""
     sys.stdout.flush()
     print(f"{what:<6} {text}", file=sys.stderr, flush=True)

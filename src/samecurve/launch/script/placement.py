@@ -1,5 +1,6 @@
-"""How many processes `samecurve run` starts, on which devices, and what they find in their
-environment. Says why, in lines for the user.
+"""The number of processes that `samecurve run` starts, their devices and their environment.
+
+Each choice has its reason, in a line for the user.
 """
 
 import os
@@ -22,16 +23,18 @@ _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # mpirun's
 
 
 @dataclass(frozen=True)
-class Layout:
-    processes: int  # to start
+class Placement:
+    """The processes to start, and their devices."""
+
+    processes: int  # how many to start
     gpus: Gpus
-    devices: tuple[Device, ...]  # those that the processes may use
+    devices: tuple[Device, ...]  # the devices that the processes may use
     visible: str | None  # the value of gpus.variable, if --gpus sets it
-    why: str  # a line that says it
+    why: str  # the reason, in a line
 
 
 def refuse_nested(environment: Mapping[str, str]) -> None:
-    """UserError: this process is one of several already."""
+    """Refuse to start ranks in a rank. UserError: this process is one of several already."""
     if launcher := _launcher(environment):
         program = launcher.split()[0]
         raise UserError(
@@ -50,7 +53,7 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
 
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
-    """Who started this process as one of several."""
+    """The program that started this process as one of several; None: there is none."""
     if "TORCHELASTIC_RUN_ID" in environment:
         return "torchrun (or samecurve run)"
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
@@ -61,13 +64,13 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool) -> Layout:
-    """How many processes, on which devices, and why.
+def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool) -> Placement:
+    """Choose the processes and their devices.
 
     gpus, nproc: the options.
     jax: the script drives all devices from one process.
 
-    UserError: what is asked for is not there, or contradicts itself.
+    UserError: the options name devices that are not there, or contradict each other.
     """
     _check_request(gpus_found, gpus, nproc)
     indices = list(range(len(gpus_found.devices)))
@@ -80,7 +83,7 @@ def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool)
         count = nproc or 1
         hint = "" if nproc else "; --nproc N starts N"
         why = f"{counted(count, 'rank')} on the CPU: no GPU found{hint}"
-        return Layout(count, gpus_found, (), None, why)
+        return Placement(count, gpus_found, (), None, why)
     if nproc is not None and nproc > len(devices):
         raise UserError(
             f"--nproc {nproc} on {counted(len(devices), 'GPU')}: NCCL refuses two ranks on one GPU",
@@ -108,7 +111,7 @@ def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool)
             f"{counted(count, 'rank')} for {shown}: if each takes one, {unused} {stay} idle;"
             " without --nproc one rank is started for each"
         )
-    return Layout(count, gpus_found, devices, visible, why)
+    return Placement(count, gpus_found, devices, visible, why)
 
 
 def _check_request(gpus_found: Gpus, gpus: str | None, nproc: int | None) -> None:
@@ -129,7 +132,7 @@ def _check_request(gpus_found: Gpus, gpus: str | None, nproc: int | None) -> Non
 
 
 def _visible_devices(gpus: Gpus, indices: list[int]) -> str:
-    """The variable's value that leaves these of the GPUs."""
+    """The variable's value that makes only these GPUs visible."""
     entries = [entry.strip() for entry in os.environ.get(gpus.variable, "").split(",")]
     names = [entry for entry in entries if entry]
     if not names:
@@ -145,7 +148,7 @@ def _describe(devices: tuple[Device, ...]) -> str:
 
 
 def _parse_gpus(gpus: Gpus, text: str) -> list[int]:
-    """Indices of what --gpus names."""
+    """The indices of the GPUs that --gpus names."""
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if not entries:
         raise UserError(f"--gpus '{text}' names no GPU", "--gpus 0,1", "--gpus")
@@ -172,28 +175,29 @@ def _no_such_gpu(gpus: Gpus, text: str, entry: str) -> UserError:
     return UserError(f"--gpus {text}: GPU {entry} does not exist; {there}", remedy, "--gpus")
 
 
-def settings(layout: Layout, environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What all ranks get beside this process's own environment, and what is kept as the user set
-    it.
-    """
+def settings(
+    placement: Placement, environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The variables to add for all ranks, and those that the user has set already."""
     wanted = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": str(max(1, cpu.cores() // layout.processes)),
-        **gpu_settings(layout.gpus.vendor),
+        "OMP_NUM_THREADS": str(max(1, cpu.cores() // placement.processes)),
+        **gpu_settings(placement.gpus.vendor),
     }
     kept = user_settings(wanted, environment)
     added = without_user_settings(wanted, environment)
-    if layout.visible is not None:
-        added[layout.gpus.variable] = layout.visible
+    if placement.visible is not None:
+        added[placement.gpus.variable] = placement.visible
     return added, [f"{name}={value}" for name, value in kept.items()]
 
 
 def rank_environments(
     world_size: int, port: int, *, restart: int, max_restarts: int
 ) -> list[dict[str, str]]:
-    """What tells each rank who it is: what torchrun sets, since Lightning and torch look for more
-    than the rank.
+    """The variables that tell each rank who it is.
+
+    They are all that torchrun sets, since Lightning and torch read more than the rank.
     """
     group = {
         "GROUP_RANK": "0",
@@ -213,9 +217,7 @@ def rank_environments(
 
 @contextmanager
 def hold_port(port: int = 0) -> Iterator[int]:
-    """The port where ranks meet, while the block runs. 0: a free one, which the system gives to
-    nobody else meanwhile.
-    """
+    """The port where ranks meet, held while the block runs. port: 0: any free port."""
     if port:
         yield port
         return
@@ -224,8 +226,10 @@ def hold_port(port: int = 0) -> Iterator[int]:
 
 
 def reserve_port() -> socket.socket:
-    """A free port, held without listening as long as the socket is open: the system gives it to
-    nobody else, and the first rank's store, which reuses addresses as this does, listens on it.
+    """Hold a free port as long as the socket is open, without listening on it.
+
+    The system gives the port to no other process. The first rank's store can listen on it, since
+    both reuse addresses.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,4 @@
-"""The script to run, and what its source says of how it wants to be started. Nothing of it is
-imported or run.
-"""
+"""The script to run, and what its source says about how to start it. The source is only read."""
 
 import ast
 import os
@@ -19,12 +17,14 @@ _JAX = {"jax", "flax", "optax"}
 
 @dataclass(frozen=True)
 class Source:
+    """The properties of a script's source that matter for its start."""
+
     local_rank: str | None = None  # the option's spelling, where the script's parser has one
-    jax: bool = False  # it imports jax and no torch
+    jax: bool = False  # the script imports jax and no torch
 
 
 def find_script(target: str) -> Path:
-    """UserError: it is no script that can be read."""
+    """The script's path. UserError: it is no script that can be read."""
     path = Path(target)
     if path.is_dir():
         raise UserError(
@@ -46,7 +46,7 @@ def find_script(target: str) -> Path:
 
 
 def find_module(target: str) -> Path | None:
-    """The file that `python -m TARGET` runs, None where that is not Python's source.
+    """The file that `python -m TARGET` runs; None: it is not Python source.
 
     UserError: there is no such module.
     """
@@ -62,7 +62,7 @@ def find_module(target: str) -> Path | None:
 
 
 def read_source(path: Path | None) -> Source:
-    """An empty answer for what can't be read as Python: its own error says so when it runs."""
+    """Read a script's source. One that is not Python gives defaults, and fails when it runs."""
     try:
         tree = ast.parse(path.read_bytes()) if path else None
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -97,7 +97,7 @@ def _options(tree: ast.AST) -> Iterator[str]:
 
 
 def file_of_module(name: str) -> Path | None:
-    """Found without importing its packages. None: not found, or not Python's source."""
+    """Find a module's file without importing packages; None: not found, or not Python source."""
     places: list[str] | None = [str(Path.cwd()), *sys.path[1:]]
     origin: str | None = None
     for part in [*name.split("."), "__main__"]:

@@ -1,4 +1,4 @@
-"""One start of a run, as every rank gets it."""
+"""A start of a run, in the form in which every rank gets it."""
 
 import json
 import os
@@ -9,27 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a command did before this start."""
+    """The earlier starts of the same command."""
 
-    began: float  # when it began to train
-    steps: int  # those that still count
-    useful: float  # their seconds
-    failed: float  # when the last failure was found
-    recoveries: tuple[float, ...] = ()  # seconds of each before that
+    began: float  # when the command began to train
+    steps: int  # the steps that still count
+    useful: float  # the seconds of these steps
+    failed: float  # when the last failure was seen
+    recoveries: tuple[float, ...] = ()  # the seconds of each earlier recovery
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run."""
+    """A start of a run."""
 
     name: str
     run: str
-    resume: str | None = None  # the checkpoint it begins from
-    stop_at: int | None = None  # steps after which it saves and leaves
+    resume: str | None = None  # the checkpoint that the start goes on from
+    stop_at: int | None = None  # the step after which the run saves and leaves
     coordinator: str | None = None  # host:port where jax's processes meet, if there are several
-    evaluate: str | None = None  # train nothing, evaluate what is resumed on "held-out" or "train"
-    weights: str | None = None  # where nothing is resumed: a checkpoint of no more than the model
-    earlier: Earlier | None = None  # before the same command had to start again
+    evaluate: str | None = None  # only evaluate `resume`, on "held-out", "train" or "test"
+    weights: str | None = None  # the weights to begin with, where nothing is resumed
+    earlier: Earlier | None = None  # set if the same command has started before
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

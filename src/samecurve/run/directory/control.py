@@ -1,17 +1,20 @@
-"""Requests to a live run: whole lines in control.jsonl that name the attempt, read by one rank, and
+"""Requests to a live run: lines of control.jsonl that name the attempt, which one rank reads, and
 signals, which every rank may get.
 """
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 
 from samecurve.core.events import REQUESTS, Request
+from samecurve.core.system.files import regular_only, write_all
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import regular_only, write_all
 
 _LOOK = 0.05  # seconds between two looks at the file
+# the launcher sends it where the control file can't be written, or is not its own
+STOP_SIGNAL = signal.SIGUSR1
 _NOTHING = (0,) * len(REQUESTS)
 
 
@@ -23,14 +26,14 @@ def ask(run: Run, attempt: str, request: Request) -> None:
 
 
 class Requests:
-    """What this rank is asked, by the control file and by signals.
+    """The requests to this rank, from the control file and from signals.
 
-    control: None: another rank reads it.
+    control: None: another rank reads the control file.
     """
 
     def __init__(self, control: "ControlFile | None") -> None:
         self._control = control
-        self._stops = self._stops_seen = 0  # signals that asked for a stop; those that were told
+        self._stops = self._stops_seen = 0  # signals that asked for a stop; those passed on
 
     def stop(self) -> None:
         self._stops += 1

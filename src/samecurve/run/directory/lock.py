@@ -1,4 +1,4 @@
-"""Who owns a run directory: one lock, held by the launcher or the lone process."""
+"""The lock of a run directory, held by the run's launcher."""
 
 import fcntl
 import json
@@ -9,17 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.files import regular_only
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import regular_only
 
 _MOST = 1 << 16  # characters of the lock
 
 
 class Lock:
-    """Held by the one launcher (or lone process) of a run; the system lets go of it when that
-    process ends, however it ends.
-    """
+    """A lock on a run directory. The system releases it when this process ends, however it ends."""
 
     def __init__(self, run: Run) -> None:
         run.check("--save-dir")
@@ -43,7 +41,7 @@ class Lock:
                 "--save-dir",
             )
         holder = self._holder()
-        # a shared file system may not lock across hosts
+        # a shared file system may not lock between hosts
         if holder and holder["host"] != socket.gethostname():
             self._file.close()
             raise UserError(
@@ -63,7 +61,7 @@ class Lock:
         self._file.flush()
 
     def _acquired(self) -> bool:
-        """Several tries: somebody may only be looking (is_live)."""
+        """Try to lock, several times: a process in is_live() holds the lock for a moment."""
         for _ in range(5):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +71,7 @@ class Lock:
         return False
 
     def _holder(self) -> dict[str, Any]:
-        """What whoever locked it last wrote; {} where it was released."""
+        """The entry of the process that locked last; {} if it has released the lock."""
         self._file.seek(0)
         try:
             holder = json.loads(self._file.read(_MOST))
@@ -82,17 +80,17 @@ class Lock:
         return holder if isinstance(holder, dict) and {"host", "pid"} <= set(holder) else {}
 
     def release(self) -> None:
-        """Whatever became of the disk: the system lets go of it when the file is closed."""
+        """Release the lock, even on a disk that has failed: closing the file is enough."""
         if self._file.closed:
             return
-        with suppress(OSError):  # it names a process that has ended: taken over by the next
+        with suppress(OSError):  # then the entry stays; the next run takes the lock over
             self._file.truncate(0)
         with suppress(OSError):
             self._file.close()
 
 
 def is_live(run: Run) -> bool:
-    """Whether somebody on this host holds the run's lock."""
+    """Whether a process on this host holds the run's lock."""
     try:
         with open(run.home / "lock", "rb", opener=regular_only) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

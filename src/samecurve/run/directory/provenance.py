@@ -1,8 +1,7 @@
-"""What a run was started in, kept with each start: versions, host, and the commit of the directory
-it was started from.
+"""The surroundings of a start: versions, host, and the commit of the working directory.
 
-No engine is imported, nothing is written, and what can't be known is left out: a run never fails
-for this.
+No engine is imported and nothing is written. Values that can't be known are left out, so that a run
+never fails because of them.
 """
 
 import platform
@@ -18,11 +17,10 @@ _PATIENCE = 5.0  # seconds, for git
 
 
 def surroundings(engine: str, machine: Machine) -> dict[str, object]:
-    """For the journal.
+    """The surroundings, for the journal.
 
-    versions: by name.
-    commit: of the working directory, `-dirty` where it has changes; absent where it is no
-        repository.
+    Its `commit` ends with `-dirty` where the working directory has changes, and is absent where the
+    directory is no repository.
     """
     versions = {"samecurve": samecurve.__version__, "python": platform.python_version()}
     for name in (*_LIBRARIES[engine], "numpy", "safetensors"):
@@ -46,7 +44,7 @@ def surroundings(engine: str, machine: Machine) -> dict[str, object]:
 
 
 def _commit() -> str:
-    """'' where there is no repository, or no git."""
+    """The working directory's commit; '' where there is no repository, or no git."""
     git = [
         "git",
         "--no-optional-locks",

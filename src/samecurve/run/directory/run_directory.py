@@ -1,25 +1,20 @@
-"""A run is a directory: its files, and the processes that work on it."""
+"""The directory of a run: its files, and the processes that work on it."""
 
 import json
-import os
-import socket
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import Registry, load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.errors import RunError, UserError
-from samecurve.run.directory.rank_logs import live_ranks
-from samecurve.system import read_file_bytes, write_json
 from samecurve.tasks.user_class.class_place import find_pickled_class
 from samecurve.tasks.user_class.pickled_class import TASK_PICKLE
+from samecurve.watch.live_ranks import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
@@ -61,7 +56,7 @@ class Run:
 
     @property
     def task(self) -> Path:
-        """The task's class, where the run was begun from a session that has it in no file."""
+        """The task's class, where the run was begun from a session without a file of the class."""
         return self.home / TASK_PICKLE
 
     @property
@@ -71,18 +66,18 @@ class Run:
 
     @property
     def base(self) -> Path:
-        """Where the weights lie on which this run trains something small, and their SHA-256."""
+        """The path and SHA-256 of the frozen weights on which this run trains something small."""
         return self.home / "base.json"
 
     def exists(self) -> bool:
         return self.plan.is_file()
 
     def check(self, where: str) -> None:
-        """A run may come from anywhere: what it is read from and written to are ordinary files.
+        """Check that the run has ordinary files, since it may come from anywhere.
 
         where: the argument that named the run
 
-        UserError: one of its files is a link, or waits for another process.
+        UserError: a file is a link, or waits for another process.
         """
         files = [self.config, self.plan, self.journal, self.control, self.task, self.base]
         files.append(self.home / "lock")
@@ -103,19 +98,8 @@ class Run:
                     where,
                 )
 
-    def announce(self, rank: int) -> None:
-        """Which process is this rank, for those who watch it."""
-        values = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": psutil.Process().create_time(),
-        }
-        # a full disk; then it is watched by nobody, and training says what is wrong
-        with suppress(OSError):
-            write_json(self.logs / f"process-{rank}.json", values)
-
     def processes(self) -> dict[int, int]:
-        """The live processes of the ranks that were started on this host, by rank."""
+        """The live processes of the ranks that were started on this host: rank -> process id."""
         return live_ranks(self.logs)
 
     def write(
@@ -128,12 +112,12 @@ class Run:
         parent_checkpoint: str | None = None,
         weights_path: str | None = None,
     ) -> None:
-        """config.yaml and plan.json.
+        """Write config.yaml and plan.json.
 
         origins: where each value of the config came from.
-        formulas: what sizes were computed by.
-        parent_checkpoint: of another run, that this one begins from.
-        weights_path: what --init-from named.
+        formulas: how sizes were computed.
+        parent_checkpoint: the checkpoint of another run that this run begins from.
+        weights_path: the path that --init-from named.
         """
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
@@ -156,7 +140,7 @@ class Run:
         return self._read_text("weights")
 
     def _read_text(self, key: str) -> str | None:
-        """Of plan.json."""
+        """A text in plan.json; None: there is none."""
         try:
             text = json.loads(read_file_bytes(self.plan, _MOST_JSON)).get(key)
         except (OSError, ValueError, AttributeError, RecursionError):
@@ -167,7 +151,7 @@ class Run:
         return load(self.read_document(), registry).config
 
     def read_document(self) -> Document:
-        """config.yaml as it stands, but for where a kept class lies by now."""
+        """config.yaml as it stands, with the present place of a class that the run keeps."""
         document = read_file(self.config, regular=True)
         find_pickled_class(document, self.home)
         return document
@@ -184,7 +168,7 @@ class Run:
 
 
 def _mode(path: Path) -> int | None:
-    """What kind of file it is, links not followed; None: there is none."""
+    """The mode of a file, links not followed; None: there is no file."""
     try:
         return path.lstat().st_mode
     except OSError:

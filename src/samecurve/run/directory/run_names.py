@@ -1,4 +1,4 @@
-"""A directory of its own for each run."""
+"""Names of new run directories."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from samecurve.errors import UserError
 
 
 def free_name(name: str, flag: str = "--save-dir") -> Path:
-    """runs/NAME-TIME, made here so that of two runs started at once each has its own."""
+    """Make the directory runs/NAME-TIME. Two runs that start at once get two directories."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
         home = base if number == 1 else base.with_name(f"{base.name}-{number}")

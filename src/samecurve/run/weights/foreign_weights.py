@@ -1,4 +1,4 @@
-"""Weights under the names that others gave them: read, and given a checkpoint's names."""
+"""Weights from a run, a checkpoint or another library's files, read under a checkpoint's names."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import ModelArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.weights.load_weights import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.units import first_and_count
@@ -31,24 +31,24 @@ _NUMPY_DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
 
 @dataclass(frozen=True)
 class SourceArray:
-    """One array of a source."""
+    """An array of a source of weights."""
 
     dtype: str  # in its file
-    shape: tuple[int, ...]  # as a checkpoint has it
-    read: Callable[[], NDArray[Any]]  # its values, exactly
+    shape: tuple[int, ...]  # as in a checkpoint
+    read: Callable[[], NDArray[Any]]  # reads its exact values
 
 
 @dataclass(frozen=True)
 class ForeignWeights:
-    """What a source holds, before it is compared with the model."""
+    """The content of a source, before it is compared with the model."""
 
-    arrays: Mapping[str, SourceArray]  # by their names there
-    model_fields: Mapping[str, Any]  # of their model: a `model` section, or {"config.json": path}
+    arrays: Mapping[str, SourceArray]  # by their names in the source
+    model_fields: Mapping[str, Any]  # the source's `model` section, or {"config.json": path}
     notes: list[str]  # what the user should know
 
 
 def _fields_of(checkpoint: OpenedCheckpoint) -> Mapping[str, Any]:
-    """The run's `model` section; of a class of somebody's, as it stands: nothing is imported."""
+    """The run's `model` section. The section of a user's class is taken as it stands, unread."""
     document = checkpoint.run.read_document().value
     if place_of(document.get("task")) is None:
         return checkpoint.config.model.model_dump()
@@ -57,6 +57,7 @@ def _fields_of(checkpoint: OpenedCheckpoint) -> Mapping[str, Any]:
 
 
 def read_source(path: Path) -> ForeignWeights:
+    """Open the weights at a path. UserError: there is nothing, or they can't be read."""
     if (path / MANIFEST).is_file() or Run(path).exists():
         checkpoint = open_checkpoint(path, WHERE)
         weights = checkpoint.weights
@@ -87,9 +88,9 @@ def read_source(path: Path) -> ForeignWeights:
 
 
 def _fields_beside(home: Path) -> Mapping[str, Any]:
-    """What lies beside the files of weights and tells of their model.
+    """The fields of the model, read from a file beside the weights.
 
-    It is what `samecurve export` wrote there, or the Hugging Face libraries.
+    `samecurve export` writes config.yaml there, the Hugging Face libraries config.json.
     """
     if (home / "config.yaml").is_file():
         try:
@@ -103,10 +104,10 @@ def _fields_beside(home: Path) -> Mapping[str, Any]:
 def map_names(
     config: Config, foreign_names: Iterable[str], model: ModelArrays
 ) -> tuple[dict[str, str], list[str]]:
-    """Foreign names -> ours, and what the user should know.
+    """Translate foreign names into ours. Returns them, and what the user should know.
 
-    What wrappers put before names is taken off; another library's names become ours.
-    UserError: two become one.
+    Prefixes of wrappers are taken off, and another library's names become ours.
+    UserError: two names become one.
     """
     unwrapped, prefixes = _strip_wrappers(list(foreign_names), model.arrays)
     names_here = entry_of(config.task).load_hf(config, list(unwrapped.values()))
@@ -132,9 +133,9 @@ def map_names(
 def _strip_wrappers(
     foreign_names: list[str], model_names: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Foreign name -> name without what wrappers put before it; and what was taken off.
+    """Take off the prefixes of wrappers. Returns foreign name -> name, and the prefixes.
 
-    What the model's own names have too stays.
+    A prefix that the model's own names have stays.
     """
     removable = [p for p in _WRAPPERS if not all(name.startswith(p) for name in model_names)]
     names = {name: name for name in foreign_names}
@@ -156,9 +157,9 @@ def _strip_wrappers(
 def drop_aliases(
     arrays: Mapping[str, SourceArray], aliases: Mapping[str, str], path: Path
 ) -> tuple[dict[str, SourceArray], list[str]]:
-    """One name for what the model holds once.
+    """Leave one name for each array that the model holds once.
 
-    UserError: the source has other values under its other name.
+    UserError: the source has other values under the other name.
     """
     distinct = dict(arrays)
     notes = []
@@ -182,7 +183,7 @@ def _are_equal(one: SourceArray, other: SourceArray) -> bool:
 
 
 def dtype_notes(config: Config, arrays: Mapping[str, SourceArray]) -> list[str]:
-    """What becomes of the number formats that are not the parameters' own."""
+    """Say which arrays change their number format to that of the parameters."""
     param_dtype = "float64" if config.train.precision == "f64" else "float32"
     counts = Counter(
         array.dtype

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from samecurve.core.config.document import suggest
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import install_command
 from samecurve.tasks.huggingface.quantized import (
     QuantizedLinear,
     import_library,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.document import suggest
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import install_command
 from samecurve.tasks.huggingface.model_directory import CONFIG, WRITTEN, check_directory
 from samecurve.tasks.huggingface.sections import Attention, HFModel, Objective
 

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import install_command
 from samecurve.tasks.huggingface.sections import Quantize
 from samecurve.tasks.huggingface.weights import StoredArray
 from samecurve.units import show_bytes

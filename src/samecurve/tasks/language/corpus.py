@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once, write_json
 from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text.source_files import files_of_source, no_files

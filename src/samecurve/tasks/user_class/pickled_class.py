@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
-from samecurve.system import cache_home
 
 TASK_PICKLE = "task.pickle"  # the file's name, in a run directory too
 FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for

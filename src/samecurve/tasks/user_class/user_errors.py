@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import samecurve
-from samecurve.errors import RunError, SamecurveError, UserError, message_of
-from samecurve.system import is_ctrl_c
+from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
 from samecurve.tasks.user_class.pickled_class import is_pickled, read_header
 
 # errors that may be gone a moment later

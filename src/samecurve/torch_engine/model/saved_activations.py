@@ -33,7 +33,7 @@ class SavedActivations:
         return self.outside + sum(self._kept(how)) + self.rerun(how)
 
     def rerun(self, how: str) -> int:
-        """Bytes of the largest block that runs again, and of its widest gradient."""
+        """Bytes of the largest block that runs again, and of its widest activation's gradient."""
         kept = self._kept(how)
         again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
         return max(again, default=0) + self.widest

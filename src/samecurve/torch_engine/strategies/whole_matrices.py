@@ -27,7 +27,7 @@ def cost(shape: Shape) -> int:
 
 
 def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
-    """The owner of each matrix. The costliest come first; each goes to the least laden process."""
+    """The owner of each matrix: costliest first, each goes to the least laden process so far."""
     load, owners = [0] * world_size, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
         owner = load.index(min(load))

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from itertools import takewhile
 from typing import Any
 
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import install_command
 
 Span = tuple[int, int]  # characters [begin, end)
 Messages = Sequence[Mapping[str, Any]]

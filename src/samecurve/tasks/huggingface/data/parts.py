@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.files import write_json
+from samecurve.core.system.parent_death import die_with
 from samecurve.errors import UserError
-from samecurve.system import die_with, write_json
 from samecurve.tasks.huggingface.data.chat import ASSISTANT
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
 from samecurve.tasks.huggingface.data.records import documents_of

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.files import directory_made_once
+from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.system import directory_made_once, install_command
 from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,

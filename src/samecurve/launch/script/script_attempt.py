@@ -1,4 +1,4 @@
-"""One start of a script's ranks, from the first process to the last, and why it failed."""
+"""A start of a script's ranks, from the first process to the last, and why it failed."""
 
 import json
 import os
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from samecurve.errors import RunError, SamecurveError
-from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.launch.script.announcements import Departures, WatchAnnouncement
 from samecurve.launch.script.misuse import Notices
 from samecurve.launch.script.output import Outputs, Shown, say
-from samecurve.launch.script.placement import Layout, hold_port, rank_environments
+from samecurve.launch.script.placement import Placement, hold_port, rank_environments
 from samecurve.launch.signals import Signals
 from samecurve.launch.supervisor import (
     STOP_SECONDS,
@@ -30,8 +29,10 @@ from samecurve.launch.supervisor import (
 )
 from samecurve.probe import nvidia
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.directory.rank_logs import clear_hang_files
 from samecurve.units import counted, show_seconds
+from samecurve.watch.hang_watch import HangWatch
+from samecurve.watch.live_ranks import clear_hang_files
+from samecurve.watch.silence import HangLimit
 
 if TYPE_CHECKING:
     from samecurve.diagnose.notes import FailureNote
@@ -43,7 +44,7 @@ BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """The options of `samecurve run`."""
 
     target: str  # a script's path, or with `module` a module's name
     arguments: tuple[str, ...] = ()
@@ -53,25 +54,25 @@ class Request:
     output: Shown = "all"
     log_dir: Path | None = None
     max_restarts: int = 0
-    hang_floor: int = 600  # seconds; 0: nobody looks for hangs
+    hang_floor: int = 600  # seconds; 0: hangs are not looked for
 
 
 @dataclass(frozen=True)
 class Script:
-    """What all attempts have in common."""
+    """The script's ranks, in every attempt."""
 
     request: Request
-    layout: Layout
+    placement: Placement
     logs: Path
     environment: Mapping[str, str]  # of all ranks
     local_rank_option: str | None
 
     def report_path(self, rank: int) -> Path:
-        """Where launch/script/bootstrap.py writes how the rank ends."""
+        """The file in which launch/script/bootstrap.py writes how the rank ended."""
         return self.logs / f"rank-{rank}.json"
 
     def report(self, rank: int) -> dict[str, Any]:
-        """{}: there is none (yet)."""
+        """Read the rank's report; {}: there is none yet."""
         try:
             report = json.loads(self.report_path(rank).read_text())
         except (OSError, ValueError):
@@ -81,14 +82,14 @@ class Script:
         return report
 
     def read_report(self, rank: int) -> RankReport | None:
-        """As the supervisor wants it."""
+        """The rank's report in the supervisor's form."""
         report = self.report(rank)
         if not report:
             return None
         return RankReport(report["code"], report["time"])
 
     def command(self, environment: Mapping[str, str]) -> RankCommand:
-        """environment: of this rank alone."""
+        """The command of a rank. environment: the variables of this rank alone."""
         rank = environment["LOCAL_RANK"]
         ask_signal = int(_ASK_SIGNAL) if self.request.hang_floor else 0
         arguments = [
@@ -107,17 +108,17 @@ class Script:
 
 
 class ScriptAttempt:
-    """All ranks, once."""
+    """A start of all ranks."""
 
     def __init__(self, script: Script, number: int) -> None:
         self._script, self._number = script, number  # from 0
-        self._request, self._processes = script.request, script.layout.processes
+        self._request, self._processes = script.request, script.placement.processes
         self._hang: RunError | None = None
         self._oom_kills = oom_kills()
         self.stopped_by: int | None = None
 
     def run(self, guard: OrphanGuard) -> SamecurveError | None:
-        """Why it failed; None: it did not, or was stopped."""
+        """Run the ranks. Returns why they failed; None: they did not fail, or were stopped."""
         clear_hang_files(self._script.logs)
         for rank in range(self._processes):
             self._script.report_path(rank).unlink(missing_ok=True)
@@ -127,7 +128,7 @@ class ScriptAttempt:
             notices = Notices(
                 self._processes,
                 port=port,
-                gpus=len(self._script.layout.devices),
+                gpus=len(self._script.placement.devices),
                 holders=partial(nvidia.processes_on_devices, self._script.environment),
                 say=partial(say, "warn"),
             )
@@ -166,10 +167,7 @@ class ScriptAttempt:
         )
 
     def _hang_tick(self, group: RankGroup) -> Callable[[Mapping[int, int]], None]:
-        """Looks for hangs, called again and again with the ranks at work.
-
-        Says once what it can see.
-        """
+        """A function that looks for hangs, called again and again with the ranks at work."""
         watched: dict[int, int] = {}  # rank -> process id
         floor = self._request.hang_floor
         limit = HangLimit(
@@ -206,13 +204,16 @@ class ScriptAttempt:
         return tick
 
     def _log_last_words(self, outputs: Outputs) -> None:
-        """What Python would have printed of an exception, kept back by bootstrap.py."""
+        """Write into the logs what Python would have printed of exceptions.
+
+        bootstrap.py has kept it back in the report.
+        """
         for rank in range(self._processes):
             text = str(self._script.report(rank).get("stderr", ""))
             outputs.keep(rank, text.encode(errors="backslashreplace"))
 
     def _explain(self, end: GroupEnd) -> SamecurveError:
-        """The failure, with the exit code of the rank that began it."""
+        """Explain the failure. Its exit code is that of the rank that failed first."""
         from samecurve.diagnose.crash import explain
 
         notes = [self._note(rank) for rank in end.failed]
@@ -232,12 +233,12 @@ class ScriptAttempt:
         )
         first = next(iter(end.failed.values()))
         code = first if error.rank is None else end.failed.get(error.rank, first)
-        # the script's own, not ours: of the rank that began it
+        # the script's own exit code, of the rank that failed first
         error.exit_code = code if code >= 0 else 128 - code
         return error
 
     def _note(self, rank: int) -> "FailureNote | None":
-        """Of a rank that failed; None: it left no cause."""
+        """The cause that a failed rank has reported; None: it has reported none."""
         from samecurve.diagnose.notes import FailureNote
 
         report = self._script.report(rank)

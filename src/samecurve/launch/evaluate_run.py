@@ -1,5 +1,6 @@
-"""The metrics of a checkpoint, on any devices: the run's own plan and engine, restored and
-evaluated once, in a directory that is thrown away.
+"""The metrics of a checkpoint, on any devices.
+
+The run's own plan and engine are restored and evaluated once, in a directory that is thrown away.
 """
 
 import shutil
@@ -16,6 +17,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
 from samecurve.observe.event_lines import console_lines
@@ -28,10 +30,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.weights.base import Base
-from samecurve.run.weights.load_weights import OpenedCheckpoint, held
-from samecurve.run.weights.warm_start import WarmStart
-from samecurve.system import write_json
+from samecurve.run.warm_start import WarmStart
+from samecurve.run.weights.base_files import Base
+from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of
 
 Which = Literal["held-out", "train", "test"]
@@ -44,12 +45,12 @@ class Evaluated:
     step: int
     samples: int  # how many were read
     metrics: Mapping[str, Any]
-    plan: Plan  # on what
+    plan: Plan  # the devices, and how they are used
     seconds: float  # of the evaluation itself
 
 
 class _Warnings:
-    """Of what happens, what a person wants to know beside the result."""
+    """Shows the warnings of an evaluation, and nothing else."""
 
     def __init__(self, plan: Plan, run: Run, say: Callable[[str], None]) -> None:
         self._plan, self._run, self._say = plan, run, say
@@ -72,19 +73,19 @@ def evaluate(
     *,
     trust: bool = False,
 ) -> Evaluated:
-    """Evaluate once, on any devices.
+    """Evaluate a checkpoint once, on any devices.
 
     path: a run, or one of its checkpoints.
-    settings: config key -> (value, the flag that gave it).
-    data: read instead of the run's own, all of it.
-    say: takes a line.
-    trust: the code that the run's config names may be run, wherever it lies.
+    settings: config key -> (value, the flag that sets it).
+    data: read in place of the run's own data, all of it.
+    say: shows a line.
+    trust: run the code that the run's config names, wherever it lies.
 
-    UserError: nothing saved, or nothing to evaluate. RunError: it failed.
+    UserError: nothing is saved, or there is nothing to evaluate. RunError: the evaluation failed.
     """
     scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
     try:
-        # a live run may take the checkpoint away while the ranks start
+        # a live run could remove the checkpoint while the ranks start
         with held(path) as saved, WarmStart() as warm_start:
             check_trusted(saved.run, trust=trust, where="RUN")
             loaded = _loaded(saved.run, settings, data)
@@ -104,7 +105,7 @@ def evaluate(
 def _plan(
     saved: OpenedCheckpoint, loaded: LoadedConfig, warm_start: WarmStart, *, is_other_data: bool
 ) -> Plan:
-    """Of the run's own devices, or those that the flags name."""
+    """Plan for the run's own devices, or for those that the flags name."""
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
     own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
@@ -174,9 +175,7 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
 
 
 def _alone(document: Document) -> None:
-    """Nothing of how long the run was, of what it wrote when, or of the speed of its devices
-    matters here.
-    """
+    """Take out what has no effect here: when the run wrote, and how fast its devices were."""
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
@@ -185,7 +184,7 @@ def _alone(document: Document) -> None:
 def _write(
     scratch: Run, loaded: LoadedConfig, own_plan: Plan, attempt: Attempt, *, step: int
 ) -> None:
-    """The run that only evaluates."""
+    """Write the directory of the run that only evaluates."""
     for directory in (scratch.checkpoints, scratch.logs):
         directory.mkdir()
     scratch.write(loaded.config, own_plan, origins=loaded.origins)
@@ -199,7 +198,7 @@ def _launch(
     say: Callable[[str], None],
     server: ForkServer | None,
 ) -> dict[str, Any]:
-    """The values of its `evaluated` line."""
+    """Evaluate. Returns the values of the `evaluated` line."""
     screen = _Warnings(prepared.plan, prepared.run, say)
     code = launch(prepared, devices, headless=False, screen=screen, server=server)
     journal = read_events(prepared.run.journal)

@@ -1,6 +1,6 @@
 """`samecurve export RUN --to DIR`: a run's weights and config for other programs.
 
-Runs in this process; what is written appears whole under its name, or not at all.
+The export takes place in this process. The directory appears whole under its name, or not at all.
 """
 
 import json
@@ -14,7 +14,8 @@ from typing import Any
 from samecurve.core.config.document import dump
 from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
-from samecurve.run.weights.load_weights import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.terminal import printable
@@ -28,36 +29,36 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export came to."""
+    """The result of an export."""
 
     step: int
     arrays: int
     files: int  # of weights
     weight_bytes: int
-    dtype: str  # of its floating values, as torch names it
+    dtype: str  # of the floating values, as torch names it
     metrics: Mapping[str, float]
-    arrays_left_out: int  # of the checkpoint, which are no weights
+    arrays_left_out: int  # arrays of the checkpoint that are no weights
     notes: list[str]  # what the user should know
 
 
 def export(
     path: Path, to: Path, form: str | None, dtype: str | None, largest: int, *, trust: bool = False
 ) -> Exported:
-    """Writes the weights of a run, or of one checkpoint, into the directory `to`.
+    """Write the weights of a run, or of one checkpoint, into the directory `to`.
 
     form: safetensors, huggingface or peft; None: the task's own, else safetensors
-    dtype: of DTYPES; None: as trained
+    dtype: a key of DTYPES; None: as trained
     largest: bytes of a file of weights
-    trust: the code that the run's config names may be run, wherever it lies
+    trust: run the code that the run's config names, wherever it lies
 
-    UserError: `to` holds something, there is no room, the form is not for this task, the values
+    UserError: `to` holds something, there is no room, the task has not this form, or the values
     don't fit the dtype.
     """
     _check_free(to)
     checkpoint = open_checkpoint(path, trust=trust)
     task, notes = checkpoint.task, list(checkpoint.notes)
     form = _checked_form(form, checkpoint)
-    model = checkpoint.model()
+    model = trained_model(checkpoint)
     tensors = task.named_tensors(model)
     if form == "huggingface":
         tensors = _distinct(tensors)
@@ -101,7 +102,7 @@ def export(
 
 
 def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
-    """None: the task's own. UserError: the task does not write it."""
+    """The form to write. form: None: the task's own. UserError: the task does not write it."""
     methods = checkpoint.task.methods
     form = form or methods.export_format
     if form == "huggingface" and methods.export_hf is None:
@@ -122,7 +123,7 @@ def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
 
 
 def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:
-    """The run's config, and beside it the task's class, where the run keeps it."""
+    """Write the run's config, and the task's class, where the run keeps it."""
     text = dump(checkpoint.config.model_dump(mode="json"))
     (directory / "config.yaml").write_text(text)
     if checkpoint.run.task.is_file():
@@ -130,7 +131,7 @@ def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:
 
 
 def _check_free(to: Path) -> None:
-    """UserError: there is a file, or a directory with something in it."""
+    """Check the target. UserError: there is a file, or a directory with something in it."""
     if not os.path.lexists(to):
         return
     remedy = "another --to; nothing is overwritten"
@@ -145,7 +146,7 @@ def _trained_dtype(checkpoint: OpenedCheckpoint) -> str:
 
 
 def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tied weights once, under the first of their names."""
+    """Leave tied weights once, under the first of their names."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         first.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), name)
@@ -153,7 +154,7 @@ def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scratch(to: Path, size: int) -> Path:
-    """A directory beside `to`, with room for so many bytes."""
+    """Make a scratch directory beside `to`, with room for so many bytes."""
     scratch = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
     try:
         scratch.mkdir(parents=True)
@@ -169,7 +170,7 @@ def _scratch(to: Path, size: int) -> Path:
 
 
 def _check_room(to: Path, size: int) -> None:
-    """UserError: fewer bytes are free where `to` will lie."""
+    """Check the free space at `to`. UserError: fewer bytes are free."""
     free = shutil.disk_usage(to.absolute().parent).free
     if free < size * 1.05:
         raise UserError(
@@ -181,7 +182,7 @@ def _check_room(to: Path, size: int) -> None:
 
 
 def _written_bytes(tensor: Any, dtype: str) -> int:
-    """What it will take in a file."""
+    """The bytes that a tensor takes in a file."""
     itemsize = tensor.itemsize
     if tensor.is_complex():
         itemsize = 8  # complex64
@@ -191,7 +192,7 @@ def _written_bytes(tensor: Any, dtype: str) -> int:
 
 
 def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
-    """Names and bytes, in files of at most `largest` bytes; an array with more has its own."""
+    """Divide the arrays into files of at most `largest` bytes. A larger array has its own file."""
     shards: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if shards[-1] and sum(shards[-1].values()) + size > largest:
@@ -209,7 +210,7 @@ def _write_weights(
     step: int,
     file: str,
 ) -> None:
-    """One file of this name, or several with an index, as the Hugging Face libraries read them."""
+    """Write one file of this name, or several with an index for the Hugging Face libraries."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -234,7 +235,7 @@ def _write_weights(
 def _with_file_names(
     shards: list[dict[str, int]], file: str
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """file: the name of a single one"""
+    """Each shard with its file name. file: the name where there is one shard."""
     if len(shards) == 1:
         yield file, shards[0]
         return
@@ -243,7 +244,7 @@ def _with_file_names(
 
 
 def convert_tensor(name: str, tensor: Any, dtype: str) -> Any:
-    """A copy of its own: two names of one tensor would not be written."""
+    """Copy a tensor in the dtype to write. Two names of one tensor would not be written."""
     import torch
 
     if tensor.is_complex():
@@ -261,7 +262,7 @@ def convert_tensor(name: str, tensor: Any, dtype: str) -> Any:
 
 
 def _metrics(checkpoint: OpenedCheckpoint) -> dict[str, float]:
-    """Of the last evaluation before the checkpoint, with its step."""
+    """The metrics and the step of the last evaluation before the checkpoint."""
     loop = checkpoint.manifest["loop"]
     metrics = {name: value for name, value in loop.get("metrics", {}).items() if value is not None}
     if not metrics or loop.get("metrics_step") is None:
@@ -300,7 +301,7 @@ model = PeftModel.from_pretrained(base, "DIR")"""
 
 
 def _load_weights_code(config: Config, files: int) -> str:
-    """The lines of Python that load files of safetensors."""
+    """The lines of Python that load the files of weights."""
     is_flax = config.engine == "jax" and place_of(config.task) is not None
     library = "numpy" if is_flax else "torch"
     lines = [f"from safetensors.{library} import load_file", ""]

@@ -1,7 +1,7 @@
-"""Watches the ranks of this host while they train: finds one that has gone silent, asks all where
-they are, and ends them.
+"""The hang watch: looks at the ranks of this host while they train, finds a rank that has gone
+silent, asks all ranks where they are, and ends them.
 
-What it saw lies in logs/hang-*.txt afterwards.
+What the watch saw is left in logs/hang-*.txt.
 """
 
 import json
@@ -10,28 +10,22 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from samecurve.core.events import Beat
-from samecurve.diagnose.hang import (
-    RankSnapshot,
-    Silence,
-    SilenceWatch,
-    Verdict,
-    describe_all,
-    judge,
-)
-from samecurve.diagnose.stacks import locate
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
-from samecurve.worker.hang_responder import ASK, last_collective
+from samecurve.watch.rank_answers import ASK_SIGNAL
+from samecurve.watch.silence import HangLimit, Silence, SilenceWatch
+from samecurve.watch.stacks import locate
+from samecurve.watch.verdict import Collective, RankSnapshot, Verdict, describe_all, judge
 
 DATA_WORKERS = "samecurve.worker.data_workers"  # the module that data workers run
-OFTEN = 0.2  # seconds between looks
-_ANSWER = 1.5  # seconds in which ranks say where they are
+OFTEN = 0.2  # seconds between two looks
+_ANSWER = 1.5  # seconds in which ranks answer
 _DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
 _COMPILERS = (
     "_dynamo/convert_frame.py",
@@ -49,16 +43,6 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True)
-class HangLimit:
-    """How long a rank may be silent."""
-
-    floor: float  # seconds of silence that are never a hang; 0: nobody is watched
-    unknown: float | None = None  # likewise, until the usual time of a phase is known
-    option: str = "--set devices.hang_floor="  # how to set the floor
-    unit: str = "step"  # what heartbeats count
-
-
 class HangWatch:
     """Finds ranks of this host that hang."""
 
@@ -69,17 +53,17 @@ class HangWatch:
         *,
         world_size: int,
         limit: HangLimit,
-        ask_signal: int = ASK,
+        ask_signal: int = ASK_SIGNAL,
         left: Callable[[], Sequence[int]] = tuple,
         spared: int | None = None,
     ) -> None:
         """logs: where ranks leave heartbeats and answers.
 
-        processes: of the ranks on this host, rank -> process id, read anew.
-        world_size: how many ranks there are in all.
-        ask_signal: the one that ranks answer to.
-        left: ranks of this host that have ended with 0.
-        spared: the process id of a rank that ends itself; None: of none.
+        processes: reads which ranks live on this host: rank -> process id.
+        world_size: the number of all ranks.
+        ask_signal: the signal that ranks answer.
+        left: reads which ranks of this host have ended with 0.
+        spared: the process id of a rank that ends itself; None: there is no such rank.
         """
         self._left = left
         self._logs, self._processes, self._world_size = logs, processes, world_size
@@ -88,7 +72,7 @@ class HangWatch:
         self._watch = self._new_watch()
 
     def _new_watch(self) -> SilenceWatch:
-        return SilenceWatch(self._limit.floor, self._limit.unknown)
+        return SilenceWatch(self._limit)
 
     @property
     def due(self) -> bool:
@@ -96,9 +80,10 @@ class HangWatch:
         return time.monotonic() >= self._next_look
 
     def look(self) -> RunError | None:
-        """Called often; looks every OFTEN seconds.
+        """Look for a hang. May be called at any time; a look takes place every OFTEN seconds.
 
-        What is said of a hang, if there is one; its ranks are killed then, but for the one spared.
+        Returns the explanation of a hang, if there is one. Its ranks are killed then, except for
+        the one that is spared.
         """
         if not self._limit.floor or not self.due:
             return None
@@ -113,16 +98,16 @@ class HangWatch:
 
     @property
     def all_seen(self) -> bool:
-        """Whether every rank has given a sign."""
+        """Whether every rank has a heartbeat."""
         return len(self._beats(range(self._world_size))) == self._world_size
 
     def describe_ranks(self) -> str:
-        """Where the ranks are, asked for."""
-        return describe_all(self._seen(self._ask_all()), self._limit.unit)
+        """Ask the ranks where they are. Returns the answer in words."""
+        return describe_all(self._snapshots(self._ask_all()), self._limit.unit)
 
     def kill(self) -> None:
-        """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective
-        neither.
+        """Kill the ranks at once: neither a rank that hangs nor the ranks that wait for it in a
+        collective hear a SIGTERM.
         """
         for pid in self._processes().values():
             if pid != self._spared:
@@ -135,21 +120,19 @@ class HangWatch:
         }
 
     def _explain(self, silence: Silence) -> RunError | None:
-        """None: there is a reason for it that ends by itself."""
+        """End the hanging ranks and say why. None: the silence has a reason that ends by itself."""
         dumps = self._ask_all()
-        # a shape that comes late, such as an epoch's short tail
+        # compiling: a shape comes late, such as an epoch's short tail
         if _any_in(dumps, _COMPILERS) and self._watch.excuse():
             return None
         if _any_in(dumps, _DEBUGGERS):
             self._watch = self._new_watch()
             return None
         verdict = judge(
-            self._seen(dumps),
-            seconds=silence.seconds,
-            limit=silence.limit,
+            self._snapshots(dumps),
+            silence,
+            self._limit,
             world_size=self._world_size,
-            floor_flag=self._limit.option,
-            unit=self._limit.unit,
             left=self._left(),
         )
         report = self._report(verdict, dumps)
@@ -157,8 +140,9 @@ class HangWatch:
         return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
     def _ask_all(self) -> dict[int, str]:
-        """The stacks of each rank that answers; those of its data workers go into a file of their
-        own.
+        """Ask every rank for its stacks. Returns them by rank, for the ranks that answer.
+
+        The stacks of data workers go into a file of their own.
         """
         processes = self._processes()
         files = {rank: self._logs / f"stack-{rank}.txt" for rank in processes}
@@ -171,7 +155,7 @@ class HangWatch:
             if self._workers(rank).exists():
                 _ask_data_workers(pid, self._ask_signal)
         until = time.monotonic() + _ANSWER
-        # who is stopped answers nobody
+        # a stopped process does not answer
         waiting = [rank for rank, pid in processes.items() if state_of(pid) != "T"]
         while waiting and time.monotonic() < until:
             time.sleep(0.05)
@@ -188,19 +172,19 @@ class HangWatch:
     def _workers(self, rank: int) -> Path:
         return self._logs / f"stack-{rank}-workers.txt"
 
-    def _seen(self, dumps: dict[int, str]) -> dict[int, RankSnapshot]:
-        seen = {}
+    def _snapshots(self, dumps: dict[int, str]) -> dict[int, RankSnapshot]:
+        snapshots = {}
         for rank, pid in self._processes().items():
             collective = None
-            with suppress(OSError, ValueError, KeyError):  # it gave no answer
-                collective = last_collective(json.loads(self._collectives(rank).read_text()))
-            seen[rank] = RankSnapshot(
+            with suppress(OSError, ValueError, KeyError):  # the rank did not answer
+                collective = _last_collective(json.loads(self._collectives(rank).read_text()))
+            snapshots[rank] = RankSnapshot(
                 read_beat(self._logs / f"heartbeat-{rank}"),
                 state_of(pid) or "",
                 locate(dumps.get(rank, ""), _read(self._workers(rank))),
                 collective,
             )
-        return seen
+        return snapshots
 
     def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
         path = self._logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
@@ -220,8 +204,21 @@ class HangWatch:
         return path
 
 
+def _last_collective(entries: Sequence[Mapping[str, Any]]) -> Collective | None:
+    """The last collective in a rank's flight record."""
+    if not entries:
+        return None
+    last = entries[-1]
+    return Collective(
+        int(last["record_id"]),
+        str(last["profiling_name"]).partition(":")[2] or str(last["profiling_name"]),
+        str(last["input_sizes"]),
+        bool(last["retired"]) or last["state"] == "completed",
+    )
+
+
 def _any_in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
-    """Whether some rank is in code of these files."""
+    """Whether the stacks of any rank name one of these files."""
     return any(name in dump for dump in dumps.values() for name in files)
 
 
@@ -231,7 +228,7 @@ def _ask(pid: int, number: int) -> None:
 
 
 def _ask_data_workers(pid: int, number: int) -> None:
-    """Have the data workers of a rank write their stacks."""
+    """Ask the data workers of a rank for their stacks."""
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error, OSError):
@@ -251,9 +248,8 @@ def _size(path: Path) -> int:
 
 
 def state_of(pid: int) -> str | None:
-    """Of a process, as the kernel names the odd ones; '' for one that runs or waits.
-
-    None: there is no such process.
+    """The kernel's letter for a process that is stopped (T), traced (t), in disk sleep (D) or a
+    zombie (Z); '' for one that runs or waits. None: there is no such process.
     """
     try:
         return _STATES.get(psutil.Process(pid).status(), "")

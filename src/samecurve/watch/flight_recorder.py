@@ -1,10 +1,9 @@
-"""A script's rank as its launcher sees it: how many collectives it has entered, and, asked, where
-its threads are. Nothing of the script is changed.
+"""How far a script's rank has come in its collectives, seen without changing the script.
 
-Run from launch/script/bootstrap.py, by its path, without the package. heartbeat-N: sixteen bytes as
-observe/heartbeat.py has them (step and beats: collectives, phase: a step); stack-N.txt: written by
-faulthandler when the signal comes; collectives-N.json: the last of torch's flight recorder, written
-when the file `asked` appears.
+launch/script/bootstrap.py runs this file by its path, without the package. It writes what ranks of
+ours write: heartbeat-N (sixteen bytes as in observe/heartbeat.py; step and beats count collectives,
+the activity is a step), stack-N.txt (written by faulthandler when the signal comes), and
+collectives-N.json (the last entries of torch's flight recorder, once the file `asked` is there).
 """
 
 import faulthandler
@@ -17,14 +16,14 @@ import time
 from typing import Any
 
 _EVERY = 0.5  # seconds
-PHASE = 5  # of core/events.PHASES: a step
+ACTIVITY = 5  # the index of "step" in core/events.ACTIVITIES
 _KEPT = 50  # entries
 
 
 def begin(home: str, rank: str, number: int) -> None:
-    """number: of the signal that asks for stacks."""
+    """Start to record. number: of the signal that asks for stacks."""
     try:
-        # held as long as the process lives
+        # open as long as the process lives
         stacks = open(os.path.join(home, f"stack-{rank}.txt"), "w")  # noqa: SIM115
     except OSError:
         return  # no room; the script may still run
@@ -43,7 +42,7 @@ def _beat(home: str, rank: str, own_pid: int) -> None:
             if count != before and count is not None:
                 _write(
                     os.path.join(home, f"heartbeat-{rank}"),
-                    struct.pack("<qII", count, PHASE, count & 0xFFFFFFFF),
+                    struct.pack("<qII", count, ACTIVITY, count & 0xFFFFFFFF),
                 )
                 before = count
             answer = os.path.join(home, f"collectives-{rank}.json")
@@ -54,7 +53,7 @@ def _beat(home: str, rank: str, own_pid: int) -> None:
 
 
 def _entered() -> int | None:
-    """Collectives of all its groups. None: it is in none (yet)."""
+    """How many collectives the process has entered, over all groups; None: it is in no group."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not getattr(c10d, "is_initialized", bool)():
         return None
@@ -64,8 +63,9 @@ def _entered() -> int | None:
 
 
 def record(path: str) -> None:
-    """Write the last entries of torch's flight recorder, oldest first; none, where torch, its
-    collectives or the recorder are not in use.
+    """Write the last entries of torch's flight recorder, oldest first.
+
+    The list is empty where torch, its collectives or the recorder are not in use.
     """
     _write(path, json.dumps(_recorded()[-_KEPT:]).encode())
 

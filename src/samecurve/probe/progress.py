@@ -1,13 +1,15 @@
-"""How far a process has come, as it says by system.show_progress(), shown by who waits for it."""
+"""Lines that say how far a long preparation has come, passed to the process that shows them."""
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import NamedTemporaryFile
 from typing import IO
 
+PROGRESS = "SAMECURVE_PROGRESS"  # names the file that takes the lines
 _LOOK_EVERY = 0.2  # seconds
 _LINE_EVERY = 10.0  # seconds, where lines can't be written over
 _OVER = "\r\x1b[K"  # the terminal's line is written anew
@@ -15,8 +17,9 @@ _OVER = "\r\x1b[K"  # the terminal's line is written anew
 
 @contextmanager
 def shown_progress() -> Iterator[str]:
-    """The path of a file, whose lines are shown on stderr during the block: on a terminal the last
-    one, elsewhere one now and then.
+    """Give the path of a file whose lines are shown on stderr while the block runs.
+
+    A terminal shows the last line; elsewhere a line is printed now and then.
     """
     with NamedTemporaryFile("r", prefix="samecurve-progress-") as file:
         done = threading.Event()
@@ -44,3 +47,17 @@ def _follow(file: IO[str], done: threading.Event) -> None:
             break
     if written:
         print(file=sys.stderr)
+
+
+def show_progress(line: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Say how far something long has come.
+
+    The line goes into the file that SAMECURVE_PROGRESS names, which the process that started this
+    one reads and shows; without the variable it goes to stderr.
+    """
+    path = environment.get(PROGRESS)
+    if path is None:
+        print(line, file=sys.stderr, flush=True)
+        return
+    with open(path, "a") as file:
+        file.write(f"{line}\n")

@@ -1,4 +1,4 @@
-"""What a Python program was doing, from the stacks that faulthandler wrote of its threads."""
+"""The place where a Python program is, read from the stacks that faulthandler wrote."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-Activity = Literal["collective", "data", "backward", "other"]
+Kind = Literal["collective", "data", "backward", "other"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -37,7 +37,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Of the user's own code."""
+        """Whether the line is in the user's own code."""
         return not self.is_in(*_LIBRARY_FILES)
 
     def is_in(self, *parts: str) -> bool:
@@ -46,14 +46,14 @@ class Frame:
         return any(part in path for part in parts)
 
 
-Stack = Sequence[Frame]  # of one thread, innermost first
+Stack = Sequence[Frame]  # the frames of one thread, innermost first
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a program is."""
+    """The place in the code where a program is."""
 
-    activity: Activity
+    kind: Kind
     text: str  # in words, with the user's own line where there is one
 
 
@@ -67,11 +67,11 @@ def parse_threads(dump: str) -> list[Stack]:
 
 
 def locate(dump: str, worker_dumps: str = "") -> Location | None:
-    """Where the program is in its main thread; None: the dump holds no stack.
+    """Where the program's main thread is; None: the dump holds no stack.
 
-    If that waits for data: in the thread that reads it, or in the data worker that does.
+    If the main thread waits for data, the place is that of the thread or data worker that reads it.
 
-    worker_dumps: stacks of its data workers
+    worker_dumps: stacks of the program's data workers
     """
     stacks = parse_threads(dump)
     if not stacks or not stacks[-1]:
@@ -87,7 +87,7 @@ def locate(dump: str, worker_dumps: str = "") -> Location | None:
 
 
 def _describe_reader(stacks: Sequence[Stack], worker_dumps: str) -> str:
-    """What is being read, and by whom."""
+    """The line of code or the data worker that the feed waits for, in words."""
     reader = stacks[-1]
     for stack in stacks[:-1]:
         if any(frame.is_in("samecurve/data/feed.py") for frame in stack):
@@ -109,7 +109,7 @@ def _describe_collective(stack: Stack) -> str:
 
 
 def _describe_place(stack: Stack) -> str:
-    """The innermost line that is the user's own, and what it called; else the innermost of all."""
+    """The innermost line of the user's code and what it called; else the innermost line."""
     for depth, frame in enumerate(stack):
         if frame.is_users and depth:
             return f"{frame} -> {stack[0].function}()"

@@ -1,9 +1,9 @@
-"""--init-from: weights without optimizer state, from a run, a checkpoint, or others' files.
+"""--init-from: weights without optimizer state, from a run, a checkpoint, or other programs' files.
 
-They are checked against the model before anything is written. What was read is copied into the run
-(`initial/`, a checkpoint without more than the model), so that a run killed before its first save
-begins with the same weights again, whatever has become of their source; and so that each rank reads
-only its part.
+The weights are compared with the model before anything is written. Then they are copied into the
+run (`initial/`, a checkpoint of nothing but the model). So a run killed before its first save
+begins with the same weights again, whatever has become of the source, and each rank reads only its
+part.
 """
 
 import shutil
@@ -20,6 +20,7 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, ModelArrays
 from samecurve.core.protocols import ArrayShard
+from samecurve.core.system.files import sync_directory, write_json
 from samecurve.core.weights.weight_check import check_weights
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
@@ -34,7 +35,6 @@ from samecurve.run.weights.foreign_weights import (
     map_names,
     read_source,
 )
-from samecurve.system import sync_directory, write_json
 from samecurve.tasks import entry_of
 from samecurve.units import first_and_count, show_bytes, show_count
 
@@ -48,19 +48,19 @@ class Source:
 
     path: Path  # absolute
     arrays: Mapping[str, SourceArray]  # by a checkpoint's names
-    buffers: frozenset[str]  # those of them that may be infinite
+    buffers: frozenset[str]  # the arrays that may be infinite
     notes: tuple[str, ...]  # what the user should know
 
 
 def choose_initial_weights(
     origin: Origin, init_from: Path | None, config: Config, facts: Facts
 ) -> Source | None:
-    """The weights that a run is to be given now; None: it has them, or begins without.
+    """Weights to copy into a run that begins; None: the run has its weights, or needs none.
 
-    origin: what the run goes on from; its notes grow by what the user should know
+    origin: what the run goes on from; what the user should know is added to its notes
     init_from: --init-from, or what the config's model begins from
 
-    UserError: the run began otherwise, the weights don't fit, or the run's copy is damaged.
+    UserError: the run began from other weights, they don't fit, or the run's copy is damaged.
     """
     by_config = init_from is not None and init_from == entry_of(config.task).first_weights(config)
     if origin.run is not None and origin.own:
@@ -80,7 +80,7 @@ def choose_initial_weights(
 
 @contextmanager
 def placed(config: Config, path: Path) -> Iterator[None]:
-    """What is wrong with weights that the config names is told at its key, not at the flag."""
+    """Report errors about weights that the config names at the config's key, not at the flag."""
     try:
         yield
     except UserError as error:
@@ -92,7 +92,7 @@ def placed(config: Config, path: Path) -> Iterator[None]:
 def _check_own_weights(
     run: Run, origin: Origin, init_from: Path | None, *, by_config: bool
 ) -> None:
-    """UserError: a run that is gone on with began from other weights, or its copy is damaged."""
+    """Check a run to go on with. UserError: it began from other weights, or its copy is damaged."""
     source = run.weights_path()
     if init_from and str(init_from.resolve()) != source:
         began = "did not begin from weights that were given to it"
@@ -124,9 +124,9 @@ def _check_own_weights(
 
 
 def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
-    """Weights to begin from, checked, none of their values read but where two names share them.
+    """Open weights to begin from, and compare them with the model.
 
-    UserError: what they are instead.
+    Values are read only where two names share them. UserError: the weights don't fit.
     """
     arrays, foreign = fitting_arrays(path, config, facts)
     fatal, differing = entry_of(config.task).unlike(config, foreign.model_fields)
@@ -164,11 +164,11 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
 def fitting_arrays(
     path: Path, config: Config, model: ModelArrays, task: Any = None
 ) -> tuple[Mapping[str, SourceArray], ForeignWeights]:
-    """The arrays of a source by a checkpoint's names, and what there is beside them.
+    """The arrays of a source by a checkpoint's names, and the source itself.
 
-    task: the config's, if it is open
+    task: the config's task, if it is open
 
-    UserError: they are not this model's.
+    UserError: the arrays are not this model's.
     """
     foreign = read_source(path)
     names, naming_notes = map_names(config, foreign.arrays, model)
@@ -188,9 +188,9 @@ def fitting_arrays(
 
 
 def keep(source: Source, run: Run) -> None:
-    """Copy what was read into the directory that is to be a run, under a scratch name.
+    """Copy the weights into the directory of a run that begins, under a scratch name.
 
-    publish() gives it its own. UserError: no room, or values that are not finite.
+    publish() gives the copy its own name. UserError: no room, or values that are not finite.
     """
     size = 0
     for array in source.arrays.values():
@@ -229,12 +229,13 @@ def keep(source: Source, run: Run) -> None:
 
 
 def publish(run: Run) -> None:
+    """Give the copy of the weights its own name."""
     (run.home / SCRATCH).rename(run.initial)
     sync_directory(run.home)
 
 
 def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
-    """In files of about _FILE bytes."""
+    """Read the arrays in groups, each for a file of about _FILE bytes."""
     pieces: list[ArrayShard] = []
     for name, array in sorted(source.arrays.items()):
         try:

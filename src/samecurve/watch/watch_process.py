@@ -1,8 +1,9 @@
-"""The hang watch as a process of its own, for ranks that have no launcher beside them: a thread of
-theirs can't look while one of them holds the interpreter's lock.
+"""The hang watch as a process of its own, for ranks without a launcher beside them: a thread of the
+rank can't look while the rank holds the interpreter's lock.
 
-It tells this process of a hang, which then ends itself; if that does not answer either, the watcher
-says what was seen, and kills it. It ends when its standard input does.
+The watch process tells the rank's process of a hang. That process then ends itself. If it does not
+answer, the watch process says what it saw, and kills it. The watch process ends when its standard
+input does.
 """
 
 import json
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,42 +21,45 @@ from pathlib import Path
 import psutil
 
 from samecurve.errors import RunError
-from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch, state_of
-from samecurve.run.directory.rank_logs import live_ranks
+from samecurve.watch.silence import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """What the watcher is started for."""
+    """The process that is watched, and its run."""
 
-    run: str  # the directory
-    process: int  # that started it
+    journal: str
+    logs: str
+    process: int  # that started the watch process
     world_size: int
     limit: HangLimit
 
 
 @contextmanager
-def watcher(
-    run: Path, *, world_size: int, limit: HangLimit, on_hang: Callable[[RunError], None]
+def watched_from_outside(
+    journal: Path, logs: Path, *, world_size: int, limit: HangLimit
 ) -> Iterator[None]:
-    """While the block runs, ranks of this host are watched from outside.
+    """While the block runs, another process watches the ranks of this host.
 
-    run: the run's directory.
-    on_hang: called with a hang, in a thread; ends the process.
+    journal, logs: of the run. A hang is written there, and this process ends.
     """
     if not limit.floor:
         yield
         return
-    watched = _Watched(str(run.absolute()), os.getpid(), world_size, limit)
-    # of the terminal's own group: Ctrl-Z stops both
+    watched = _Watched(
+        str(journal.absolute()), str(logs.absolute()), os.getpid(), world_size, limit
+    )
+    # in the terminal's process group: Ctrl-Z stops both
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, json.dumps(asdict(watched))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    thread = threading.Thread(target=_pass_on, args=(process, on_hang), name="hangs", daemon=True)
+    thread = threading.Thread(
+        target=_end_on_hang, args=(process, watched), name="hangs", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -67,22 +71,29 @@ def watcher(
         thread.join()
 
 
-def _pass_on(process: "subprocess.Popen[bytes]", on_hang: Callable[[RunError], None]) -> None:
+def _end_on_hang(process: "subprocess.Popen[bytes]", watched: _Watched) -> None:
+    """Wait for the watch process to tell of a hang; then end this process."""
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdout as output:
         line = output.readline()
     if line:
         process.stdin.close()  # the answer
-        on_hang(RunError(**json.loads(line)))
+        error = RunError(**json.loads(line))
+        _say(watched, error)
+        os._exit(error.exit_code)
 
 
 def main(argument: str) -> None:
+    """Watch the process that started this one: `python -m samecurve.watch.watch_process JSON`."""
+    from samecurve.watch.hang_watch import OFTEN, HangWatch, state_of
+    from samecurve.watch.live_ranks import live_ranks
+
     values = json.loads(argument)
     watched = _Watched(**{**values, "limit": HangLimit(**values["limit"])})
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # its input says when to end
         signal.signal(number, signal.SIG_IGN)
-    logs = Path(watched.run) / "logs"
+    logs = Path(watched.logs)
     hangs = HangWatch(
         logs,
         lambda: live_ranks(logs),
@@ -96,36 +107,23 @@ def main(argument: str) -> None:
         error = hangs.look()
         if error is None:
             continue
+        text = {name: getattr(error, name) for name in ("cause", "remedy", "again", "log")}
         with suppress(BrokenPipeError):
-            print(json.dumps(_as_json(error)), flush=True)
+            print(json.dumps(text), flush=True)
         if not _ended(watched, _ANSWER):
-            _end(watched, error)
+            _kill(watched, error)
         return
 
 
 def _ended(watched: _Watched, seconds: float) -> bool:
-    """Whether nobody is to be watched any more, waited for so long."""
+    """Whether the watch is over, because the process closed the input or ended."""
     readable, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(readable) or os.getppid() != watched.process
 
 
-def _as_json(error: RunError) -> dict[str, object]:
-    return {
-        "cause": error.cause,
-        "remedy": error.remedy,
-        "again": error.again,
-        "log": error.log,
-    }
-
-
-def _end(watched: _Watched, error: RunError) -> None:
-    """In place of the process, which holds the interpreter's lock and hears nothing."""
-    from samecurve.run.directory.run_directory import Run
-    from samecurve.worker.preflight import record_failure
-
-    record_failure(Run(Path(watched.run)), error)
-    with suppress(OSError):
-        os.write(2, f"error: {error}\n".encode())
+def _kill(watched: _Watched, error: RunError) -> None:
+    """End the process, which holds the interpreter's lock and can't do so itself."""
+    _say(watched, error)
     with suppress(psutil.Error):
         for child in psutil.Process(watched.process).children(recursive=True):
             if child.pid != os.getpid():
@@ -133,6 +131,14 @@ def _end(watched: _Watched, error: RunError) -> None:
                     child.kill()
     with suppress(OSError):
         os.kill(watched.process, signal.SIGKILL)
+
+
+def _say(watched: _Watched, error: RunError) -> None:
+    from samecurve.observe.failed_event import record_failure
+
+    record_failure(Path(watched.journal), Path(watched.logs), error)
+    with suppress(OSError):
+        os.write(2, f"error: {error}\n".encode())
 
 
 if __name__ == "__main__":

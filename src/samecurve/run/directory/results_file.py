@@ -1,4 +1,4 @@
-"""results.json: what a run came to, for programs and tables, made from its journal."""
+"""results.json: the results of a run, for programs and tables, made from its journal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,23 @@ from samecurve.core.config.sections import Config
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import write_json
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from samecurve.system import write_json
 
 _BESIDE_METRICS = {"seconds", "best_loss", "best_value", "best_step"}
 
 
 def write_results(run: Run, plan: Plan, config: Config) -> None:
-    """At the end of a run, into its directory."""
+    """Write results.json into the run's directory, at the end of the run."""
     write_json(run.home / "results.json", results(read_events(run.journal), plan, config))
 
 
 def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, Any]:
-    """events: of all starts; seconds and throughput are those of steps, the first left out."""
+    """The content of results.json.
+
+    events: of all starts. Seconds and throughput are those of the steps after the first.
+    """
     steps = [event.values for event in events if event.kind == "step"]
     timed = steps[1:]
     seconds = sum(step["seconds"] for step in timed)
@@ -57,7 +60,7 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
 
 
 def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:
-    """The evaluation by which a checkpoint is the best; None: there was none."""
+    """The best evaluation; None: there was none."""
     last = [event for event in events if event.kind == "evaluated"][-1:]
     if not last or last[0].values.get("best_step") is None:
         return None
@@ -73,7 +76,7 @@ def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:
 
 
 def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] | None:
-    """The metrics of the last such line; None: there is none."""
+    """The metrics of the last journal line of this kind; None: there is none."""
     last = [event for event in events if event.kind == kind][-1:]
     if not last:
         return None

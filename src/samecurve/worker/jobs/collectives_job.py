@@ -1,7 +1,4 @@
-"""A rank that times collectives, in a warm process (launch/pool.py).
-
-What `samecurve bench --collectives` does.
-"""
+"""The job of `samecurve bench --collectives`: a rank in a warm process times collectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveJob:
+    """The collective to time, and where."""
+
     name: str  # of the collective
     bytes: int  # of the whole array
     times: int
@@ -18,7 +17,7 @@ class CollectiveJob:
 
 
 def time_rank(index: int, group: Any, job: CollectiveJob) -> list[float]:
-    """Seconds of one call, so many times."""
+    """Time the collective. Returns the seconds of each call."""
     import torch
 
     from samecurve.torch_engine.profiling.collective_bench import time_collective

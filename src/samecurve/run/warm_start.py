@@ -1,7 +1,7 @@
-"""The engine's libraries, imported while the command still reads its config and plans.
+"""Imports of the engine's libraries while the command still reads its config and plans.
 
-Several ranks, and what describes the task, are forked from one process that has them. A rank alone
-trains in the process of its command, which imports them itself in the meantime.
+Several ranks, and the process that describes the task, are forked from a process that has imported
+the libraries. A single rank trains in the process of the command, which imports them in a thread.
 """
 
 import threading
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 from samecurve.run.fork_server import ForkServer, fork_server, import_ahead
 
-if TYPE_CHECKING:  # takes as long to import as to begin
+if TYPE_CHECKING:  # importing it takes as long as beginning
     from samecurve.core.planning.layout import Layout
 
 _FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _ENGINE = "samecurve.torch_engine.engine"
-# a call waits for its own module, and so for what stands before it
+# a call waits for its own module, and so for all modules before it
 _DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.main"
 
 
 class WarmStart:
-    """Of one command. Leaves a process behind only until the block's end."""
+    """The early imports of one command. Their process ends with the block."""
 
     def __init__(self) -> None:
         self.server: ForkServer | None = None
-        self._imports: threading.Thread | None = None  # in this process
+        self._imports: threading.Thread | None = None  # imports in this process
 
     def __enter__(self) -> "WarmStart":
         return self
@@ -37,11 +37,11 @@ class WarmStart:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._imports:  # an interpreter that ends beneath it would print its traceback
+        if self._imports:  # else an interpreter that ends meanwhile prints the thread's traceback
             self._imports.join()
 
     def begin(self) -> None:
-        """With torch. stop(), where another engine is wanted."""
+        """Begin to import torch. To be stopped where another engine is wanted."""
         self.server = fork_server(_FIRST)
 
     def stop(self) -> None:
@@ -50,10 +50,7 @@ class WarmStart:
         self.server = None
 
     def expect(self, layout: "Layout", libraries: Sequence[str]) -> None:
-        """Get ready for a layout's devices and strategy.
-
-        libraries: modules that the task's class imports
-        """
+        """Import what the layout needs, and `libraries`, modules that the task imports."""
         if self.server is None:
             return
         described = (*libraries, _DESCRIBES)
@@ -63,7 +60,7 @@ class WarmStart:
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
             self._imports.start()
             return
-        # what torch's wrapper of a model on several ranks imports, once it is made; and numpy's
-        # masked arrays, with the first np.unique
+        # torch's wrapper of a model on several ranks imports these modules, and the first np.unique
+        # imports numpy's masked arrays
         wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))

@@ -1,5 +1,6 @@
-"""A rank whose steps are watched: the run's own engine, feed and loop, in a warm process
-(launch/pool.py). What `samecurve profile` does.
+"""The job of `samecurve profile`: a rank in a warm process trains, and its steps are watched.
+
+The engine, the feed and the loop are those of a run.
 """
 
 from collections.abc import Sequence
@@ -8,20 +9,17 @@ from typing import Any
 
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine
+from samecurve.core.system.cache import cache_home
 from samecurve.run.directory.control import Requests
-from samecurve.system import cache_home
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
-from samecurve.worker.jobs.train import Unsaved
+from samecurve.worker.jobs.train_job import Unsaved
 from samecurve.worker.join import join_warm, watch_of
 from samecurve.worker.main import train_rank
 
 
 class Watched:
-    """An engine whose steps somebody watches.
-
-    What a store or a reader would be given of its state is left out.
-    """
+    """An engine whose steps are watched. Nothing of its state is gathered, sampled or hashed."""
 
     def __init__(self, engine: Engine, watch: Any) -> None:
         self._engine, self._watch = engine, watch
@@ -45,10 +43,11 @@ class Watched:
 def watch_rank(
     index: int, group: Any, attempt: str, schedule: ProfileSchedule, trace_home: str | None
 ) -> RankProfile:
-    """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones
-    would bring XLA threads).
+    """Train as a rank of `group`, and watch its steps.
 
-    attempt: as JSON. trace_home: where the profiler's trace is left; None: nowhere.
+    The rank has as many devices as in a run, since spare devices would bring threads of XLA.
+
+    attempt: as JSON. trace_home: where the profiler's trace is left; None: no trace.
     """
     context = RankContext.read_warm(attempt, index)
     plan, config, home = context.plan, context.config, context.run.home

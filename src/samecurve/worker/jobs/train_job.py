@@ -1,12 +1,13 @@
-"""Training in ranks that are warm already and will do more than this (launch/pool.py): what
-`verify` and --probe-batch do.
+"""The job of `samecurve verify` and --probe-batch: a rank in a warm process trains.
+
+The process will train more after this (launch/pool.py).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from samecurve.core.system.cache import cache_home
 from samecurve.run.directory.control import Requests
-from samecurve.system import cache_home
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
@@ -14,7 +15,7 @@ from samecurve.worker.main import train_rank
 
 
 class Unsaved:
-    """The store of a run that is thrown away."""
+    """The store of a run that saves nothing."""
 
     def save(self, step: int, pieces: Sequence[Any], loop: Any) -> None: ...
     def load(self, step: int) -> None: ...
@@ -26,16 +27,12 @@ class Unsaved:
 
 
 def try_out(index: int, group: Any, attempt: str) -> None:
-    """Train as a rank of `group` and save nothing: how --probe-batch sees what fits."""
+    """Train as a rank of `group` and save nothing. --probe-batch sees so which batch fits."""
     rehearse(index, group, attempt, keep=False)
 
 
 def rehearse(index: int, group: Any, attempt: str, *, keep: bool = True) -> None:
-    """Train as a rank of `group`, whose processes are warm and will do more than this: what
-    `samecurve verify` does.
-
-    attempt: as JSON. keep: save checkpoints.
-    """
+    """Train as a rank of `group`. attempt: as JSON. keep: save checkpoints."""
     context = RankContext.read_warm(attempt, index)
     plan, config = context.plan, context.config
     task = open_task(config, str(cache_home()))

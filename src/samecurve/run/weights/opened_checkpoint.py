@@ -1,9 +1,5 @@
-"""What a run has learned: its newest whole checkpoint, and the model with its weights.
+"""A run's checkpoint, opened to read the model's weights: the newest whole one, or one by name."""
 
-Runs in this process; nothing is trained.
-"""
-
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,15 +13,14 @@ from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import hold, newest
 from samecurve.core.config.sections import Config
+from samecurve.core.system.cache import cache_home
 from samecurve.core.weights.weight_check import AVERAGE
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.system import cache_home
 from samecurve.tasks import Tasks, entry_of
 
 if TYPE_CHECKING:  # its engine is imported late
-    from samecurve.core.protocols import StoredArrays
     from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 
 _PREFIX = "model/"
@@ -35,22 +30,22 @@ _TRIES = 5
 
 
 class Weights(Mapping[str, NDArray[Any]]):
-    """The model's arrays of a checkpoint, each read when it is asked for."""
+    """The model's arrays in a checkpoint. An array is read when it is asked for."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
         self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
-        # where each lies: its moving average, if there is one, stands for a weight
+        # the place of each array: a moving average, where there is one, stands for the weight
         self._places = {
             name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in arrays else f"{_PREFIX}{name}"
             for name in self._names
         }
-        # names of what else the checkpoint holds
+        # the names of the checkpoint's other arrays
         self.others = [name for name in arrays if not name.startswith(_PREFIX)]
 
     @property
     def base_digest(self) -> bytes | None:
-        """Of the frozen weights that the checkpoint leaves out; None: it has all."""
+        """The digest of frozen weights that the checkpoint leaves out; None: it leaves none out."""
         return self._arrays[_DIGEST].tobytes() if _DIGEST in self._arrays else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -74,14 +69,14 @@ class Weights(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True)
 class OpenedCheckpoint:
-    """A checkpoint, its files open."""
+    """A checkpoint whose files are open."""
 
     run: Run
     path: Path
     manifest: Mapping[str, Any]
     weights: Weights
     notes: list[str]  # what the user should know (a damaged checkpoint passed over)
-    trust: bool = False  # the code that its config names may be run, wherever it lies
+    trust: bool = False  # run the code that the run's config names, wherever it lies
 
     @property
     def step(self) -> int:
@@ -89,39 +84,24 @@ class OpenedCheckpoint:
 
     @cached_property
     def config(self) -> Config:
-        """UserError: it names code that is not trusted."""
+        """The run's config. UserError: it names code that is not trusted."""
         check_trusted(self.run, trust=self.trust, where="RUN")
         return self.run.read_config(Tasks())
 
     @cached_property
     def task(self) -> "EngineAdapter":
-        """The run's task, to use its model."""
+        """The run's task, opened to use its model."""
         entry = entry_of(self.config.task)
         return entry.open_trained(self.config, cache_home(), self.run.assets)
 
-    def model(self) -> Any:
-        """With its weights, in eval mode. UserError: the base beneath them is another by now."""
-        digest = self.weights.base_digest
-        if digest is None:
-            return self.task.load(self.weights)
-        from samecurve.run.weights.base import Base, OnBase, base_weights
-
-        weights: StoredArrays = self.weights
-        if base := Base.kept_by(self.run):
-            base.check_unchanged()
-        if below := base_weights(self.run, self.task, self.config):
-            weights = OnBase(self.weights, below.arrays)
-        seed = int(self.manifest["fixed"]["seed"])
-        return self.task.load_on_base(weights, seed, digest, str(self.path))
-
 
 def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> OpenedCheckpoint:
-    """The newest whole checkpoint of a run directory, or one checkpoint by its own path.
+    """Open the newest whole checkpoint of a run directory, or one checkpoint by its own path.
 
-    where: the argument that named it
-    trust: see OpenedCheckpoint
+    where: the argument that names the path
+    trust: as OpenedCheckpoint.trust
 
-    UserError: neither, or none saved yet.
+    UserError: the path is neither, or nothing is saved yet.
     """
     for tries_left in reversed(range(_TRIES)):
         run, checkpoint, notes = _locate(path, where)
@@ -146,8 +126,9 @@ def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> O
 
 @contextmanager
 def held(path: Path, where: str = "RUN") -> Iterator[OpenedCheckpoint]:
-    """open_checkpoint(), which other processes can open, too, for as long as the block runs: a live
-    run leaves it where it is.
+    """Open a checkpoint, and keep it on disk while the block runs.
+
+    Other processes can open it too: a live run does not remove it meanwhile.
     """
     with ExitStack() as stack:
         for tries_left in reversed(range(_TRIES)):
@@ -162,7 +143,7 @@ def held(path: Path, where: str = "RUN") -> Iterator[OpenedCheckpoint]:
 
 
 def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
-    """The run, its checkpoint, and lines about damaged ones that were passed over."""
+    """Find the run and its checkpoint. The lines are about damaged checkpoints passed over."""
     if (path / MANIFEST).is_file():
         path = path.resolve() if path.is_symlink() else path
         run = Run(path.resolve().parent.parent)
@@ -204,24 +185,3 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             where,
         )
     return run, checkpoint, damaged
-
-
-def load(run: Any, *, trust: bool = False) -> Any:
-    """The model of a run with its weights, in eval mode.
-
-    A torch.nn.Module; a flax.nnx.Module for a user task that jax trained.
-
-    run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
-        samecurve.train() gave
-
-    trust: run the code that the run's config names, though it came with the run or lies outside of
-        the working directory
-
-    Warns of a damaged checkpoint passed over.
-    """
-    checkpoint = open_checkpoint(
-        Path(getattr(run, "directory", run)), "samecurve.load", trust=trust
-    )
-    for note in checkpoint.notes:
-        warnings.warn(note, stacklevel=2)
-    return checkpoint.model()

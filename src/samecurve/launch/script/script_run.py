@@ -1,6 +1,6 @@
-"""`samecurve run`: any script that torchrun starts, on all devices of this machine.
+"""`samecurve run`: runs any script that torchrun starts, on all devices of this machine.
 
-torch is not imported here, so ranks start at once.
+This process does not import torch, so the ranks start at once.
 """
 
 import os
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.script.attempt import Request, Script, ScriptAttempt
 from samecurve.launch.script.output import say
-from samecurve.launch.script.placement import Layout, lay_out, refuse_nested, settings
+from samecurve.launch.script.placement import Placement, lay_out, refuse_nested, settings
 from samecurve.launch.script.requirements import Source, find_module, find_script, read_source
+from samecurve.launch.script.script_attempt import Request, Script, ScriptAttempt
 from samecurve.launch.supervisor import OrphanGuard
 from samecurve.probe.gpus import find_gpus
 from samecurve.run.directory.run_names import free_name
@@ -22,19 +22,21 @@ from samecurve.units import counted, show_seconds
 
 
 def run(request: Request) -> int:
-    """Returns 0, or 128 + the signal that stopped it.
+    """Run the script. Returns 0, or 128 + the signal that stopped it.
 
-    SamecurveError: why it failed, with the exit code of the first rank that did.
+    SamecurveError: why it failed, with the exit code of the first rank that failed.
     """
     refuse_nested(os.environ)
     find = find_module if request.module else find_script
     source = read_source(find(request.target))
-    layout = lay_out(find_gpus(os.environ), gpus=request.gpus, nproc=request.nproc, jax=source.jax)
+    placement = lay_out(
+        find_gpus(os.environ), gpus=request.gpus, nproc=request.nproc, jax=source.jax
+    )
     logs = _make_logs(request)
-    added, kept = settings(layout, os.environ)
+    added, kept = settings(placement, os.environ)
     local_rank_option = _local_rank_option(request, source)
-    _announce(layout, logs, added=added, kept=kept, local_rank_option=local_rank_option)
-    script = Script(request, layout, logs, {**os.environ, **added}, local_rank_option)
+    _announce(placement, logs, added=added, kept=kept, local_rank_option=local_rank_option)
+    script = Script(request, placement, logs, {**os.environ, **added}, local_rank_option)
     began = time.monotonic()
     with OrphanGuard() as guard:
         for number in range(request.max_restarts + 1):
@@ -44,7 +46,7 @@ def run(request: Request) -> int:
                 say("stop", f"by {signal.Signals(attempt.stopped_by).name}; logs {logs}")
                 return 128 + attempt.stopped_by
             if failure is None:
-                ranks = counted(layout.processes, "rank")
+                ranks = counted(placement.processes, "rank")
                 say("done", f"{ranks} in {show_seconds(time.monotonic() - began)}; logs {logs}")
                 return 0
             _raise_if_final(failure, number, request.max_restarts)
@@ -53,12 +55,12 @@ def run(request: Request) -> int:
                 f"{_cause_line(failure)}; all ranks start anew: restart {number + 1} of"
                 f" {request.max_restarts}",
             )
-            _set_logs_aside(logs, layout.processes, number)
+            _set_logs_aside(logs, placement.processes, number)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _raise_if_final(failure: SamecurveError, number: int, max_restarts: int) -> None:
-    """Raise it where all restarts are used, or none would help."""
+    """Raise the failure where all restarts are used up, or none would help."""
     if number == max_restarts:
         raise failure
     if isinstance(failure, RunError) and not failure.again:
@@ -67,7 +69,7 @@ def _raise_if_final(failure: SamecurveError, number: int, max_restarts: int) -> 
 
 
 def _local_rank_option(request: Request, source: Source) -> str | None:
-    """Its spelling, if ranks are to be given it: the parser has it, and the user gave none."""
+    """The option to pass to ranks, if the script's parser has it and the user has not passed it."""
     option = source.local_rank
     names = {argument.partition("=")[0] for argument in request.arguments}
     if option in names:
@@ -76,15 +78,15 @@ def _local_rank_option(request: Request, source: Source) -> str | None:
 
 
 def _announce(
-    layout: Layout,
+    placement: Placement,
     logs: Path,
     *,
     added: Mapping[str, str],
     kept: list[str],
     local_rank_option: str | None,
 ) -> None:
-    """What is about to be started, and with which environment."""
-    say("run", f"{layout.why}; logs {logs}")
+    """Say what is about to be started, and with which environment."""
+    say("run", f"{placement.why}; logs {logs}")
     shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in added.items())
     if kept:
         shown += f"; as you set it: {' '.join(kept)}"
@@ -101,7 +103,7 @@ def _announce(
 
 
 def _cause_line(error: SamecurveError) -> str:
-    """Its cause without the traceback."""
+    """The error's cause without the traceback."""
     lines = error.cause.splitlines()
     return next((line for line in lines if line.startswith("rank ")), lines[0])
 
@@ -125,7 +127,7 @@ def _make_logs(request: Request) -> Path:
 
 
 def _set_logs_aside(logs: Path, processes: int, attempt: int) -> None:
-    """The logs of an attempt that failed: rank-1.attempt-0.log."""
+    """Rename the logs of a failed attempt: rank-1.attempt-0.log."""
     for rank in range(processes):
         path = logs / f"rank-{rank}.log"
         path.replace(path.with_name(f"rank-{rank}.attempt-{attempt}.log"))

@@ -1,7 +1,4 @@
-"""What a run's model makes: its newest checkpoint, a prompt, a continuation.
-
-Runs in this process, on one device.
-"""
+"""Samples of a run's model, made from its newest checkpoint in this process, on one device."""
 
 import inspect
 import re
@@ -13,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
 from samecurve.observe.pictures import keep_pictures
-from samecurve.run.weights.load_weights import open_checkpoint
+from samecurve.run.weights.opened_checkpoint import open_checkpoint
+from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
@@ -24,34 +22,34 @@ _TOKENS, _TEMPERATURE = 200, 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What a text is to begin with, and how it goes on; None: not asked for."""
+    """How a text begins and goes on. None: the option is not set."""
 
     text: str | None = None
     tokens: int | None = None  # length of the continuation
     temperature: float | None = None  # 0: always the likeliest token
     seed: int = 0
-    chat: bool | None = None  # a turn of a conversation; None: as the run was trained
+    chat: bool | None = None  # the text is a turn of a conversation; None: as in training
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a model made."""
+    """The samples of a model."""
 
     texts: list[str]
-    pictures: list[str]  # the files they are in
+    pictures: list[str]  # their files
     step: int  # of the checkpoint
     notes: list[str]  # what the user should know (a damaged checkpoint passed over)
 
 
 def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> Sampled:
-    """What the model of a run (its newest whole checkpoint), or of one checkpoint, makes.
+    """Sample the model of a run (its newest whole checkpoint), or of one checkpoint.
 
-    UserError: neither, or none saved yet, or the task makes nothing to show.
+    UserError: the path is neither, nothing is saved yet, or the task makes nothing to show.
     """
     checkpoint = open_checkpoint(path, trust=trust)
     task = checkpoint.task
     _check_can_sample(task, checkpoint.config.task, prompt)
-    model = task.place(checkpoint.model(), _device(device, task.engine))
+    model = task.place(trained_model(checkpoint), _device(device, task.engine))
     samples = _samples(task, model, prompt)
     texts = [sample for sample in samples if isinstance(sample, str)]
     pictures = [sample for sample in samples if not isinstance(sample, str)]
@@ -75,7 +73,7 @@ def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[S
 
 
 def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
-    """UserError: the task's class lacks what is asked for."""
+    """Compare the options with the task. UserError: its class lacks a method that they need."""
     flag = "--no-chat" if prompt.chat is False else "--chat"
     if prompt.chat is not None and "chat" not in _parameters(task.methods.respond):
         raise UserError(f"{name} knows no turns of a conversation", "leave it out", flag)
@@ -107,7 +105,7 @@ def _parameters(function: Any) -> Collection[str]:
 
 
 def _device(name: str, engine: str) -> str:
-    """cpu or cuda:N. UserError: there is none of this name."""
+    """Choose the device: cpu or cuda:N. UserError: there is no device of this name."""
     if name != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name} is none", "auto, cpu, cuda, or cuda:1", "--device")
     if name == "cpu":

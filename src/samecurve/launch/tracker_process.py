@@ -1,0 +1,90 @@
+"""The trackers beside a run (TensorBoard, W&B), each a process that reads the journal.
+
+A tracker's process ends once its standard input has ended and it has read the journal to its end.
+So it outlives a killed launcher by no more than that.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+from samecurve.core.config.sections import Track
+from samecurve.core.events import Event
+from samecurve.observe.heartbeat import read_heartbeat
+from samecurve.observe.journal import append_event
+from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
+from samecurve.run.directory.run_directory import Run
+
+_QUIET = 3.0  # seconds after which a user who waits is told for what
+
+
+class Tracker:
+    """The process of one tracker. A failure is said once, in the journal, and the run goes on."""
+
+    def __init__(self, name: str, run: Run, track: Track) -> None:
+        self._name, self._run, self._ending = name, run, False
+        self._process: subprocess.Popen[bytes] | None = None
+        mode_and_project = ["file", ""]
+        if name == "wandb":
+            mode_and_project = [track.wandb, track.wandb_project]
+        try:
+            with open(run.logs / f"{name}.log", "ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "samecurve.observe.trackers",
+                        name,
+                        str(run.home),
+                        *mode_and_project,
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )  # a session of its own: Ctrl-C is the launcher's
+        except OSError as error:
+            self._warn(f"could not be started: {error.strerror}")
+            return
+        self._watch = threading.Thread(target=self._wait, name=name, daemon=True)
+        self._watch.start()
+
+    def finish(self, drain: float) -> None:
+        """End the process's input, and wait until the tracker has taken everything."""
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(OSError):  # it has ended
+            self._process.stdin.close()
+        try:
+            with suppress(KeyboardInterrupt):
+                self._watch.join(_QUIET)
+                if self._watch.is_alive():
+                    title = TITLES[self._name]
+                    os.write(
+                        2, f"waiting for {title} to take the rest; Ctrl-C leaves it\n".encode()
+                    )
+                    self._watch.join(drain)
+        finally:
+            if self._watch.is_alive():
+                self._ending = True
+                self._process.kill()
+                self._warn("was left before it had taken everything")
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        code = self._process.wait()
+        if code in {0, EXIT_REPORTED} or self._ending:
+            return
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        log = self._run.logs / f"{self._name}.log"
+        self._warn(f"its process left with {how}; {log} may say more")
+
+    def _warn(self, what: str) -> None:
+        heartbeat = read_heartbeat(self._run.logs / "heartbeat-0")
+        step = heartbeat[0] if heartbeat else 0
+        text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
+        with suppress(OSError):  # a full disk: the run itself says so
+            append_event(self._run.journal, Event("warned", step, {"text": text}))
