@@ -50,7 +50,9 @@ def _flag(
 ) -> ConfigFlag:
     """A flag of names with blanks between them; without a help text it is hidden."""
     first = names.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")
-    how = {"help": help_text, "hidden": not help_text, "is_flag": sets is not None, **how}
+    how = {"help": help_text, "hidden": not help_text, **how}
+    if sets is not None:  # is_flag=False would have click read `--lr -1` as two flags
+        how["is_flag"] = True
     return ConfigFlag(
         names=tuple(names.split()),
         parameter=parameter or first,
