@@ -56,6 +56,7 @@ class Adafactor:
         self,
         setup: EngineSetup,
         trained: Sequence[OptimizerParam],
+        _hidden: Collection[str],
         phase: str = "",
     ) -> None:
         """phase: of a step, where there are several"""

@@ -46,7 +46,11 @@ class _Member:
 
 class AdamW8bit:
     def __init__(
-        self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
+        self,
+        setup: EngineSetup,
+        trained: Sequence[OptimizerParam],
+        _hidden: Collection[str],
+        phase: str = "",
     ) -> None:
         """phase: of a step, where there are several"""
         fields = setup.optimizer

@@ -1,13 +1,21 @@
 """The optimizers of a run: the config's by their names, or the task's own."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
 from samecurve.torch_engine.state import Update
 from samecurve.torch_engine.step.setup import EngineSetup
+
+# name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer
+OPTIMIZERS: Mapping[str, str] = {
+    "adafactor": "adafactor:Adafactor",
+    "adamw8bit": "adamw_8bit:AdamW8bit",
+    "muon": "muon:Muon",
+}
 
 
 def make_updates(
@@ -49,19 +57,10 @@ def make_built_in(
     hidden: names of the matrices of hidden layers.
     phase: of a step, where there are several.
     """
-    if setup.optimizer.name == "adafactor":
-        from samecurve.torch_engine.optimizers.adafactor import Adafactor
-
-        return Adafactor(setup, trained, phase)
-    if setup.optimizer.name == "adamw8bit":
-        from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
-
-        return AdamW8bit(setup, trained, phase)
-    if setup.optimizer.name == "muon":
-        from samecurve.core.planning.optimizer_state import muon_names
-        from samecurve.torch_engine.optimizers.muon import Muon
-
-        shapes = {param.name: tuple(param.parameter.shape) for param in trained}
-        matrices = muon_names(setup.optimizer.rules, shapes, hidden)
-        return Muon(setup, trained, matrices, phase)
-    return BuiltInOptimizer(setup.optimizer, trained, phase)
+    name = setup.optimizer.name
+    if name not in OPTIMIZERS:
+        return BuiltInOptimizer(setup.optimizer, trained, phase)
+    module, _, class_name = OPTIMIZERS[name].partition(":")
+    make: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
+    optimizer: OptimizerUpdate = make(setup, trained, hidden, phase)
+    return optimizer

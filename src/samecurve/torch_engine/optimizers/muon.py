@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from samecurve.core.planning.optimizer_state import muon_names
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, grouped
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, is_sharded
@@ -52,13 +53,16 @@ class Muon:
         self,
         setup: EngineSetup,
         trained: Sequence[OptimizerParam],
-        matrices: Collection[str],
+        hidden: Collection[str],
         phase: str = "",
     ) -> None:
-        """matrices: names of what muon updates; adamw has the rest
+        """hidden: names of the matrices of hidden layers, which muon updates unless a group of the
+            config says otherwise; adamw has the rest
         phase: of a step, where there are several
         """
         fields = setup.optimizer
+        shapes = {param.name: tuple(param.parameter.shape) for param in trained}
+        matrices = muon_names(fields.rules, shapes, hidden)
         self._fields, self._strategy = fields, setup.strategy
         self._device = trained[0].view.device
         dtype = torch.bfloat16 if setup.plan.precision in {"bf16", "f16"} else None

@@ -75,6 +75,7 @@ class TrainingStep:
             keeps_copies=plan.recompute == "none",
         )
         self.set_loss_scale(1.0)
+        self._is_exact = plan.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
         self._views = [param.view for param in update.trained]
@@ -94,7 +95,8 @@ class TrainingStep:
             hook()
 
         # 1. forward and backward
-        totals = self._totals(batch.num_microbatches if self.plan.exact else 1, self.devices)
+        num_rows = batch.num_microbatches if self._is_exact else 1
+        totals = self._totals(num_rows, self.devices)
         self.compute_gradients(batch, totals)
 
         # 2. sums over all devices
@@ -146,7 +148,7 @@ class TrainingStep:
                     hook(device_index, is_first)
                 strategy.end_microbatch(device_index, microbatch)
             if real:
-                totals.add(device_index, microbatch.number if self.plan.exact else 0, means)
+                totals.add(device_index, microbatch.number if self._is_exact else 0, means)
             is_first = False
 
     def keys_of(self, microbatch: MicroBatch) -> StagedKeys | None:
