@@ -1,6 +1,7 @@
 """The parts of docs/ that are made from the code: `make docs` writes them, tests compare them.
 
-They are the config's JSON Schema, the table of its keys, and the tables of strategies.
+They are the config's JSON Schema, the table of its keys, the tables of strategies, and the table of
+known failures.
 """
 
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.strategies import strategies_of
+from samecurve.diagnose.known_failures import KnownFailure, known_failures
 from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,7 @@ def generated_docs() -> dict[Path, str]:
         docs / "config.md": _with_config_table((docs / "config.md").read_text()),
         docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),
         docs / "jax.md": _with_rows((docs / "jax.md").read_text(), jax_rows),
+        docs / "failures.md": _with_failures((docs / "failures.md").read_text()),
     }
 
 
@@ -40,6 +43,23 @@ def _with_rows(page: str, rows: list[str]) -> str:
     table = re.search(r"^\| `--strategy`[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE)
     assert table, "the page has a table of strategies"
     return page[: table.start(1)] + "".join(f"{row}\n" for row in rows) + page[table.end(1) :]
+
+
+def _with_failures(page: str) -> str:
+    """The page with a row for each known failure."""
+    head = "| failure | what is said | remedy | again |\n|---|---|---|---|\n"
+    before, mark, rest = page.partition(head)
+    assert mark, "docs/failures.md has the table of known failures"
+    rows = re.match(r"(?:\|[^\n]*\n)*", rest)
+    assert rows
+    return f"{before}{mark}{''.join(map(_failure_row, known_failures()))}{rest[rows.end() :]}"
+
+
+def _failure_row(known: KnownFailure) -> str:
+    cause, remedy = (
+        re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy)
+    )
+    return f"| {known.name} | {cause} | {remedy} | {'yes' if known.again else ''} |\n"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.known_failures import KnownFailure, diagnose, known_failures
+from samecurve.diagnose.known_failures import diagnose, known_failures
 from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent
@@ -152,17 +152,3 @@ def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: 
     shown = fits(explain([], {0: 1}, tmp_path))
     assert "  /home/x/train.py:7 in <module>: main()\n" in shown or text.startswith("[rank")
     assert not any(blank in shown.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
-
-
-def row(known: KnownFailure) -> str:
-    """An entry as docs/failures.md has it."""
-    cause, remedy = (
-        re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy)
-    )
-    return f"| {known.name} | {cause} | {remedy} | {'yes' if known.again else ''} |"
-
-
-def test_the_page_has_the_table() -> None:
-    page = (HERE.parents[1] / "docs/failures.md").read_text().splitlines()
-    begin = page.index("| failure | what is said | remedy | again |") + 2
-    assert page[begin : begin + len(KNOWN_FAILURES) + 1] == [*map(row, KNOWN_FAILURES), ""]

@@ -1,0 +1,62 @@
+"""The recipes of CONTRIBUTING.md, each applied to a copy of the tree as it stands on the page."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_RECIPE = re.compile(r"^### Recipe: (.+)\n((?:.*\n)*?)(?=^### Recipe: |^## Tests$)", re.MULTILINE)
+_BLOCK = r"\n\n```(?:python|yaml)?\n((?:.*\n)*?)```$"
+_NEW = re.compile(r"^New file `(.+)`:" + _BLOCK, re.MULTILINE)
+_EDIT = re.compile(r"^In `(.+?)`, (below|in place of) the line `(.+)`:" + _BLOCK, re.MULTILINE)
+_CHECK = re.compile(r"^Check:" + _BLOCK, re.MULTILINE)
+RECIPES = dict(_RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text()))
+
+
+def test_the_page_has_the_recipes() -> None:
+    assert set(RECIPES) == {
+        *("a strategy", "a task", "a verb", "a config field", "an optimizer", "a known failure"),
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    unneeded = shutil.ignore_patterns("__pycache__", "old_run", "*.png")
+    for folder in ("src", "tests", "examples", "docs"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=unneeded)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    _apply(RECIPES[name], tree)
+    (check,) = _CHECK.findall(RECIPES[name])
+    for line in check.splitlines():
+        words = line.split()
+        command = ["-m", "samecurve", *words[1:]] if words[0] == "samecurve" else words[1:]
+        ended = subprocess.run(
+            [sys.executable, *command],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree / "src")},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
+
+
+def _apply(recipe: str, tree: Path) -> None:
+    """Write the recipe's new files and change its lines; each line stands once in its file."""
+    for path, text in _NEW.findall(recipe):
+        assert not (tree / path).exists()
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    edits = _EDIT.findall(recipe)
+    assert len(edits) == recipe.count("\nIn `"), "an edit that the test can't read"
+    for path, how, line, block in edits:
+        text = (tree / path).read_text()
+        assert text.count(f"{line}\n") == 1, (path, line)
+        kept = f"{line}\n" if how == "below" else ""
+        (tree / path).write_text(text.replace(f"{line}\n", kept + block))
