@@ -25,7 +25,7 @@ class SampleNumbers(Protocol):
         ...
 
     def normal(self, *shape: int, dtype: str = "float32") -> Any:
-        """Of mean 0 and variance 1."""
+        """Normal numbers of mean 0 and variance 1."""
         ...
 
     def integers(self, low: int, high: int, *shape: int) -> Any:
@@ -41,7 +41,7 @@ Provider = Callable[[], SampleNumbers | None]  # None: no microbatch of its is i
 
 
 class _Providers:
-    """Of the process: each engine has microbatches of its own in work, thread by thread."""
+    """The providers of this process: each engine has microbatches of its own, thread by thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

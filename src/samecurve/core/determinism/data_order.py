@@ -1,4 +1,4 @@
-"""Which samples a step trains on: a pure function of (seed, epoch, position).
+"""The order of samples: which ones a step trains on, a pure function of (seed, epoch, position).
 
 The stream of an epoch is a keyed permutation of 0..samples-1. Each position is computed when it is
 needed: no array of indices is held, and a run can begin at any step. The number of devices is

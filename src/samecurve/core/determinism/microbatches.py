@@ -1,4 +1,4 @@
-"""Which microbatches of a step each device computes, and the tree along which they are added.
+"""The microbatches of a step: which device computes which, and the tree along which they add up.
 
 A microbatch is at most `micro_batch_size` neighbouring positions of a step, and it is the same
 computation on every device. Each device takes a contiguous run of microbatches: equally many, or as

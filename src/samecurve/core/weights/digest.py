@@ -11,7 +11,7 @@ BYTES = 16  # of a SHA-256: enough that no two arrays ever meet
 
 
 def digest(array: NDArray[Any]) -> bytes:
-    """Of values, type and shape."""
+    """The digest of an array's values, type and shape."""
     sha256 = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
     sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return sha256.digest()[:BYTES]
