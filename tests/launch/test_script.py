@@ -540,7 +540,7 @@ time.sleep(60)
     ("asked", "says"),
     [
         ("0", "no file data.txt in the directory where the command was typed"),
-        ("1", "asks for input where nobody types"),
+        ("1", "asks for input where nobody can type"),
     ],
 )
 def test_the_first_rank_is_typed_to(asked: str, says: str, tmp_path: Path) -> None:

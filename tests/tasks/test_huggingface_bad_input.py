@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Any, str, str, str]] = {  # what is bad; cause, remedy, p
     "broken template": (
         chats("{% for m in messages %}", TALK),
         "the chat template is no whole Jinja",
-        "mend it",
+        "correct that line",
         "data.chat_template",
     ),
     "other turns": (
