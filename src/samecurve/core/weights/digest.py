@@ -18,6 +18,6 @@ def digest(array: NDArray[Any]) -> bytes:
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """One for all arrays of a state, by their names, in whatever order they were hashed."""
+    """The digest of all arrays of a state, whatever the order in which they were hashed."""
     lines = [f"{name} {of_array}" for name, of_array in sorted(digests.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
