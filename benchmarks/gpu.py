@@ -328,7 +328,7 @@ def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
     if arguments.out or setting.device.type != "cuda" or arguments.tiny:
         out: Path | None = arguments.out
         return out
-    words = f"{setting.plan.devices[0].name} {arguments.config.stem}"
+    words = f"{setting.plan.layout.devices[0].name} {arguments.config.stem}"
     name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
     return Path(__file__).parent / "results" / f"gpu-{name}.json"
 

@@ -109,7 +109,11 @@ def test_one_hash_on_any_number_of_devices(
             tmp_path / f"{strategy}-{world}", strategy, world, precision=precision, steps=steps
         )
         plan = outcome.plan
-        assert (plan.strategy, plan.num_devices, plan.micro_batch_size) == (strategy, world, 2)
+        assert (plan.layout.strategy, plan.layout.num_devices, plan.batch.micro_batch_size) == (
+            strategy,
+            world,
+            2,
+        )
         assert same(outcome, expected), (strategy, world)
 
 
@@ -329,7 +333,9 @@ def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: s
     run_plan = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
     engine = TorchEngine(task, run_plan, config.optimizer, Comm(), [torch.device("cpu")])
-    feed = Feed(run_plan, run_plan.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    feed = Feed(
+        run_plan, run_plan.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0
+    )
     try:
         with pytest.raises(UserError, match=says):
             engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)

@@ -11,7 +11,7 @@ from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
-from samecurve.core.planning.balance import (
+from samecurve.core.planning.batch import (
     largest_close_to_best,
     microbatch_seconds,
     predict_step_seconds,

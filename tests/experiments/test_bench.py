@@ -182,8 +182,8 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
         plan = layout_plan.plan
         assert plan is not None
         parts = {"forward": seconds / 2, "sync": seconds / 4}
-        steps = (Step(seconds, plan.global_batch_size, parts),) * 4
-        ranks = [profile_of(rank, steps, peaks) for rank in range(plan.world_size)]
+        steps = (Step(seconds, plan.batch.global_batch_size, parts),) * 4
+        ranks = [profile_of(rank, steps, peaks) for rank in range(plan.layout.world_size)]
         return Profile(plan, SCHEDULE, tuple(ranks))
 
     base = profile(single, 0.010, 3 << 30)

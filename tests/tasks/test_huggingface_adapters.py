@@ -18,7 +18,7 @@ from commands import losses as losses_of
 from commands import samecurve
 from one_curve import check_one_curve
 from samecurve.checkpoint.manifest import read_manifest
-from samecurve.core.planning.optimizer_state import optimizer_state
+from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample

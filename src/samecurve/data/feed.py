@@ -132,7 +132,7 @@ class Feed(Generic[Staged]):
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
         steps = range(
-            step, min(step + -(-LOOKED_AT // self._plan.global_batch_size), self._plan.steps)
+            step, min(step + -(-LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
         )
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
         ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:LOOKED_AT]
@@ -260,7 +260,7 @@ class Feed(Generic[Staged]):
         return -(-self._workers.depth // max(1, microbatches))
 
     def _numbered_ids(self) -> Iterator[tuple[int, Ids]]:
-        at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
+        at_once = max(1, _IDS_AT_ONCE // self._plan.batch.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
             yield from zip(steps, map(self._laid, self._order.ids(steps)), strict=True)
@@ -271,26 +271,26 @@ class Feed(Generic[Staged]):
         """
         source = self._sources[TRAIN_SOURCE]
         assert source is not None
-        if source.lengths is None or self._plan.whole_batch:
+        if source.lengths is None or self._plan.compute.whole_batch:
             return ids
-        return by_length(ids, source.lengths[ids], self._plan.micro_batch_size)
+        return by_length(ids, source.lengths[ids], self._plan.batch.micro_batch_size)
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
         keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
-        least = 0 if self._plan.exact else 1
+        least = 0 if self._plan.compute.exact else 1
         rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
         return Batch(
-            self._stage(rounds, self._plan.accumulation_steps),
+            self._stage(rounds, self._plan.batch.accumulation_steps),
             self._plan.progress_at(step),
             samples=len(ids),
-            num_microbatches=count_microbatches(len(ids), self._plan.micro_batch_size),
+            num_microbatches=count_microbatches(len(ids), self._plan.batch.micro_batch_size),
         )
 
     def _assigned(self, samples: int) -> list[Assignment]:
         """The work of this process's devices in a step of so many samples."""
         if samples not in self._assignments:
             self._assignments[samples] = [
-                self._plan.assignment(samples, device) for device in self._devices
+                self._plan.batch.assignment(samples, device) for device in self._devices
             ]
         return self._assignments[samples]
 

@@ -22,7 +22,7 @@ from typing import Any
 import samecurve
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, durations
-from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
+from samecurve.core.planning.batch import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -187,15 +187,17 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         config.model.model_dump(mode="json"),
         asdict(replace(facts, largest_tried=None, speeds=None)),
     ]
-    devices = [[device.kind, device.index, device.name, device.driver] for device in plan.devices]
+    devices = [
+        [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices
+    ]
     computation = [
-        plan.strategy,
-        plan.backend,
-        plan.precision,
-        plan.threads,
-        plan.recompute,
+        plan.layout.strategy,
+        plan.layout.backend,
+        plan.compute.precision,
+        plan.compute.threads,
+        plan.compute.recompute,
         plan.layout.compress,
-        plan.exact,
+        plan.compute.exact,
         config.optimizer.model_dump(mode="json"),
     ]
     key = json.dumps(

@@ -156,12 +156,12 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
         "task": identity_of(str(config.get("task", "language"))),
-        "plan: microbatch": plan.micro_batch_size,
+        "plan: microbatch": plan.batch.micro_batch_size,
         "plan: seed": plan.fixed.seed,
-        "plan: threads": plan.threads if plan.engine == "torch" else None,
+        "plan: threads": plan.compute.threads if plan.layout.engine == "torch" else None,
         "plan: data": plan.fixed.fingerprint,
         "plan: computed on": plan.fixed.computed_on,
-        "plan: batch": plan.global_batch_size,
+        "plan: batch": plan.batch.global_batch_size,
     }
 
 

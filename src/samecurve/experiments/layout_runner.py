@@ -16,7 +16,7 @@ import numpy as np
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import CLIP_EPSILON
 from samecurve.core.planning.machine import Machine
@@ -80,8 +80,8 @@ class LayoutRunner:
             )
         self.config, self.kind = config, kind
         self.steps = steps or min(STEPS, config_plan.steps)
-        self.global_batch_size = config_plan.global_batch_size
-        self._micro_batch_size = config_plan.micro_batch_size
+        self.global_batch_size = config_plan.batch.global_batch_size
+        self._micro_batch_size = config_plan.batch.micro_batch_size
         self._machine, self._facts = machine, facts
         self._pool, self._home, self._job = pool, home, job
         self._references: dict[str, Trajectory] = {}
@@ -180,10 +180,10 @@ class LayoutRunner:
         return run
 
     def _train(self, plan: Plan, attempt: Attempt) -> None:
-        grouped = 1 < plan.shards < plan.num_devices
-        if grouped and plan.num_devices < self._pool.size:
+        grouped = 1 < plan.layout.shards < plan.layout.num_devices
+        if grouped and plan.layout.num_devices < self._pool.size:
             # its groups are made by all processes that there are
-            with pool(plan.num_devices) as ranks:
+            with pool(plan.layout.num_devices) as ranks:
                 run_on_ranks(ranks, plan, self._job, attempt.to_json())
         else:
             run_on_ranks(self._pool, plan, self._job, attempt.to_json())

@@ -77,10 +77,14 @@ class Prediction:
     def _row_of_plan(self) -> StrategyForecast | None:
         """The one that is just what the config asks for."""
         for row in self.rows:
-            if self.plan is None or row.plan is None or row.recompute != self.plan.recompute:
+            if (
+                self.plan is None
+                or row.plan is None
+                or row.recompute != self.plan.compute.recompute
+            ):
                 continue
-            same_strategy = row.plan.strategy == self.plan.strategy
-            if same_strategy and row.plan.shards == self.plan.shards and row.cost:
+            same_strategy = row.plan.layout.strategy == self.plan.layout.strategy
+            if same_strategy and row.plan.layout.shards == self.plan.layout.shards and row.cost:
                 return row
         return None
 

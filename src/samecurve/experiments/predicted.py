@@ -90,7 +90,7 @@ def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
     memory = f"{show_bytes(row.held)} + activations"
     if row.need is not None:
         memory = f"{show_bytes(row.held)} of {show_bytes(row.room)}"
-    batch = f"{plan.micro_batch_size} x {counted(plan.accumulation_steps, 'round')}"
+    batch = f"{plan.batch.micro_batch_size} x {counted(plan.batch.accumulation_steps, 'round')}"
     return [row.label, row.recompute, memory, batch, *_cost_cells(row, plan, tokens)]
 
 
@@ -102,7 +102,7 @@ def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
         return ["unknown"] * 4 + [sync, sent]
     return [
         show_time(cost.seconds),
-        show_count(plan.global_batch_size * tokens / cost.seconds),
+        show_count(plan.batch.global_batch_size * tokens / cost.seconds),
         f"{cost.efficiency:.1%}",
         show_time(cost.exposed),
         sync,
@@ -219,15 +219,15 @@ def _row_json(row: StrategyForecast, tokens: int) -> dict[str, object]:
     }
     if row.plan and row.traffic:
         value |= {
-            "batch": row.plan.global_batch_size,
-            "micro": row.plan.micro_batch_size,
-            "rounds": row.plan.accumulation_steps,
+            "batch": row.plan.batch.global_batch_size,
+            "micro": row.plan.batch.micro_batch_size,
+            "rounds": row.plan.batch.accumulation_steps,
             "sync_seconds": row.traffic.seconds,
             "sent_bytes": row.traffic.sent,
             "collectives": [_collective_json(part) for part in row.traffic.all],
         }
     if row.plan and row.cost:
-        value |= _cost_json(row.cost, row.plan.global_batch_size, tokens)
+        value |= _cost_json(row.cost, row.plan.batch.global_batch_size, tokens)
     return value
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
@@ -34,9 +34,9 @@ def probe_batch(config: Config) -> Facts:
     config = with_even_balance(config)  # a microbatch for uneven devices is never larger
     machine, facts = probe(), describe(config)
     config_plan = plan(config, machine, facts)
-    num_devices = config_plan.num_devices
-    share = -(-config_plan.global_batch_size // num_devices)
-    limit = int(min(device.memory for device in config_plan.devices) * USABLE)
+    num_devices = config_plan.layout.num_devices
+    share = -(-config_plan.batch.global_batch_size // num_devices)
+    limit = int(min(device.memory for device in config_plan.layout.devices) * USABLE)
     if config.devices.memory:
         limit = min(limit, config.devices.memory)
     echo(
@@ -48,7 +48,7 @@ def probe_batch(config: Config) -> Facts:
     if not fits:
         raise UserError(
             f"not even one sample at once fits into {show_bytes(limit)} under"
-            f" {config_plan.strategy}",
+            f" {config_plan.layout.strategy}",
             "--strategy fsdp, --set train.recompute=block, or a smaller model",
             "--probe-batch",
         )

@@ -59,5 +59,5 @@ def run_on_ranks(pool: Pool, plan: Plan, job: Callable[..., Any], *arguments: An
 
     JobFailedError: one of them raised, ended, or took too long.
     """
-    backend = plan.backend if plan.backend in {"gloo", "nccl"} else "gloo"
-    return pool.run(plan.world_size, job, *arguments, backend=backend)
+    backend = plan.layout.backend if plan.layout.backend in {"gloo", "nccl"} else "gloo"
+    return pool.run(plan.layout.world_size, job, *arguments, backend=backend)

@@ -221,7 +221,7 @@ def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
 
 def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
     """f16's loss scale, and the finite steps since it changed; both unchanged otherwise."""
-    if plan.precision != "f16":
+    if plan.compute.precision != "f16":
         return state["scale"], state["streak"]
     return next_loss_scale(state["scale"], state["streak"], finite, jnp.where)
 

@@ -12,23 +12,23 @@ def banner(plan: Plan) -> list[str]:
     """The banner of a run: the plan in a few lines."""
     reasons = plan.reasons
     needed = show_bytes(sum(term.bytes for term in plan.memory))
-    room = show_bytes(min(device.memory for device in plan.devices))
+    room = show_bytes(min(device.memory for device in plan.layout.devices))
     certainty = "estimate"
     if not plan.memory_estimate:
         certainty = "estimate, without activations"
     lines = [
-        f"plan   world {plan.num_devices}   {strategy_text(plan)}   {plan.precision}   "
-        f"{_name_devices(plan)}",
+        f"plan   world {plan.layout.num_devices}   {strategy_text(plan)}   "
+        f"{plan.compute.precision}   {_name_devices(plan)}",
         f"       {arithmetic(plan)} ({reasons['batch']})   lr {plan.schedule.peak:.3g}"
         f" ({reasons['lr']})",
-        f"       {plan.steps} steps of {plan.global_batch_size} samples; an epoch is"
+        f"       {plan.steps} steps of {plan.batch.global_batch_size} samples; an epoch is"
         f" {plan.order.steps_per_epoch}   memory {needed} of {room} a device ({certainty})",
-        f"       Running on {counted(plan.num_devices, 'device')}{_say_kind(plan)}"
+        f"       Running on {counted(plan.layout.num_devices, 'device')}{_say_kind(plan)}"
         f"{_say_compiled(plan)}",
     ]
     if "balance" in reasons:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
-    if plan.exact:
+    if plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
     if "loss" in reasons:
         lines.append(f"       loss {reasons['loss']}")
@@ -47,28 +47,28 @@ def banner(plan: Plan) -> list[str]:
 
 def strategy_text(plan: Plan) -> str:
     """With the engine, where it is not torch, and the backend, where there is one."""
-    words = [plan.strategy]
-    if plan.engine != "torch":
-        words.insert(0, plan.engine)
-    if plan.backend != "none":
-        words.append(f"over {plan.backend}")
+    words = [plan.layout.strategy]
+    if plan.layout.engine != "torch":
+        words.insert(0, plan.layout.engine)
+    if plan.layout.backend != "none":
+        words.append(f"over {plan.layout.backend}")
     return " ".join(words)
 
 
 def _say_kind(plan: Plan) -> str:
-    if plan.num_devices == 1:
+    if plan.layout.num_devices == 1:
         return ""
-    if plan.devices[0].kind == "cuda":
+    if plan.layout.devices[0].kind == "cuda":
         return " (multi-GPU enabled)"
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         return " (virtual CPU devices)"
     return " (CPU ranks)"
 
 
 def _say_compiled(plan: Plan) -> str:
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         return "; the first step is compiled before it runs"
-    if plan.compile:
+    if plan.compute.compile:
         return f"; compiled: {plan.reasons['compile']}"
     return ""
 
@@ -78,9 +78,9 @@ def arithmetic(plan: Plan) -> str:
 
     Or the microbatches where they are unequal, and who has how many where that is.
     """
-    global_batch_size, micro = plan.global_batch_size, plan.micro_batch_size
-    rounds = counted(plan.accumulation_steps, "round")
-    devices = counted(plan.num_devices, "device")
+    global_batch_size, micro = plan.batch.global_batch_size, plan.batch.micro_batch_size
+    rounds = counted(plan.batch.accumulation_steps, "round")
+    devices = counted(plan.layout.num_devices, "device")
     sizes = [last - first for first, last in split_batch(global_batch_size, micro)]
     if plan.batch.microbatch_seconds:
         shares = " + ".join(map(str, plan.batch.microbatches_per_device))
@@ -88,7 +88,7 @@ def arithmetic(plan: Plan) -> str:
         if sizes[-1] < micro:
             microbatches += f", the last one of {sizes[-1]}"
         return f"batch {global_batch_size} = {microbatches}, in {rounds}"
-    if global_batch_size == plan.num_devices * micro * plan.accumulation_steps:
+    if global_batch_size == plan.layout.num_devices * micro * plan.batch.accumulation_steps:
         return f"batch {global_batch_size} = {devices} x {micro} x {rounds}"
     parts = " + ".join(
         f"{counted(count, 'microbatch')} of {size}" for size, count in Counter(sizes).items()
@@ -117,18 +117,18 @@ def _plain(value: object) -> str:
 
 
 def _name_devices(plan: Plan) -> str:
-    counts = Counter(device.name for device in plan.devices)
+    counts = Counter(device.name for device in plan.layout.devices)
     names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return f"{', '.join(names)}; {plan.reasons['devices']}"
 
 
 def _places(plan: Plan) -> str:
     """Places of one host's devices, and the number of hosts."""
-    places = [device.place for device in plan.devices]
-    if plan.devices[0].kind != "cpu":
+    places = [device.place for device in plan.layout.devices]
+    if plan.layout.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
     text = ", ".join(places)
-    hosts = plan.num_devices // len(places)
+    hosts = plan.layout.num_devices // len(places)
     if hosts > 1:
         text += f" on {hosts} hosts"
     return text
@@ -138,14 +138,14 @@ def decisions(plan: Plan) -> dict[str, str]:
     """Decisions in words, by the names that their reasons have."""
     values = {
         "devices": _places(plan),
-        "strategy": plan.strategy,
-        "sync": plan.backend,
-        "precision": plan.precision,
+        "strategy": plan.layout.strategy,
+        "sync": plan.layout.backend,
+        "precision": plan.compute.precision,
         "batch": arithmetic(plan),
-        "micro": f"{plan.micro_batch_size} samples a microbatch",
+        "micro": f"{plan.batch.micro_batch_size} samples a microbatch",
         "steps": str(plan.steps),
         "lr": f"{plan.schedule.peak:.6g}",
-        "threads": f"{plan.threads} a rank",
+        "threads": f"{plan.compute.threads} a rank",
     }
     if "balance" in plan.reasons:
         values["balance"] = _balance(plan)

@@ -125,7 +125,7 @@ def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
     if plan is None:
         return
     left = 0.0
-    counts_process = plan.devices[0].kind == "cpu"
+    counts_process = plan.layout.devices[0].kind == "cpu"
     terms = [term for term in plan.memory if term.bytes]
     if not counts_process:
         terms = [term for term in terms if term.name != "process"]

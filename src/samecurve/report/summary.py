@@ -385,7 +385,7 @@ def environment(record: RunRecord) -> dict[str, object]:
         versions = record.checkpoints[0].versions
         values = {f"versions.{name}": version for name, version in versions.items()}
     if record.plan:
-        drivers = {device.driver for device in record.plan.devices if device.driver}
+        drivers = {device.driver for device in record.plan.layout.devices if device.driver}
         if drivers:
             values["driver"] = ", ".join(sorted(drivers))
     return values

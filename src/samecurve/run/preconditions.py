@@ -13,7 +13,7 @@ from pathlib import Path
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError

@@ -18,7 +18,7 @@ from typing import Literal
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import Medium
 from samecurve.core.planning.memory import autocast_itemsize
-from samecurve.core.planning.optimizer_state import itemsize
+from samecurve.core.planning.optimizer import itemsize
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
 
@@ -118,17 +118,17 @@ class Traffic:
 
 def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
     """plan: one made for cluster.machine"""
-    if plan.num_devices == 1:
+    if plan.layout.num_devices == 1:
         return Traffic()
-    width, everybody = itemsize(plan.precision), group(cluster, plan.num_devices, 1)
+    width, everybody = itemsize(plan.compute.precision), group(cluster, plan.layout.num_devices, 1)
     metrics = Collective(
         kind="all-reduce",
         what="metrics of the step (loss, weights; waits, memory of each device)",
-        payload=8 * (_METRICS + _BY_DEVICE * plan.num_devices),
+        payload=8 * (_METRICS + _BY_DEVICE * plan.layout.num_devices),
         messages=1,
         group=everybody,
     )
-    if plan.spec.traffic == "gradients":
+    if plan.layout.spec.traffic == "gradients":
         total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
         reduced = Collective(
@@ -144,16 +144,16 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         what="norm of the gradient",
         payload=8,
         messages=1,
-        group=group(cluster, plan.shards, 1),
+        group=group(cluster, plan.layout.shards, 1),
     )
     return replace(_sharded_traffic(plan, facts, cluster), metrics=(metrics, norm))
 
 
 def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
     """Traffic of weights and gradients under fsdp and hsdp."""
-    shards = group(cluster, plan.shards, 1)
-    copies = group(cluster, plan.num_devices // plan.shards, plan.shards)
-    rounds, blocks = plan.accumulation_steps, max(1, facts.blocks)
+    shards = group(cluster, plan.layout.shards, 1)
+    copies = group(cluster, plan.layout.num_devices // plan.layout.shards, plan.layout.shards)
+    rounds, blocks = plan.batch.accumulation_steps, max(1, facts.blocks)
     block = _Part(plan, facts, "of a block")
     outside = _Part(plan, facts, "outside of blocks")
     sent = Traffic(
@@ -197,8 +197,8 @@ class _Part:
 
     def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
         """Collectives that sum gradients; an all-reduce takes one shard of them."""
-        width = itemsize(self.plan.precision)
-        cut = self.plan.shards if kind == "all-reduce" else 1
+        width = itemsize(self.plan.compute.precision)
+        cut = self.plan.layout.shards if kind == "all-reduce" else 1
         return tuple(
             Collective(
                 kind=kind,
@@ -213,7 +213,7 @@ class _Part:
     def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
         """(words, bytes a number as gathered, numbers) of the groups that fully_shard makes."""
         facts, plan = self.facts, self.plan
-        width, narrow = itemsize(plan.precision), autocast_itemsize(plan.precision)
+        width, narrow = itemsize(plan.compute.precision), autocast_itemsize(plan.compute.precision)
         in_block = self.where == "of a block"
         blocks = max(1, facts.blocks)
         inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
@@ -224,7 +224,7 @@ class _Part:
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
             numbers: float = sum(
-                padded(shape, plan.shards) / (width if name in packed else 1)
+                padded(shape, plan.layout.shards) / (width if name in packed else 1)
                 for name, shape in facts.arrays.items()
                 if name not in excluded
                 and (name in rounded) == is_rounded

@@ -193,8 +193,8 @@ def scaling_curves(
         for spec, candidate, shards in _candidates(config, there, one_device=False):
             forecast = _forecast(candidate, spec, shards, setting)
             ends[spec.name] = forecast.refused
-            if forecast.plan and forecast.plan.global_batch_size < size:
-                global_batch_size = forecast.plan.global_batch_size
+            if forecast.plan and forecast.plan.batch.global_batch_size < size:
+                global_batch_size = forecast.plan.batch.global_batch_size
                 ends[spec.name] = f"a batch of {global_batch_size} has no work for {size} devices"
             elif forecast.cost:
                 points[spec.name].append((size, forecast.cost.efficiency))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Collective, Traffic, traffic
@@ -72,12 +72,12 @@ def step_cost(
 
     None: what a sample costs, or what the device can do, is not known.
     """
-    peak = cluster.device.peaks.get(plan.precision)
+    peak = cluster.device.peaks.get(plan.compute.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
-    micro, global_batch_size = plan.micro_batch_size, plan.global_batch_size
+    micro, global_batch_size = plan.batch.micro_batch_size, plan.batch.global_batch_size
     forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
-    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
+    goes_twice = plan.compute.whole_batch and plan.batch.accumulation_steps > 1
     one_round = _RoundTime(
         forward,
         recompute=_share_run_again(plan) * forward,
@@ -85,12 +85,12 @@ def step_cost(
     )
     compute = _busiest(plan) / micro * one_round.total
     sent = traffic(plan, facts, cluster)
-    if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
+    if plan.layout.spec.traffic == "weights and gradients" and plan.layout.shards > 1:
         exposed, hidden = _expose_sharded(sent, facts.blocks, plan, one_round)
     else:
         exposed, hidden = _expose_reduced(sent, one_round)
     metrics = sum(part.seconds for part in sent.metrics)
-    update, touched = _update(config, plan, facts, cluster, plan.shards)
+    update, touched = _update(config, plan, facts, cluster, plan.layout.shards)
     seconds = compute + update + exposed + metrics
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = global_batch_size / micro * one_round.total + alone_update
@@ -102,8 +102,8 @@ def step_cost(
         compute=compute,
         update=update,
         exposed=exposed + metrics,
-        efficiency=alone / plan.num_devices / seconds,
-        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.num_devices * peak),
+        efficiency=alone / plan.layout.num_devices / seconds,
+        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.layout.num_devices * peak),
         traffic=sent,
         formulas={
             "compute": computing,
@@ -111,8 +111,8 @@ def step_cost(
             "sync": hidden,
             "efficiency": (
                 f"speed-up over one such device that takes the same {global_batch_size} samples a"
-                f" step, with memory for all of it ({show_time(alone)}), / {plan.num_devices}"
-                " devices"
+                f" step, with memory for all of it ({show_time(alone)}), /"
+                f" {plan.layout.num_devices} devices"
             ),
             "mfu": of_peak,
         },
@@ -124,9 +124,9 @@ def _share_run_again(plan: Plan) -> float:
 
     "selective" keeps every second product with torch, and each product with jax.
     """
-    if plan.recompute == "selective":
-        return 0.5 if plan.engine == "torch" else 0.0
-    return 1.0 if plan.recompute == "block" else 0.0
+    if plan.compute.recompute == "selective":
+        return 0.5 if plan.layout.engine == "torch" else 0.0
+    return 1.0 if plan.compute.recompute == "block" else 0.0
 
 
 def _compute_formulas(
@@ -139,18 +139,18 @@ def _compute_formulas(
 ) -> tuple[str, str]:
     """How the seconds of computing, and the share of the peak, come about."""
     flops, peak_flops = show_count(flops_per_sample), show_count(peak)
-    rounds = counted(plan.accumulation_steps, "round")
+    rounds = counted(plan.batch.accumulation_steps, "round")
     computing = (
         f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
-        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+        f" ({peak_flops}FLOP/s of {plan.compute.precision} x {utilization.value:.3g})"
     )
     if one_round.recompute:
         computing += "; blocks run forward again: x 4/3"
     if one_round.first_pass:
         computing += "; features of the whole batch come first: a forward pass more"
     of_peak = (
-        f"{flops}FLOP x {plan.global_batch_size} samples / (a step x {plan.num_devices} x"
-        f" {peak_flops}FLOP/s)"
+        f"{flops}FLOP x {plan.batch.global_batch_size} samples / (a step x"
+        f" {plan.layout.num_devices} x {peak_flops}FLOP/s)"
     )
     return f"{computing}; forward is a third", of_peak
 
@@ -161,14 +161,14 @@ def _busiest(plan: Plan) -> int:
     The last one has the short microbatch; it is the busiest where no other has as many.
     """
     global_batch_size, micro, num_devices = (
-        plan.global_batch_size,
-        plan.micro_batch_size,
-        plan.num_devices,
+        plan.batch.global_batch_size,
+        plan.batch.micro_batch_size,
+        plan.layout.num_devices,
     )
     count = -(-global_batch_size // micro)
     if num_devices == 1 or count % num_devices == 1:
         return global_batch_size - micro * (count * (num_devices - 1) // num_devices)
-    return plan.accumulation_steps * micro
+    return plan.batch.accumulation_steps * micro
 
 
 def _update(
@@ -179,8 +179,8 @@ def _update(
     Weights are read and written, gradients read; each array of the optimizer's state is read and
     written; the norm reads gradients, clipping reads and writes them.
     """
-    state = optimizer_state(config.optimizer, plan.precision, facts)
-    trained_bytes = facts.trainable * itemsize(plan.precision)
+    state = optimizer_state(config.optimizer, plan.compute.precision, facts)
+    trained_bytes = facts.trainable * itemsize(plan.compute.precision)
     passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
     if config.optimizer.clip:
         passes, by = passes + 2, f"{by}, clipping"
@@ -228,7 +228,9 @@ def _expose_sharded(
         return ahead + behind + scatter + copies + scatter_outside + copies_outside
 
     copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
-    seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
+    seconds = (plan.batch.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(
+        copies, copies_outside
+    )
     again = "gathering again + " if plan.layout.reshard else ""
     last_again = "the last block gathered again + " if plan.layout.reshard else ""
     with_copies = " + its copies" if copies else ""

@@ -121,7 +121,7 @@ class TorchEngine:
         if self.device.type == "cuda":
             return tensor.pin_memory()
         # torch aligns its memory, numpy does not, and kernels may add in another order then.
-        return tensor.clone() if self.plan.exact else tensor
+        return tensor.clone() if self.plan.compute.exact else tensor
 
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
@@ -164,7 +164,7 @@ class TorchEngine:
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
-            is_split=self.plan.is_split or as_if_split,
+            is_split=self.plan.batch.is_split or as_if_split,
             allowed=self.plan.compute.allow_coupled,
         )
         self.keep_step_buffers(verdict.steady)
@@ -194,7 +194,7 @@ class TorchEngine:
             model,
             trained,
             optimizer,
-            LossScale(self.device) if self.plan.precision == "f16" else None,
+            LossScale(self.device) if self.plan.compute.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
@@ -237,7 +237,7 @@ class TorchEngine:
         with (
             self._evaluating(),
             run_uncompiled(self.plan),
-            autocast_for(self.plan.precision, self.device),
+            autocast_for(self.plan.compute.precision, self.device),
         ):
             return self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step)
 

@@ -62,7 +62,7 @@ def evaluate(
                 floats[setup.sum_row(microbatch)] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
-    if setup.plan.whole_batch:
+    if setup.plan.compute.whole_batch:
         _add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
     floats = tree_sum(setup.comm.all_reduce(floats)())
     if len(counts):
@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:
-    return microbatch.number * setup.plan.micro_batch_size
+    return microbatch.number * setup.plan.batch.micro_batch_size
 
 
 def _evaluate_microbatch(
@@ -87,7 +87,7 @@ def _evaluate_microbatch(
     if microbatch is None:
         return None
     device, task = setup.devices[device_index], setup.task
-    whole_batch = setup.plan.whole_batch
+    whole_batch = setup.plan.compute.whole_batch
 
     def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], Features]:
         sums = task.evaluate(model, arrays, progress)
@@ -97,7 +97,7 @@ def _evaluate_microbatch(
         torch.no_grad(),
         current_device(device),
         setup.contexts[device_index].within(microbatch.keys, real=microbatch.real),
-        autocast_for(setup.plan.precision, device),
+        autocast_for(setup.plan.compute.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
         sums, features = setup.strategy.call(device_index, measure, arrays)
@@ -112,7 +112,7 @@ def _evaluate_microbatch(
     empty = torch.zeros(0, dtype=torch.int64, device=setup.device)
     if whole_batch:
         left = samples - _first_sample(setup, microbatch)
-        check_rows(features, min(setup.plan.micro_batch_size, left))
+        check_rows(features, min(setup.plan.batch.micro_batch_size, left))
     return MicroBatchSums(
         torch.cat(rows[False] or [empty]),
         torch.cat(rows[True] or [empty]),
@@ -137,15 +137,15 @@ def _add_batch_losses(
     """
     table = FeatureTable(setup.comm, setup.device)
     columns = _columns(specs)
-    batches = split_batch(samples, setup.plan.global_batch_size)
+    batches = split_batch(samples, setup.plan.batch.global_batch_size)
     for number, (begin, end) in enumerate(batches):
         within = [_cut(part, begin, end) for part in parts]
         whole = table.put_together([part for part in within if part], end - begin)
         if number % setup.comm.world_size != setup.comm.rank:
             continue
-        with current_device(setup.device), autocast_for(setup.plan.precision, setup.device):
+        with current_device(setup.device), autocast_for(setup.plan.compute.precision, setup.device):
             loss = setup.task.batch_losses(whole, progress)["loss"]
-        row = begin // setup.plan.micro_batch_size if setup.plan.exact else 0
+        row = begin // setup.plan.batch.micro_batch_size if setup.plan.compute.exact else 0
         for name, value in zip(_LOSS, loss, strict=True):
             floats[row, columns[name]] += value
 

@@ -17,7 +17,7 @@ from samecurve.core.planning.memory import (
     settled,
     state_terms,
 )
-from samecurve.core.planning.optimizer_state import optimizer_state
+from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.core.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params

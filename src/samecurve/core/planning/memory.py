@@ -12,7 +12,7 @@ from math import prod
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StatePlacement, StrategySpec
 
 # Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):

@@ -17,9 +17,8 @@ import psutil
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.devices import choose_devices
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
 from samecurve.experiments.bench.bench_page import UNDRAWN, bench_files, drawable
@@ -252,7 +251,7 @@ def measure_layout(
         return LayoutResult(layout_plan)
     home.mkdir()
     libraries = entry_of(layout_plan.config.task).libraries
-    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
+    fresh = pool(plan.layout.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
     try:
         with nullcontext(ranks) if ranks else fresh as warm:
             profile = run_profile(

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.devices import choose_devices
 from samecurve.core.planning.layout import choose_sync
-from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.strategies import auto_strategy
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench_text import dump_json

@@ -114,7 +114,8 @@ def _side_by_side(bench: Bench, panels: Sequence[_Panel]) -> bytes:
 
 def _title(bench: Bench) -> str:
     plan = bench.plans[0]
-    title = f"{legend_label(bench.name)}: {plan.engine} {plan.precision}, {plan.devices[0].name}"
+    engine, device = plan.layout.engine, plan.layout.devices[0].name
+    title = f"{legend_label(bench.name)}: {engine} {plan.compute.precision}, {device}"
     if bench.cpu:
         title += f", ranks share {bench.cores} cores"
     return title
@@ -271,7 +272,8 @@ def _page(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> str
 def _body(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> Iterator[Html]:
     plan, measured = bench.plans[0], measured_rows(rows)
     scaling = "weak" if bench.weak else "strong"
-    what = f"{plan.engine} {plan.precision}, {plan.devices[0].name}, {scaling} scaling"
+    engine, device = plan.layout.engine, plan.layout.devices[0].name
+    what = f"{engine} {plan.compute.precision}, {device}, {scaling} scaling"
     yield element("header", element("h1", bench.name), element("span", what, class_="quiet"))
     for row in rows:
         if row["status"] != "measured":

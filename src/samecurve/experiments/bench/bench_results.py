@@ -85,13 +85,13 @@ def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
     }
     if plan:
         row |= {
-            "engine": plan.engine,
-            "processes": plan.world_size,
-            "backend": plan.backend,
-            "threads": plan.threads,
-            "batch": plan.global_batch_size,
-            "micro": plan.micro_batch_size,
-            "rounds": plan.accumulation_steps,
+            "engine": plan.layout.engine,
+            "processes": plan.layout.world_size,
+            "backend": plan.layout.backend,
+            "threads": plan.compute.threads,
+            "batch": plan.batch.global_batch_size,
+            "micro": plan.batch.micro_batch_size,
+            "rounds": plan.batch.accumulation_steps,
             "slots": list(plan.batch.microbatches_per_device),
             "arithmetic": arithmetic(plan),
             "without": list(layout_plan.without),
@@ -112,16 +112,16 @@ def _measured(profile: Profile, base: Profile) -> dict[str, Any]:
     tokens = plan.tokens_per_sample
     flops = None
     if plan.flops_per_step:
-        flops = plan.flops_per_step / plan.global_batch_size * samples_per_second
+        flops = plan.flops_per_step / plan.batch.global_batch_size * samples_per_second
     return {
         **values,
         "seconds_per_step": values["seconds"]["median"],
         "tokens_per_second": samples_per_second * tokens if tokens > 1 else None,
         "speedup": speedup,
-        "efficiency": speedup * base.plan.num_devices / plan.num_devices,
+        "efficiency": speedup * base.plan.layout.num_devices / plan.layout.num_devices,
         "shares": _shares(values["parts"]),
         "flops_per_second": flops,
-        "flops_per_second_per_device": flops / plan.num_devices if flops else None,
+        "flops_per_second_per_device": flops / plan.layout.num_devices if flops else None,
         "peak_flops": plan.peak_flops,
         "mfu": flops / plan.peak_flops if flops and plan.peak_flops else None,
         "memory_bytes_by_device": profile.peaks,

@@ -113,13 +113,14 @@ def head(bench: Bench, width: int) -> str:
         scaling = f"weak scaling: the batch grows with the devices, {each} samples on each"
     else:
         scaling = (
-            f"strong scaling: a step is {plan.global_batch_size} samples in every layout, divided"
-            " among its devices"
+            f"strong scaling: a step is {plan.batch.global_batch_size} samples in every layout,"
+            " divided among its devices"
         )
     warm_up = f"{counted(schedule.warm, 'step')} to warm up"
     titles = "  ".join(column.padded(column.title) for column in columns(bench))
     lines = [
-        f"bench  {bench.name}, {plan.engine} {plan.precision} on {plan.devices[0].name}; {scaling}",
+        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on"
+        f" {plan.layout.devices[0].name}; {scaling}",
         f"       {warm_up}, thrown away, then {schedule.timed} timed; each layout in processes of"
         " its own",
         f"       {'layout':<{width}}  {titles}".rstrip(),
@@ -263,14 +264,14 @@ def _flops_note(bench: Bench) -> str:
     if not plan.flops_per_step:
         return "flops  neither MFU nor TFLOP/s: the task does not say what a sample costs"
     work = (
-        f"{show_count(plan.flops_per_step / plan.global_batch_size)}FLOP a sample"
+        f"{show_count(plan.flops_per_step / plan.batch.global_batch_size)}FLOP a sample"
         f" ({bench.formulas.get('flops', 'as the task says')})"
     )
-    device = plan.devices[0].name
+    device = plan.layout.devices[0].name
     if not plan.peak_flops:
         return f"flops  samples a second x {work}; no MFU: the peak of {device} is not on file"
-    peak = show_count(plan.peak_flops / plan.num_devices)
+    peak = show_count(plan.peak_flops / plan.layout.num_devices)
     return (
         f"MFU    samples a second x {work} / peak; peak: {peak}FLOP/s a device, dense"
-        f" {plan.precision} of the {device}'s data sheet"
+        f" {plan.compute.precision} of the {device}'s data sheet"
     )

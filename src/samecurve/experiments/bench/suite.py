@@ -166,7 +166,7 @@ class SuiteRun:
         plan = layout_plan.plan
         parts = {
             "config": layout_plan.config.model_dump(mode="json"),
-            "devices": [device.name for device in plan.devices] if plan else [],
+            "devices": [device.name for device in plan.layout.devices] if plan else [],
             "microbatches": list(plan.batch.microbatches_per_device) if plan else [],
             "steps": [self.schedule.warm, self.schedule.timed],
             "versions": versions,
@@ -234,11 +234,11 @@ def _numbers(result: LayoutResult) -> dict[str, Any]:
     tokens = row["tokens_per_second"]
     return {
         **row,
-        "devices": [device.name for device in plan.devices],
-        "precision": plan.precision,
+        "devices": [device.name for device in plan.layout.devices],
+        "precision": plan.compute.precision,
         "steps_per_second": 1 / seconds["median"],
-        "samples_per_second_per_device": row["samples_per_second"] / plan.num_devices,
-        "tokens_per_second_per_device": tokens / plan.num_devices if tokens else None,
+        "samples_per_second_per_device": row["samples_per_second"] / plan.layout.num_devices,
+        "tokens_per_second_per_device": tokens / plan.layout.num_devices if tokens else None,
         "first_step_seconds": seconds["first"],
         "step_seconds": seconds["each"],  # without the first ones
     }

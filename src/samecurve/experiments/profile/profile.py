@@ -128,7 +128,10 @@ def profile(
     if not as_json:
         echo(head(plan, schedule), err=True)
     unwritten: OSError | None = None
-    with scratch("profile") as home, pool(plan.world_size, home / "ranks.log", _PATIENCE) as ranks:
+    with (
+        scratch("profile") as home,
+        pool(plan.layout.world_size, home / "ranks.log", _PATIENCE) as ranks,
+    ):
         profile = run_profile(
             config, plan, schedule, ranks=ranks, home=home, keep_traces=target is not None
         )

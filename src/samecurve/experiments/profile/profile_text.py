@@ -48,7 +48,7 @@ class Profile:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of a step."""
-        return PARTS[self.plan.engine]
+        return PARTS[self.plan.layout.engine]
 
     @property
     def peaks(self) -> list[int]:
@@ -58,7 +58,7 @@ class Profile:
 
 def head(plan: Plan, schedule: ProfileSchedule) -> str:
     return (
-        f"profile {strategy_text(plan)}, world {plan.num_devices}, {plan.precision},"
+        f"profile {strategy_text(plan)}, world {plan.layout.num_devices}, {plan.compute.precision},"
         f" {arithmetic(plan)}: {schedule.warm} steps to warm up, {schedule.timed} timed,"
         f" {schedule.traced} under the profiler"
     )
@@ -100,7 +100,7 @@ def _step_lines(profile: Profile) -> list[str]:
     if tail:
         steps += f"; {tail} of {timed} were an epoch's short tail, and are left out"
     first = f"       the first step took {profile.ranks[0].first:.2f} s"
-    if profile.plan.engine == "jax" or profile.plan.compile:
+    if profile.plan.layout.engine == "jax" or profile.plan.compute.compile:
         first += ", compiling (or reading what was compiled before) included"
     return [
         f"step   {_ms(statistics.median(seconds))} ms median ({_ms(min(seconds))} to"
@@ -140,7 +140,7 @@ def _queueing_lines(profile: Profile) -> list[str]:
     if first.queueing is None:
         return []
     collectives = ""
-    if profile.plan.num_devices > 1:
+    if profile.plan.layout.num_devices > 1:
         seconds = sum(operation.seconds for operation in first.operations if operation.collective)
         collectives = (
             f"of which {_ms(seconds)} ms in collectives (under the profiler), waiting for the"
@@ -182,7 +182,7 @@ def _operation_lines(profile: Profile, top: int) -> list[str]:
     total = sum(operation.seconds for operation in costliest)
     profiled = statistics.mean(rank.traced for rank in profile.ranks)
     timed = statistics.mean(rank.seconds for rank in profile.ranks)
-    if profile.plan.engine == "jax":
+    if profile.plan.layout.engine == "jax":
         of = "of one device"
     elif len(profile.ranks) > 1:
         of = "of one rank"
@@ -226,7 +226,7 @@ def memory_terms(profile: Profile) -> list[dict[str, Any]]:
 def _memory_lines(profile: Profile) -> list[str]:
     plan, peaks = profile.plan, profile.peaks
     where = "allocated"
-    if plan.devices[0].kind == "cpu":
+    if plan.layout.devices[0].kind == "cpu":
         where = "a process, its libraries included"
     if plan.memory_estimate:
         estimate = f"the plan expects {show_bytes(plan.memory_estimate)}"
@@ -277,16 +277,16 @@ def as_json(profile: Profile, name: str, top: int) -> str:
         slowest_rank = {"rank": rank, "own_seconds": most, "fastest_own_seconds": least}
     values = {
         "config": name,
-        "engine": plan.engine,
-        "strategy": plan.strategy,
-        "backend": plan.backend,
-        "world": plan.num_devices,
-        "processes": plan.world_size,
-        "precision": plan.precision,
-        "batch": plan.global_batch_size,
-        "micro": plan.micro_batch_size,
-        "rounds": plan.accumulation_steps,
-        "device": plan.devices[0].name,
+        "engine": plan.layout.engine,
+        "strategy": plan.layout.strategy,
+        "backend": plan.layout.backend,
+        "world": plan.layout.num_devices,
+        "processes": plan.layout.world_size,
+        "precision": plan.compute.precision,
+        "batch": plan.batch.global_batch_size,
+        "micro": plan.batch.micro_batch_size,
+        "rounds": plan.batch.accumulation_steps,
+        "device": plan.layout.devices[0].name,
         **measured_json(profile),
         "slowest": slowest_rank,
         "ranks": [_rank_json(rank, profile.parts) for rank in ranks],

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from samecurve.core.config.param_groups import names_by_phase
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
-from samecurve.core.planning.update_phases import names_by_phase
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED

@@ -119,7 +119,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
 
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
-    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
+    return torch.compiler.set_stance("force_eager") if plan.compute.compile else nullcontext()
 
 
 class KeptProducts:
