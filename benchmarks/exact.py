@@ -85,13 +85,13 @@ def race(
         engine = TorchEngine(
             task, made, config.optimizer, Comm(group if world > 1 else None), [place]
         )
-        feed = Feed(made, made.devices_of(index), task.train_data(), None, engine.stage)
+        feed = Feed(made, made.layout.devices_of(index), task.train_data(), None, engine.stage)
         runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     losses: dict[str, float] = {}
     for number in range(WARM + STEPS):
         for mode, (made, engine, batches, _, state) in runners.items():
-            set_deterministic(made.exact)
+            set_deterministic(made.compute.exact)
             step, batch = next(batches)
             dist.barrier(group)
             began = time.perf_counter()

@@ -179,7 +179,9 @@ def programs(
     from jax.sharding import NamedSharding, PartitionSpec
 
     batch = next(
-        iter(Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0))
+        iter(
+            Feed(made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+        )
     )[1]
     tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
     state, step = peer
@@ -206,7 +208,9 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     engine: Any = join_warm(made, 0, None).make_engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
     found: dict[str, list[float]] = {"samecurve": [], "raw": []}
-    flax_model, _ = open_model(task, made.precision, made.recompute, made.fixed.seed)
+    flax_model, _ = open_model(
+        task, made.compute.precision, made.compute.recompute, made.fixed.seed
+    )
     begin, step = raw_step(flax_model.merge(engine.init()["params"]), config.optimizer, mesh)
     busy = []
     for _ in range(ALTERNATIONS):
@@ -230,7 +234,7 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {
         "programs_ratio": alone,
-        "devices": [device.name for device in made.devices],
+        "devices": [device.name for device in made.layout.devices],
         "seconds": found,
         "ratio": statistics.median(ratios),
         "ratios": ratios,

@@ -102,7 +102,7 @@ def _note_other_precision(accepted: AcceptedStart) -> None:
     run, now = accepted.origin.run, accepted.plan.compute.precision
     if run is None or not accepted.loaded.config.train.amp:
         return
-    before = run.read_plan().precision
+    before = run.read_plan().compute.precision
     if before != now:
         accepted.origin.notes.append(
             f"this run computed in {before} until here, and goes on in {now}, which train.amp comes"

@@ -155,10 +155,10 @@ def _check_devices(config: Config) -> None:
 def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
     """plan() there. UserError: as train would refuse it there."""
     planned = plan(config, cluster.machine, facts)
-    peak = cluster.device.peaks.get(planned.precision)
+    peak = cluster.device.peaks.get(planned.compute.precision)
     if not peak:
         return replace(planned, peak_flops=None)
-    return replace(planned, peak_flops=peak * planned.num_devices)
+    return replace(planned, peak_flops=peak * planned.layout.num_devices)
 
 
 def compare_strategies(

@@ -79,7 +79,7 @@ def bench_files(bench: Bench, rows: Sequence[Row]) -> dict[str, bytes]:
 
 
 def _panels(bench: Bench, measured: Sequence[Row]) -> list[_Panel]:
-    parts = "; ".join(f"{name}: {MEANING[name]}" for name in PARTS[bench.plans[0].engine])
+    parts = "; ".join(f"{name}: {MEANING[name]}" for name in PARTS[bench.plans[0].layout.engine])
     return [
         _Panel(
             "scaling",
@@ -177,7 +177,7 @@ def _scaling_note(bench: Bench) -> str:
 
 def _draw_shares(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
     left = [0.0] * len(rows)
-    for name in PARTS[bench.plans[0].engine]:
+    for name in PARTS[bench.plans[0].layout.engine]:
         widths = [100 * max(0.0, row["parts"][name]["share"]) for row in rows]
         axes.barh(
             range(len(rows)),

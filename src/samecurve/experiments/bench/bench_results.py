@@ -65,7 +65,7 @@ class Bench:
 
     @property
     def cpu(self) -> bool:
-        return self.plans[0].devices[0].kind == "cpu"
+        return self.plans[0].layout.devices[0].kind == "cpu"
 
     @property
     def weak(self) -> bool:

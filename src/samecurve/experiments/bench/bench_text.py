@@ -19,19 +19,19 @@ def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "config": bench.name,
         "time": bench.time,
-        "engine": first.engine,
-        "precision": first.precision,
-        "device": first.devices[0].name,
-        "kind": first.devices[0].kind,
+        "engine": first.layout.engine,
+        "precision": first.compute.precision,
+        "device": first.layout.devices[0].name,
+        "kind": first.layout.devices[0].kind,
         "cores": bench.cores,
         "load": bench.load,
         "scaling": "weak" if bench.weak else "strong",
         "tokens_per_sample": first.tokens_per_sample,
         "steps": {"warm_up": bench.schedule.warm, "timed": bench.schedule.timed},
         "baseline": measured[0]["layout"] if measured else None,
-        "flops_per_sample": flops / first.global_batch_size if flops else None,
+        "flops_per_sample": flops / first.batch.global_batch_size if flops else None,
         "flops_formula": bench.formulas.get("flops"),
-        "peak_flops_per_device": peak / first.num_devices if peak else None,
+        "peak_flops_per_device": peak / first.layout.num_devices if peak else None,
         "layouts": list(rows),
         "notes": notes(bench, rows),
         "environment": dict(bench.environment),
@@ -64,7 +64,7 @@ def columns(bench: Bench) -> list[Column]:
     shown = []
     if bench.config.devices.balance != "even":
         shown.append(Column("microbatches", 12, lambda row: " + ".join(map(str, row["slots"]))))
-    if bench.cpu and first.engine == "torch":
+    if bench.cpu and first.layout.engine == "torch":
         shown.append(Column("threads", 7, lambda row: f"{row['world']} x {row['threads']}"))
     shown += [
         Column("ms a step (min to max)", 24, _step_cell),
@@ -173,7 +173,7 @@ def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
 
 
 def _shares_meaning(bench: Bench) -> str:
-    if bench.plans[0].engine == "jax":
+    if bench.plans[0].layout.engine == "jax":
         compute = f"compute: {MEANING['device']}; what of it is sync is not known"
     else:
         compute = f"compute: forward, backward, optimizer; sync: {MEANING['sync']}"
@@ -183,7 +183,7 @@ def _shares_meaning(bench: Bench) -> str:
 def _core_notes(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
     """Notes on what a CPU can't show."""
     cores = bench.cores
-    if bench.plans[0].engine == "jax":
+    if bench.plans[0].layout.engine == "jax":
         note = (
             f"cpu    CPU devices share {cores} cores and one process's threads: more of them"
             " bring no more cores, so this shows what sharing out costs, not how GPUs scale"
@@ -226,7 +226,7 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 
 def _bound(bench: Bench, base: Row, row: Row) -> float:
     """How often the baseline's devices a layout has: cores on the CPU."""
-    if bench.cpu and bench.plans[0].engine == "torch":
+    if bench.cpu and bench.plans[0].layout.engine == "torch":
         cores = min(row["world"] * row["threads"], bench.cores)
         base_cores = min(base["world"] * base["threads"], bench.cores)
         return float(cores / base_cores)
