@@ -159,14 +159,11 @@ def _exact_term(
         moved = 0  # added in place: by one device, or by the first one's thread
     copies = waiting + moved * sent
     width = options.itemsize
-    return MemoryTerm(
-        name="exact",
-        bytes=copies * facts.trainable * width,
-        formula=(
-            f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its"
-            " way between devices"
-        ),
+    formula = (
+        f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its way"
+        " between devices"
     )
+    return MemoryTerm("exact", copies * facts.trainable * width, formula)
 
 
 def _most_waiting(count: int, numbers: range) -> int:

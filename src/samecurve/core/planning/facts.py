@@ -5,7 +5,7 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
@@ -49,24 +49,9 @@ class Speeds:
         return cls(devices=devices, rest=value["rest"], origin=value["origin"])
 
 
-class ModelArrays(Protocol):
-    """The part of Facts that describes the model's arrays."""
-
-    @property
-    def arrays(self) -> Mapping[str, tuple[int, ...]]: ...
-    @property
-    def buffers(self) -> tuple[str, ...]: ...
-    @property
-    def aliases(self) -> Mapping[str, str]: ...
-    @property
-    def frozen(self) -> tuple[str, ...]: ...
-    @property
-    def frozen_base(self) -> bool: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class DescribedArrays:
-    """The same description for a model that has been built."""
+    """The part of Facts about the model's arrays, for a model that has been built."""
 
     arrays: Mapping[str, tuple[int, ...]]
     buffers: tuple[str, ...]
@@ -137,5 +122,6 @@ class Facts:
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 
+ModelArrays = Facts | DescribedArrays  # what describes a model's arrays
 # takes a config, a machine and facts; gives facts with what the plan is to know of the devices
 Measure = Callable[[Config, Machine, Facts], Facts]

@@ -255,11 +255,9 @@ def _defaults_beside(section: Optimizer, schedule: ScheduleFields, facts: Facts)
 
 def _check_section_reaches(section: Optimizer, optimizer: UserOptimizerFacts) -> None:
     """UserError: the config sets what the task's own optimizer does not read."""
-    defaults = Optimizer()
-    names = ["name", "weight_decay", "betas", "eps", "momentum"]
+    unheard = section.changed("name", "weight_decay", "betas", "eps", "momentum")
     if not optimizer.takes_lr:
-        names.append("lr")
-    unheard = [name for name in names if getattr(section, name) != getattr(defaults, name)]
+        unheard += section.changed("lr")
     if unheard:
         remedy = "leave it out of the config"
         if unheard == ["lr"]:
