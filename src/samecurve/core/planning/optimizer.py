@@ -41,7 +41,7 @@ class OptimizerState:
 
     optimizer: str  # its name, for readers
     cut_bytes: int  # divided among shards, as the parameters are
-    whole_bytes: int = 0  # that every shard has all of
+    whole_bytes: int = 0  # held whole by every shard
     formula: str
 
     @property
