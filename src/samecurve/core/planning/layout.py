@@ -141,7 +141,7 @@ def choose_layout(
             f"as asked; {len(devices) // shards} copies of the model, each shared out among"
             f" {shards} devices"
         )
-    _check_effects(section, train, spec, devices, shards)
+    _check_offload_and_compress(section, train, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
     if spec.processes == "as started":
@@ -202,7 +202,7 @@ def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int) -> 
     return wanted or proper[-1]
 
 
-def _check_effects(
+def _check_offload_and_compress(
     section: Devices, train: Train, spec: StrategySpec, devices: tuple[Device, ...], shards: int
 ) -> None:
     """UserError: nothing could lie in host memory instead, or compressing would undo f64."""

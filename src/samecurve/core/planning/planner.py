@@ -54,6 +54,7 @@ from samecurve.core.planning.memory import (
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import (
+    Schedule,
     check_steps,
     choose_early_stop,
     choose_intervals,
@@ -114,11 +115,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     )
     now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
     order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
-    lr = config.optimizer.lr
-    peak = choose_peak(config.schedule, lr, config.batch, split.global_batch_size)
-    schedule = log.take(
-        choose_schedule(config.schedule, train.steps, peak, order, lr=lr, by_task=facts.schedule)
-    )
+    schedule = log.take(_choose_schedule(config, facts, order))
     check_coupled(log, train, facts.coupled, split)
     early_stop = log.take(choose_early_stop(train, facts.eval_samples))
     _explain_training(log, config, facts, layout=layout, split=split, precision=precision)
@@ -227,6 +224,12 @@ def _memory_terms(
     )
     peak = settled(held, activations.bytes if activations else 0)
     return (*peak, *(term for term in others if term))
+
+
+def _choose_schedule(config: Config, facts: Facts, order: Order) -> Decision[Schedule]:
+    lr, section = config.optimizer.lr, config.schedule
+    peak = choose_peak(section, lr, config.batch, order.global_batch_size)
+    return choose_schedule(section, config.train.steps, peak, order, lr=lr, by_task=facts.schedule)
 
 
 def _fix(
