@@ -38,7 +38,7 @@ class Compute:
 
 
 def choose_compute(train: Train, facts: Facts, *, precision: Precision, threads: int) -> Compute:
-    """The arithmetic of a step, of what the section `train` asks and what the model has."""
+    """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
         precision=precision,
         threads=threads,

@@ -21,7 +21,7 @@ from samecurve.core.protocols import Held, Progress
 from samecurve.core.strategies import STRATEGIES
 from samecurve.units import counted
 
-# keys of plan.json and of the journal, in their order
+# keys of plan.json and of the journal, in their order; those of later fields follow
 _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
@@ -41,7 +41,8 @@ _NAMES = {  # of the fields whose keys are older than their names
     "slot_times": "microbatch_seconds",
 }
 _OLDER = {"reseeded"}  # of older plans: whether masks followed the device
-_SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}  # which have no key
+# parts of a plan that have no key themselves: their fields stand beside those of the plan
+_SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -159,19 +160,20 @@ class Plan:
             values |= values.pop(section)
         values["accumulation_steps"] = self.batch.accumulation_steps  # follows from the others
         values["fixed"] = self.fixed.to_json()
-        return {key: values[_NAMES.get(key, key)] for key in _ORDER.split()}
+        return {key: values[name] for key, name in _names_by_key().items()}
 
     @classmethod
     def from_json(cls, value: object) -> "Plan":
         """ValueError: a key is missing, not known, or has no such value."""
         on_disk = as_mapping(value)
-        unknown = on_disk.keys() - set(_ORDER.split()) - _OLDER
+        names_by_key = _names_by_key()
+        unknown = on_disk.keys() - names_by_key.keys() - _OLDER
         if unknown:
             raise ValueError(f"{min(unknown)} is not known")
         devices = on_disk.get("devices")
         if not isinstance(devices, list | tuple) or not devices:
             raise ValueError("there are no devices")
-        values = {_NAMES.get(key, key): item for key, item in on_disk.items() if key not in _OLDER}
+        values = {names_by_key[key]: on_disk[key] for key in on_disk.keys() - _OLDER}
         values.pop("accumulation_steps", None)
         values["num_devices"] = len(devices)
         for section, kind in _SECTIONS.items():
@@ -184,3 +186,13 @@ class Plan:
         if not 0 <= parsed.steps <= MOST_STEPS or layout.world_size < 1:
             raise ValueError("a number of steps, devices or processes out of range")
         return parsed
+
+
+def _names_by_key() -> dict[str, str]:
+    """The field, of the plan or of a section, that each key of plan.json stands for."""
+    ordered = [_NAMES.get(key, key) for key in _ORDER.split()]
+    kinds = (Plan, *_SECTIONS.values())
+    names = dict.fromkeys([*ordered, *(field.name for kind in kinds for field in fields(kind))])
+    keys = {name: key for key, name in _NAMES.items()}
+    unwritten = {*_SECTIONS, "num_devices"}  # as many as there are devices
+    return {keys.get(name, name): name for name in names if name not in unwritten}
