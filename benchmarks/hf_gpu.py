@@ -115,8 +115,8 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     )
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    torch.set_num_threads(made.threads)
-    device = torch.device(made.devices[0].place)
+    torch.set_num_threads(made.compute.threads)
+    device = torch.device(made.layout.devices[0].place)
     return Setting(task, config, made, device, home, arguments.warm, arguments.steps)
 
 

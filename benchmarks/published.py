@@ -237,7 +237,7 @@ def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float
     found = step_cost(config, made, facts, setup, share)
     assert found is not None
     return (
-        made.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
+        made.batch.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
         sum(term.bytes for term in made.memory),
     )
 

@@ -74,7 +74,7 @@ def measured(accumulate: int, home: Path) -> tuple[float, float, float]:
     engine.check_split = timed_check  # type: ignore[method-assign]
     step = timed(engine, task, made, home / "run", WARM)
     assert samples
-    return seconds[0], step, sum(samples) / samples_tried(made.micro_batch_size)
+    return seconds[0], step, sum(samples) / samples_tried(made.batch.micro_batch_size)
 
 
 def planned(passes: float) -> dict[str, float]:

@@ -65,13 +65,13 @@ def measure_speeds(
         if size > 1:
             sizes += f", and of {size // _parts(size)}"
         echo(
-            f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.num_devices} devices in"
+            f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.layout.num_devices} devices in"
             " throw-away processes",
             err=True,
         )
         with (
             scratch("balance") as home,
-            pool(large.world_size, home / "ranks.log", _PATIENCE) as ranks,
+            pool(large.layout.world_size, home / "ranks.log", _PATIENCE) as ranks,
         ):
             speeds = experiment.measure(ranks, home, job)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class _Experiment:
     def plan_microbatches(self, size: int, count: int) -> Plan:
         """So many microbatches of this size for each device."""
         config = with_even_balance(self.config)
-        num_devices = plan(config, self.machine, self.facts).num_devices
+        num_devices = plan(config, self.machine, self.facts).layout.num_devices
         sections = {
             "batch": Batch(samples=num_devices * size * count, per_device=size),
             "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),

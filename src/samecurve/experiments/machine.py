@@ -95,9 +95,9 @@ class Prediction:
         if first is None:
             return ""
         if "grows" in first.reasons["batch"]:
-            each = first.micro_batch_size * first.accumulation_steps
+            each = first.batch.micro_batch_size * first.batch.accumulation_steps
             return f"{each} samples a step on each device"
-        return f"{first.global_batch_size} samples a step on any devices"
+        return f"{first.batch.global_batch_size} samples a step on any devices"
 
     def json(self) -> dict[str, Any]:
         tokens = self.facts.tokens_per_sample

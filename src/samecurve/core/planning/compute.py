@@ -6,6 +6,7 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.planning.batch import BatchSplit
@@ -93,15 +94,15 @@ def check_precision(precision: Precision, layout: Layout) -> None:
 
 
 def choose_threads(
-    threads: int | None, train: Train, layout: Layout, *, cores: int, fixed: Fixed | None
+    section: Devices, train: Train, layout: Layout, cores: int, fixed: Fixed | None
 ) -> Decision[int]:
     """Threads inside one device's operations.
 
     Their number changes the order in which a CPU adds, so exact runs keep it.
 
-    threads: devices.threads. UserError: threads are asked for where they have no meaning.
+    cores: of this host. UserError: threads are asked for where they have no meaning.
     """
-    num_devices = layout.num_devices
+    threads, num_devices = section.threads, layout.num_devices
     on_cpu = layout.devices[0].kind == "cpu"
     if threads and (not on_cpu or layout.engine == "jax"):
         raise UserError(

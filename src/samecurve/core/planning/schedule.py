@@ -99,11 +99,9 @@ def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyS
             "train.early_stop",
         )
     goal = section.goal
-    how = goal.mode
-    if section.min_delta:
-        how += f", by more than {section.min_delta:g}"
     patience = counted(section.patience, "evaluation")
-    reason = f"after {patience} in a row without a better {goal.metric} ({how})"
+    margin = f", by more than {section.min_delta:g}" if section.min_delta else ""
+    reason = f"after {patience} in a row without a better {goal.metric} ({goal.mode}{margin})"
     rule = EarlyStopRule(goal, section.patience, section.min_delta)
     return Decision(rule, {"early stop": reason})
 
