@@ -106,7 +106,7 @@ def prepare(
 
 
 def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
-    """The options, with the directories of the config where no flag names one."""
+    """The options, with the directories that the config names where no flag does."""
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
     if options.init_from is None:
