@@ -43,14 +43,6 @@ class Written:
     # the boxes in the file: name -> dtype, shape of the whole array, offsets of the box
     arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-            "arrays": self.arrays,
-        }
-
 
 def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     """Write one rank's arrays into one file, which is on disk when this returns.
@@ -89,7 +81,7 @@ def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]])
     """A checkpoint's manifest.
 
     meta: step, epoch, consumed, config, fixed, loop, versions.
-    written: Written.to_json() of every rank.
+    written: the fields of Written of every rank.
     """
     arrays: dict[str, Any] = {}
     for rank in written:

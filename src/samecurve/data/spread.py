@@ -1,4 +1,4 @@
-"""Some samples of a source, spread evenly over it."""
+"""A part of a source: samples that are spread evenly over it."""
 
 from collections.abc import Mapping
 from typing import Any
