@@ -204,9 +204,8 @@ def check_cover(
 
     Returns what is wrong; None: nothing is.
     """
-    begun: list[
-        tuple[Sequence[int], list[int]]
-    ] = []  # boxes that reach beyond the last one's begin
+    # boxes that end after the last box begins
+    begun: list[tuple[Sequence[int], list[int]]] = []
     covered = 0
     for offsets, size in sorted(boxes, key=lambda box: tuple(box[0])):
         ends = [begin + length for begin, length in zip(offsets, size, strict=True)]

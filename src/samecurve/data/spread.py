@@ -9,6 +9,16 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import Source
 
 
+def spread_out(source: Source, count: int | None) -> Source | None:
+    """The held-out samples that an evaluation reads; None: there are none.
+
+    count: how many at most; None: all
+    """
+    if not len(source) or count == 0:
+        return None
+    return Spread(source, min(len(source), count or len(source)))
+
+
 class Spread:
     """`count` samples spread evenly over a source."""
 

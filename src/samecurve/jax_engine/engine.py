@@ -44,11 +44,7 @@ from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import (
-    make_evaluation,
-    make_step,
-    progress_array,
-)
+from samecurve.jax_engine.step_program import make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 

@@ -94,16 +94,10 @@ def check_repeats(
         closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
         return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
 
-    python, numpy = random.getstate(), str(np.random.get_state(legacy=False))
+    before = _random_states()
     (program, constants), (again, others) = trace(), trace()
-    drawn = [
-        name
-        for name, same in (
-            ("random", python == random.getstate()),
-            ("np.random", numpy == str(np.random.get_state(legacy=False))),
-        )
-        if not same
-    ]
+    after = _random_states()
+    drawn = [name for name in before if before[name] != after[name]]
     equal = program == again and all(
         np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
         for one, other in zip(constants, others, strict=True)
@@ -123,6 +117,11 @@ def check_repeats(
             "compute it from the model and the batch alone",
             "task",
         )
+
+
+def _random_states() -> dict[str, str]:
+    """The states of the random numbers of Python and of numpy."""
+    return {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
 
 
 def _losses(

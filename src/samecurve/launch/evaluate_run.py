@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
@@ -170,15 +169,11 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
             document.set(key, value, "-d")
     for key, (value, flag) in settings.items():
         document.set(key, value, flag)
-    _alone(document)
-    return load(document, Tasks(), run.home.name)
-
-
-def _alone(document: Document) -> None:
-    """Take out what has no effect here: when the run wrote, and how fast its devices were."""
+    # neither when the run wrote, nor how fast its devices were, matters here
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
+    return load(document, Tasks(), run.home.name)
 
 
 def _write(

@@ -15,7 +15,7 @@ from samecurve.data.shards.open_files import OpenFiles
 from samecurve.errors import UserError
 
 _BLOCK = 1 << 20  # bytes scanned at once
-_MARK = b"\xef\xbb\xbf"  # the mark with which some editors begin a UTF-8 file
+MARK = b"\xef\xbb\xbf"  # the mark with which some editors begin a UTF-8 file
 _SHOWN = 60  # characters of a line in an error
 
 
@@ -38,8 +38,8 @@ class _Scan:
         with open(self._path, "rb", buffering=0) as file:
             while block := file.read(_BLOCK):
                 checksum = zlib.crc32(block, checksum)
-                if at == 0 and not rest and block.startswith(_MARK):
-                    at, block = len(_MARK), block[len(_MARK) :]
+                if at == 0 and not rest and block.startswith(MARK):
+                    at, block = len(MARK), block[len(MARK) :]
                 text = rest + block
                 end = text.rfind(b"\n") + 1
                 self._add_lines(np.frombuffer(text, np.uint8, end), at)
@@ -61,7 +61,7 @@ class _Scan:
             content = text[begins[line] : ends[line]].tobytes().strip()
             is_row[line] = bool(content)
             if content and not (content.startswith(b"{") and content.endswith(b"}")):
-                raise _no_object(self._path, self._lines + int(line) + 1, content)
+                raise no_object(content, f"{self._path}:{self._lines + int(line) + 1}")
         self._writer.append("begin", at + begins[is_row])
         self._rows += int(is_row.sum())
         self._lines += len(ends)
@@ -118,20 +118,27 @@ class JsonLines:
 
     def _line(self, number: int, begin: int) -> str:
         """File and line of a byte; lines are counted here, since the index has only rows."""
-        shard, lines = self._index.shards[number], 1
-        with open(shard.path, "rb") as file:
-            while begin > 0 and (block := file.read(min(begin, _BLOCK))):
-                lines += block.count(b"\n")
-                begin -= len(block)
-        return f"{shard.path}:{lines}"
+        path = self._index.shards[number].path
+        return f"{path}:{line_number(path, begin)}"
 
 
-def _no_object(path: Path, line: int, content: bytes) -> UserError:
+def line_number(path: Path, offset: int) -> int:
+    """The number of the line that begins at this byte, counted from 1."""
+    lines = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (block := file.read(min(offset, _BLOCK))):
+            lines += block.count(b"\n")
+            offset -= len(block)
+    return lines
+
+
+def no_object(content: bytes, place: str) -> UserError:
+    """The error for a line that is not one JSON object."""
     shown = content[:_SHOWN].decode("utf-8", "replace")
     dots = " ..." if len(content) > _SHOWN else ""
     return UserError(
         f"not one JSON object in a line: {shown}{dots}",
         "JSON lines: each line a whole {...}. A file that is one array: jq -c '.[]' old.json >"
         " new.jsonl; one that was cut off: make it again",
-        f"{path}:{line}",
+        place,
     )

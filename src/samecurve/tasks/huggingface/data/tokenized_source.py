@@ -26,13 +26,7 @@ from samecurve.probe.progress import show_progress
 from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
-from samecurve.tasks.huggingface.data.parts import (
-    Job,
-    PartNotes,
-    parts_of,
-    read_documents,
-    run_job,
-)
+from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_documents, run_job
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
