@@ -139,7 +139,7 @@ class JaxEngine:
     @cached_property
     def _gather_params(self) -> Wrapped:
         """A program that puts every whole parameter on every device."""
-        shapes = {name: spec.shape for name, spec in self._model.specs.items()}
+        shapes = self._model.shapes
 
         def without_padding(params: Arrays) -> Arrays:
             return {

@@ -46,6 +46,11 @@ class FlaxModel:
     rest: dict[str, PyTree]  # variables that are not trained, by name
     rest_tree: jax.tree_util.PyTreeDef
 
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of the parameters as they are held."""
+        return {name: spec.shape for name, spec in self.specs.items()}
+
     def merge(self, arrays: Arrays) -> nnx.Module:
         """Make the flax module from its parameters' arrays."""
         return self.assemble(self.join_complex(arrays))

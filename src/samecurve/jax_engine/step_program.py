@@ -82,13 +82,12 @@ def make_step(
     metrics: loss sum, weight, sum and weight of each other mean, extra, gradient norm before
         clipping, whether the update was made, f16's scale.
     """
-    shapes = {name: spec.shape for name, spec in model.specs.items()}
     accumulate = accumulate or _accumulate
 
     def step(
         state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
     ) -> tuple[State, jax.Array]:
-        whole = strategy.gather_params(all_params(state), shapes)
+        whole = strategy.gather_params(all_params(state), model.shapes)
         params, merge = split_trained(model, whole, layout.trained)
         factor = loss_factor(state["scale"], plan.nominal_weight)
         local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
@@ -104,12 +103,11 @@ def make_step(
         )
         return state, jnp.concatenate([totals, extra_sums, update_metrics])
 
-    specs = layout.specs
     mapped = shard_map(
         step,
         mesh=strategy.mesh,
-        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
-        out_specs=(specs, PartitionSpec()),
+        in_specs=(layout.specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
+        out_specs=(layout.specs, PartitionSpec()),
     )
     return jax.jit(mapped, donate_argnums=0)
 
@@ -194,21 +192,16 @@ def apply_update(
         name: values + (1 - plan.compute.ema) * (moved[name] - values)
         for name, values in state["average"].items()
     }
-
-    def if_finite(new: PyTree, old: PyTree) -> PyTree:
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
-
-    next_scale, streak = scale, state["streak"]
-    if plan.precision == "f16":
-        next_scale, streak = next_loss_scale(scale, streak, finite, jnp.where)
-    updated = State(
-        params=if_finite(moved, params),
-        frozen=state["frozen"],
-        average=if_finite(average, state["average"]),
-        moments=if_finite(moments, state["moments"]),
-        scale=next_scale,
-        streak=streak,
+    params, average, moments = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (moved, average, moments),
+        (params, state["average"], state["moments"]),
     )
+    updated = State({**state, "params": params, "average": average, "moments": moments})
+    if plan.precision == "f16":
+        updated["scale"], updated["streak"] = next_loss_scale(
+            scale, state["streak"], finite, jnp.where
+        )
     norm: jax.Array = scaling.grad_norm
     return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
@@ -324,10 +317,10 @@ def round_program(
 
     compute: (whole parameters, a device's microbatch, [step, epoch]) -> the result.
     """
-    shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def of_device(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
-        return compute(strategy.gather_params(params, shapes), first_of(first_of(rows)), when)
+        whole = strategy.gather_params(params, model.shapes)
+        return compute(whole, first_of(first_of(rows)), when)
 
     return jax.jit(
         shard_map(
