@@ -139,7 +139,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self._path, self._arrays = path, manifest["arrays"]
         self._open: dict[str, Any] = {}
-        self._names_in: dict[str, set[str]] = {}  # by file
+        self._names_in: dict[str, set[str]] = {}  # file -> names of its arrays
         self._checked: set[str] = set()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -160,7 +160,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
                 self._file(box["file"])
 
     def check(self, name: str) -> None:
-        """CorruptCheckpointError: the files don't hold this array as the manifest says."""
+        """Check an array. CorruptCheckpointError: its files contradict the manifest."""
         if name in self._checked:
             return
         entry, boxes = self._arrays[name], []

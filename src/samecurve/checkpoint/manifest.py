@@ -31,7 +31,7 @@ DTYPES = {
     "I32": "int32",
     "U8": "uint8",
 }
-_MOST_BYTES = 1 << 30  # of a manifest; 100 bytes an array and rank
+_MOST_BYTES = 1 << 30  # of a manifest, which has 100 bytes for each array and rank
 _MOST_DIMENSIONS = 32
 _LARGEST = 1 << 62
 _MOST_LOSS = sys.float_info.max

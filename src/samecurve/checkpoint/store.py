@@ -35,7 +35,7 @@ from samecurve.units import show_bytes
 _POLL = 0.01
 _LAST_MOMENT = 3.0  # seconds
 _LOOKS = 10  # tries to find a checkpoint that is not removed while it is read
-_HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
+_HEADROOM = 1.05  # factor of the arrays' bytes: headers and the file system need some too
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from samecurve.diagnose.rank_failure import (
 from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
 
-# the remedy where one rank has ended before the others
+# the remedy if one rank has ended before the others
 SAME_CALLS = (
     "every rank must take the same number of steps and make the same calls: look for data of"
     " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank"
 )
 _MAX_FRAMES = 11  # lines of an unknown failure's traceback
-_MAX_FRAMES_KNOWN = 7  # and of a known one's
+_MAX_FRAMES_KNOWN = 7  # lines of a known failure's traceback
 _MAX_CAUSE = 400  # characters
-_MAX_RANKS = 8  # named one by one
+_MAX_RANKS = 8  # ranks that are named one by one
 _USER_LINE = re.compile(r"\.py:\d+$")  # a place in the user's own code
 _SAME_COMMAND = "the same command again goes on from the last save, where there is one"
 _RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
@@ -196,7 +196,7 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
             place += f", in {frame.function},"
         remedy = f"{place} is where your own code led there"
         if frame is traceback.frames[-1]:
-            remedy = f"{place} is the line to mend"
+            remedy = f"{place} is the line to correct"
     return RunError(
         f"rank {rank}: {clip(message, _MAX_CAUSE)}",
         remedy,

@@ -79,7 +79,7 @@ def launch(
 
 
 def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
-    """Whether the run failed before its first step for a reason that only its user can mend.
+    """Whether the run failed before its first step for a reason that only the user can remove.
 
     Only a run that this command began is refused so.
     """
@@ -133,7 +133,7 @@ class _Launcher:
 
         try:
             return prepare_restart(self._prepared, failure, began, budget)
-        except OSError as error:  # what has failed may be the disk
+        except OSError as error:  # the disk may have failed
             from samecurve.core.system.disk_errors import explain_os_error
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))

@@ -133,7 +133,7 @@ def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., No
 
 
 def check_unchanged(shard: Shard, status: os.stat_result) -> None:
-    """RunError: the file has changed since it was indexed."""
+    """Compare a file with the index. RunError: the file has changed since it was indexed."""
     if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
         raise RunError(
             f"{shard.path} has changed since it was indexed",

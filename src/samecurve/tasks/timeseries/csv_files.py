@@ -34,7 +34,10 @@ class _Recording:
 
 
 def read_csv(file: Path) -> WindowSet:
-    """UserError: a column is missing, or a line is not as the first of its window."""
+    """Read the windows of a .csv file.
+
+    UserError: a column is missing, or a line differs from the first line of its window.
+    """
     # bytes that are no text become a cell that is refused, with its line
     with open(file, newline="", encoding="utf-8-sig", errors="replace") as stream:
         lines = csv.reader(stream)

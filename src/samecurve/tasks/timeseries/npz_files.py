@@ -22,7 +22,7 @@ _NEEDED = ("x", "label")
 
 
 def read_npz(file: Path) -> WindowSet:
-    """UserError: an array is missing, or of another shape or type."""
+    """Read the windows of an .npz file. UserError: an array is missing, or has a wrong form."""
     try:
         with zipfile.ZipFile(file) as archive:
             archive.testzip()
