@@ -149,7 +149,9 @@ def _rows(shard: Shard) -> Iterator[tuple[str, list[_Value]]]:
             key, values = match[1], []
         extension = match[2].lower()
         if any(other == extension for other, _, _ in values):
-            raise UserError(f"{shard.path}: {name} comes twice", "each member once", "data")
+            raise UserError(
+                f"{shard.path}: {name} comes twice", "make it again, each member once", "data"
+            )
         values.append((extension, offset, size))
     if key is not None:
         yield key, values

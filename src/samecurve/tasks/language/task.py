@@ -206,7 +206,7 @@ def draw_token(logits: NDArray[np.float64], temperature: float, random: np.rando
     """
     if not np.isfinite(logits).all():
         raise RunError(
-            "the model's logits are not finite: it has nothing to say",
+            "the model's logits are not finite: no token can be drawn",
             "an older checkpoint, or a smaller --lr",
         )
     if temperature == 0:

@@ -167,7 +167,7 @@ def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> 
     named = bool(data.tokenizer) or (model is not None and has_tokenizer(model))
     if for_encoder and not named:
         raise UserError(
-            "the data has token ids alone, of which none is known as the mask, or padding",
+            "the data has only token ids, and no id is known for the mask or for padding",
             "data.tokenizer: the tokenizer that made them",
             "data.tokenizer",
         )
