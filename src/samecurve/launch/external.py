@@ -118,7 +118,7 @@ _READ = "samecurve/read"  # how many ranks have read the message
 # seconds to prepare the run: a large corpus takes long; torchrun ends the others if the first dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
-# after torchrun's SIGTERM, to leave in order; it kills after 30
+# seconds to leave in order after torchrun's SIGTERM; torchrun kills after 30
 _LEAVE_SECONDS = 20.0
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
@@ -130,7 +130,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):
         report_config(store, rank, lambda: read(loud=False), _DECISION)

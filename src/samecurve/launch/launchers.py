@@ -216,5 +216,5 @@ def _run_beside(
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
-# by devices.launcher; spawn had a launcher of its own once
+# devices.launcher -> its function; `spawn` is an older spelling
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": direct}
