@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
 
@@ -165,15 +166,22 @@ def table(
     formulas: how the task's facts came about
     """
     reasons = plan.reasons
-    lines = [*banner(plan), "", "decision    value, because"]
-    lines += [f"  {name:<10}{value}: {reasons[name]}" for name, value in decisions(plan).items()]
-    also = [
-        name for name in ("coupled", "modes", "dropout", "compile", "float8") if name in reasons
+    decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
+    decided += [
+        [name, reasons[name]]
+        for name in ("coupled", "modes", "dropout", "compile", "float8")
+        if name in reasons
     ]
-    lines += [f"  {name:<10}{reasons[name]}" for name in also]
-    lines += ["", f"memory on each device (estimate): {reasons['memory']}"]
-    lines += [
-        f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory
+    memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]
+    lines = [
+        *banner(plan),
+        "",
+        table_text([Column("decision"), Column("value, because")], decided),
+        "",
+        f"memory on each device (estimate): {reasons['memory']}",
+        table_text(
+            [Column("term"), Column("bytes", right=True), Column("formula")], memory, titles=False
+        ),
     ]
     if plan.flops_per_step:
         peak = "the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
@@ -181,8 +189,7 @@ def table(
             peak = f"peak {show_count(plan.peak_flops)}FLOP/s"
         flops = f"{show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
         lines += ["", f"compute     {flops}; {peak}"]
-    lines += ["", "config value                                    from"]
-    for key, value in values.items():
-        assigned = f"{key} = {_plain(value)}"
-        lines.append(f"  {assigned:<45} {origins.get(key, 'default')}")
-    return "\n".join(lines)
+    assigned = [
+        [f"{key} = {_plain(value)}", origins.get(key, "default")] for key, value in values.items()
+    ]
+    return "\n".join([*lines, "", table_text([Column("config value"), Column("from")], assigned)])

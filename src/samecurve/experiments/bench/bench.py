@@ -23,9 +23,16 @@ from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
 from samecurve.experiments.bench.bench_page import UNDRAWN, bench_files, drawable
-from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench.bench_results import (
+    Bench,
+    LayoutPlan,
+    LayoutResult,
+    Row,
+    measured_rows,
+    row_of,
+)
 from samecurve.experiments.bench.bench_text import as_json as bench_json
-from samecurve.experiments.bench.bench_text import dump_json, head, line, notes
+from samecurve.experiments.bench.bench_text import dump_json, head, line, notes, table
 from samecurve.experiments.layouts import (
     OF_ONE_DEVICE,
     Layout,
@@ -73,26 +80,28 @@ def bench(
     facts = describe(loaded.config)
     plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
     bench = describe_bench(loaded, machine, facts, plans, schedule)
-    width = max(len(str(layout)) for layout in layouts)
     hints = list(loaded.notes)
     if output and not drawable():
         hints.append(UNDRAWN)
     for hint in hints:
         echo(f"note   {hint}", err=True)
     if not as_json:
-        echo(head(bench, width))
+        echo(head(bench))
     rows: list[Row] = []
     for row in measure_layouts(plans, schedule):
         rows.append(row)
         if not as_json:
-            echo(line(bench, row, width))
+            echo(line(bench, row))
     written = []
-    if output and any(row["status"] == "measured" for row in rows):
+    is_any_measured = bool(measured_rows(rows))
+    if output and is_any_measured:
         written = output.publish(bench_files(bench, rows))
     if as_json:
         echo(dump_json(bench_json(bench, rows)))
     else:
-        echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
+        shown = [table(bench, rows)] if is_any_measured else []
+        shown += [*notes(bench, rows), *(f"wrote  {path}" for path in written)]
+        echo("\n".join(shown))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 

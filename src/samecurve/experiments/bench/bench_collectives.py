@@ -27,6 +27,7 @@ from samecurve.experiments.layouts import parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
+from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import probe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.terminal import echo
@@ -126,7 +127,7 @@ def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as
             for curve in measure_curves(group):
                 measured.append(curve)
                 if not as_json:
-                    echo("\n".join(_lines(curve)))
+                    echo(_curve_text(curve))
     values = dump_json(_json(measured, usable[0], surroundings("torch", machine)))
     written = []
     if output and any(curve.sizes for curve in measured):
@@ -247,29 +248,35 @@ def _head(devices: Sequence[Device], backend: str) -> str:
     kind = "CPU ranks" if devices[0].kind == "cpu" else "GPUs"
     return (
         f"bench  collectives over {backend}, {len(devices)} {kind} on {devices[0].name}, f32;"
-        f" median of {_TIMES}, the slowest rank's\n"
-        f"       {'collective':<15} {'bytes':>10} {'ms':>10} {'algorithm':>12} {'bus':>12}"
+        f" median of {_TIMES}, the slowest rank's"
     )
 
 
-def _lines(curve: Curve) -> list[str]:
+def _curve_text(curve: Curve) -> str:
+    """The table of one collective, and the line that fits its timings."""
     if curve.failed:
-        return [f"       {curve.name:<15} failed: {curve.failed}"]
+        return f"  {curve.name} failed: {curve.failed}"
     rows = [
-        f"       {curve.name:<15} {show_bytes(timing.bytes):>10} {timing.seconds * 1e3:>10.4g}"
-        f" {_rate(timing.algorithm_bytes_per_second):>12} {_rate(timing.bus_bytes_per_second):>12}"
+        [
+            show_bytes(timing.bytes),
+            f"{timing.seconds * 1e3:.4g}",
+            _rate(timing.algorithm_bytes_per_second),
+            _rate(timing.bus_bytes_per_second),
+        ]
         for timing in curve.sizes
     ]
+    numbers = [Column(title, right=True) for title in (curve.name, "ms", "algorithm", "bus")]
     bandwidth = "no end of it"
     if curve.bytes_per_second:
         bandwidth = _rate(curve.bytes_per_second)
-    rows.append(
-        f"       {curve.name:<15} line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus /"
-        f" {bandwidth}; off by {curve.misfit or 0:.0%} at most"
-    )
+    lines = [
+        table_text(numbers, rows),
+        f"  line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus / {bandwidth}; off by"
+        f" {curve.misfit or 0:.0%} at most",
+    ]
     if curve.cut:
-        rows.append(f"         {curve.cut}")
-    return rows
+        lines.append(f"  {curve.cut}")
+    return "\n".join(lines)
 
 
 def _rate(bytes_per_second: float) -> str:

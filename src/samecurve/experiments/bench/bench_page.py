@@ -9,7 +9,7 @@ import samecurve
 from samecurve.core.measurement.profile_types import MEANING, PARTS
 from samecurve.core.system.installation import install_command
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
-from samecurve.experiments.bench.bench_text import as_json, columns, dump_json, notes
+from samecurve.experiments.bench.bench_text import as_json, dump_json, figures, notes
 from samecurve.report.canvas import (
     COLOURS,
     SERIES,
@@ -277,10 +277,9 @@ def _body(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> Ite
         if row["status"] != "measured":
             yield _unmeasured(row)
     yield element("h2", "Layouts")
-    shown = [column for column in columns(bench) if not column.left]
     yield table(
-        ["layout", *(column.title for column in shown)],
-        [[row["layout"], *(column.cell(row) for column in shown)] for row in measured],
+        ["layout", *(figures(bench, measured[0]) if measured else [])],
+        [[row["layout"], *figures(bench, row).values()] for row in measured],
         numbers=True,
     )
     noted = [note.partition(" ") for note in notes(bench, rows)]

@@ -21,7 +21,14 @@ from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
 from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, row_of
-from samecurve.experiments.bench.suite_text import Entry, failures, head, line, markdown
+from samecurve.experiments.bench.suite_text import (
+    Entry,
+    as_text,
+    failures,
+    head,
+    line,
+    markdown,
+)
 from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategies, parse_worlds
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool
@@ -194,7 +201,7 @@ def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool
         echo(json.dumps(entries, indent=1))
     else:
         written = (f"wrote  {suite.home / name}" for name in (_SUMMARY, _TABLE))
-        echo("\n".join([markdown(suite.name, entries), *failures(entries), *written]))
+        echo("\n".join([as_text(suite.name, entries), *failures(entries), *written]))
     status = {entry["status"] for entry in entries}
     return 0 if "failed" not in status and "measured" in status else 1
 

@@ -16,7 +16,7 @@ from samecurve.experiments.layouts import Layout, default_bits, default_layouts,
 from samecurve.experiments.scratch import scratch
 from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
 from samecurve.experiments.verify.verify_report import as_json as report_json
-from samecurve.experiments.verify.verify_report import column_width, conclusion, head, row
+from samecurve.experiments.verify.verify_report import columns, conclusion, head, row
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
@@ -56,7 +56,7 @@ def verify(
         describe(config.model_copy(update={"engine": engine}))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
     left_out += _left_out_settings(config.devices)
-    width = column_width(layouts)
+    columns_of_table = columns(layouts, exact=exact)
     ranks_needed = max(layout.max_processes for layout in layouts)
     libraries = entry_of(config.task).libraries
     with (
@@ -68,7 +68,7 @@ def verify(
         for verdict in compare_layouts(runner, layouts, tolerance):
             if not verdicts:
                 show(head(runner, layouts, tolerance))
-            show(row(verdict, width, exact=exact))
+            show(row(verdict, columns_of_table, exact=exact))
             verdicts.append(verdict)
     if as_json:
         echo(report_json(runner, tolerance, verdicts, left_out))
