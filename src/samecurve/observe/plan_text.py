@@ -47,7 +47,7 @@ def banner(plan: Plan) -> list[str]:
 
 
 def strategy_text(plan: Plan) -> str:
-    """With the engine, where it is not torch, and the backend, where there is one."""
+    """The strategy, with the engine if it is not torch, and with the backend if there is one."""
     words = [plan.strategy]
     if plan.engine != "torch":
         words.insert(0, plan.engine)
@@ -75,9 +75,9 @@ def _say_compiled(plan: Plan) -> str:
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds'.
+    """How the batch is divided: 'batch 256 = 4 devices x 16 x 4 rounds'.
 
-    Or the microbatches where they are unequal, and who has how many where that is.
+    Unequal microbatches are listed, and so are unequal shares of the devices.
     """
     global_batch_size, micro = plan.global_batch_size, plan.micro_batch_size
     rounds = counted(plan.accumulation_steps, "round")
@@ -124,7 +124,7 @@ def _name_devices(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> str:
-    """Places of one host's devices, and the number of hosts."""
+    """The places of one host's devices, and the number of hosts."""
     places = [device.place for device in plan.devices]
     if plan.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
@@ -136,7 +136,7 @@ def _places(plan: Plan) -> str:
 
 
 def decisions(plan: Plan) -> dict[str, str]:
-    """Decisions in words, by the names that their reasons have."""
+    """The decisions in words, by the names of their reasons."""
     values = {
         "devices": _places(plan),
         "strategy": plan.strategy,
@@ -162,7 +162,7 @@ def table(
     """Every decision with its reason, the memory terms, and where each config value came from.
 
     origins: where a config value came from, by its key
-    values: the config's, by key
+    values: config values by their keys
     formulas: how the task's facts came about
     """
     reasons = plan.reasons
