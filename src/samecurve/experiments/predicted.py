@@ -1,7 +1,7 @@
 """The text and JSON of `plan --machine`.
 
-The machine, every strategy beside the others, how the plan's own step comes about, and efficiency
-by devices.
+The parts are the machine, a table of strategies, the formulas of the plan's own step, and the
+efficiency by number of devices.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from samecurve.simulation.forecast import Curve, StrategyForecast
 from samecurve.simulation.step_time import StepCost, Utilization
 from samecurve.units import counted, show_bytes, show_count, show_time
 
-_LONGEST_REASON = 90  # characters of why a curve ends
+_LONGEST_REASON = 90  # characters of the reason why a curve ends
 
 
 def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
@@ -44,9 +44,9 @@ def _link_line(where: str, link: LinkSpec) -> str:
 
 
 def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
-    """The table of strategies, and below it why one is refused.
+    """The table of strategies, and below it why some are refused.
 
-    tokens: of a sample; 1: there are none
+    tokens: tokens of a sample; 1: samples have no tokens
     """
     titles = (
         *("strategy", "recompute", "memory a device", "batch on each", "a step"),
@@ -84,7 +84,7 @@ def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
 
 
 def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
-    """Without the time of a step where the task does not say what a sample costs."""
+    """Cells of times and traffic. Times are unknown if the cost of a sample is unknown."""
     assert row.traffic is not None
     sync, sent, cost = show_time(row.traffic.seconds), show_bytes(row.traffic.sent), row.cost
     if cost is None:
@@ -100,7 +100,7 @@ def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
 
 
 def cost_lines(name: str, cost: StepCost) -> list[str]:
-    """Every number of one row with its formula."""
+    """The formula of every number of one row."""
     formulas = cost.formulas
     rows = [
         ["compute", show_time(cost.compute), formulas["compute"]],
@@ -139,7 +139,7 @@ def _collective(part: Collective) -> str:
 
 
 def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
-    """Efficiency by devices, a line for each strategy; batch: what the curves hold fixed."""
+    """A table of efficiency by devices. batch: the batch that the curves hold fixed."""
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     if not sizes:
         return []
@@ -162,7 +162,7 @@ def as_json(
     curves: Sequence[Curve],
     tokens: int,
 ) -> dict[str, object]:
-    """The same as data: bytes, seconds, shares."""
+    """The prediction as data: bytes, seconds, shares."""
     device = cluster.device
     return {
         "machine": {

@@ -179,7 +179,7 @@ def _show_finite(value: float | None, form: str) -> str:
 
 
 def _slow_start(event: Event) -> list[str]:
-    """What a start spent its time on, if it took long."""
+    """The phases of a start that took long."""
     seconds = {
         name.removesuffix("_seconds"): float(value)
         for name, value in event.values.items()

@@ -102,7 +102,7 @@ def record_sensors(
 
 
 def load_line(event: Event) -> str:
-    """One line for all devices: lowest, mean and highest value if they differ."""
+    """A line for all devices: lowest, mean and highest value if they differ."""
     values = event.values
     memory_bytes = values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
     parts = {

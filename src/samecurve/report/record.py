@@ -17,7 +17,7 @@ MEANS = "metrics/"  # prefix of columns of the means that the loss returns besid
 
 @dataclass(kw_only=True)
 class Start:
-    """One start of a run, from its `planned` line to its last line."""
+    """A start of a run, from its `planned` line to its last line."""
 
     time: float  # seconds since 1970
     step: int

@@ -1,8 +1,8 @@
-"""`samecurve bench`: a config's own steps in several layouts of this machine, by the clock alone.
+"""`samecurve bench`: time the steps of a config in several layouts on this machine.
 
-What is measured is what `samecurve profile` measures, without its profiler. Each layout has
-processes of its own: what a process has held at most never goes down again (nor does jax's peak on
-a GPU), and a layout that fails takes no other with it.
+The measurement is that of `samecurve profile`, without its profiler. Each layout has processes of
+its own: the peak memory of a process never goes down (nor does jax's peak on a GPU), and a layout
+that fails does not affect the others.
 """
 
 import time
@@ -53,8 +53,8 @@ from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
-_CPU_RANKS = 8  # the most that are tried where nobody says
-# options that only some strategies have, and how it is said that they are not wanted
+_CPU_RANKS = 8  # the most that are tried without --worlds
+# options that only some strategies have, and the value that turns each off
 _STRATEGY_OPTIONS = {"shards": None, "offload": False, "compress": "none", "balance": "even"}
 
 
@@ -67,12 +67,12 @@ def bench(
     to: Path | None,
     as_json: bool,
 ) -> int:
-    """Prints as it goes; returns the exit code: 1 if a layout failed.
+    """Measure and print layouts; return the exit code: 1 if a layout failed.
 
-    worlds, strategies: as the flags have them; None: those of this machine and config
-    to: where the files go; None: bench/NAME-TIME, or nowhere with as_json
+    worlds, strategies: values of the flags; None: those of this machine and config
+    to: directory for the files; None: bench/NAME-TIME, or no files with as_json
 
-    UserError: none of the layouts can be.
+    UserError: no layout is possible.
     """
     machine = probe()
     output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
@@ -108,7 +108,7 @@ def bench(
 def choose_layouts(
     config: Config, machine: Machine, worlds: str | None, strategies: str | None
 ) -> list[Layout]:
-    """UserError: what was asked for is none, or leaves nothing to measure."""
+    """Choose the layouts. UserError: a flag is wrong, or leaves nothing to measure."""
     if strategies is not None:
         names = parse_strategies(strategies)
     elif config.devices.strategy != "auto":
@@ -146,9 +146,9 @@ def usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
 def plan_layout(
     config: Config, machine: Machine, facts: Facts, layout: Layout, schedule: ProfileSchedule
 ) -> LayoutPlan:
-    """The config on the first devices of those it names.
+    """Plan the config's own batch on the first of its devices.
 
-    Its batch is its own; what belongs to another strategy is left out, and that is said.
+    Options of other strategies are turned off; `without` lists them.
     """
     usable = usable_devices(config, machine)
     if usable[0].kind != "cuda":
@@ -187,10 +187,10 @@ def _plan_with(
     schedule: ProfileSchedule,
     **devices: Any,
 ) -> LayoutPlan:
-    """devices: settings of the layout. UserError: it can't be."""
+    """Plan a layout. devices: its settings. UserError: the layout is not possible."""
     devices = {"strategy": layout.strategy, **devices}
     sections = {
-        # nothing is evaluated here, so that nothing is said of it
+        # nothing is evaluated here, so the plan has no note about evaluation
         "train": config.train.model_copy(update={"eval_every": 0}),
         "devices": config.devices.model_copy(update=devices),
     }
@@ -206,7 +206,7 @@ def describe_bench(
     layout_plans: Sequence[LayoutPlan],
     schedule: ProfileSchedule,
 ) -> Bench:
-    """UserError: not one of the layouts can be."""
+    """Describe the benchmark. UserError: no layout is possible."""
     plans = tuple(each.plan for each in layout_plans if each.plan)
     if not plans:
         for each in layout_plans:
@@ -233,8 +233,8 @@ def measure_layouts(
 ) -> Iterator[Row]:
     """Measure the layouts, and give one row after the other.
 
-    ranks: other processes than its own; for tests
-    job: what they do, replaced only to plant faults
+    ranks: processes to use in place of new ones; for tests
+    job: the work of a rank; tests replace it to simulate faults
     """
     base = None
     with scratch("bench") as home:
@@ -254,7 +254,7 @@ def measure_layout(
 ) -> LayoutResult:
     """Measure one layout's steps in processes of its own. ranks, job: as in measure_layouts().
 
-    home: a directory to make; its `run` has the journal of the steps
+    home: a directory to create; its `run` has the journal of the steps
     """
     plan = layout_plan.plan
     if plan is None:

@@ -1,6 +1,6 @@
-"""`samecurve bench --collectives`: what it costs ranks to pass values on, from 4 KiB up.
+"""`samecurve bench --collectives`: how long collectives take between ranks, from 4 KiB up.
 
-Through what was timed goes a line: latency and bandwidth.
+A line is fitted to the timings: latency and bandwidth.
 
 The size of a collective is that of the whole array: what is reduced, gathered, or scattered.
 Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md): algorithm = size / seconds; bus =
@@ -34,13 +34,13 @@ from samecurve.terminal import echo
 from samecurve.units import show_bytes, show_count
 from samecurve.worker.jobs.collectives_job import CollectiveJob, time_rank
 
-# how often an element passes a link, nearly
+# how often an element passes a link, approximately
 COLLECTIVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 SIZES = tuple(4096 << power for power in range(0, 17, 2))  # 4 KiB to 256 MiB
 _TIMES = 20
 _LONGEST = 8.0  # seconds for one size: larger ones are left out
 _PATIENCE = 300.0
-_ROOM = 1 / 16  # of a device's memory: the largest array, of which there are copies on their way
+_ROOM = 1 / 16  # the largest array's share of a device's memory, which also holds copies
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Timing:
     """Timings of one size; the fields are keys of bench.json."""
 
     bytes: int
-    seconds: float  # the median of what the slowest rank took
+    seconds: float  # median of the slowest rank's time
     algorithm_bytes_per_second: float
     bus_bytes_per_second: float
 
@@ -67,14 +67,14 @@ class Curve:
     sizes: tuple[Timing, ...] = ()
     alpha_seconds: float | None = None
     bytes_per_second: float | None = None
-    misfit: float | None = None  # the largest share by which the line is off
+    misfit: float | None = None  # largest relative error of the line
     cut: str = ""  # why larger sizes are missing
-    failed: str = ""  # why all are
+    failed: str = ""  # why all sizes are missing
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """Ranks that pass values on, one on each device."""
+    """Ranks of a collective, one on each device."""
 
     devices: tuple[Device, ...]
     backend: str
@@ -91,8 +91,9 @@ def bus_factor(name: str, world: int) -> float:
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """(seconds at size 0, seconds a byte) of the line whose errors are least as shares of what was
-    measured, so that small sizes count as much as large ones. Neither is negative.
+    """Fit a line with the least relative errors, so that small sizes count as much as large ones.
+
+    Returns (seconds at size 0, seconds a byte). Neither is negative.
     """
     x, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     (alpha, slope), *_ = np.linalg.lstsq(
@@ -104,12 +105,12 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]
 
 
 def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as_json: bool) -> int:
-    """Prints as it goes; returns the exit code: 1 if a collective failed.
+    """Measure and print collectives; return the exit code: 1 if a collective failed.
 
-    worlds: as --worlds has them; None: all that there are
-    to: where bench.json goes; None: bench/collectives-TIME, or nowhere with as_json
+    worlds: the value of --worlds; None: all devices
+    to: directory for bench.json; None: bench/collectives-TIME, or no file with as_json
 
-    UserError: there are no ranks for it.
+    UserError: there are too few devices.
     """
     machine = probe()
     usable = choose_devices(config.devices, config.engine, machine).value
@@ -168,7 +169,7 @@ def measure_curves(
     """Measure one collective after the other. If a backend lacks one, the others still run.
 
     sizes: bytes of the whole array
-    times: how often each is timed
+    times: how often each size is timed
     """
     room = min(device.memory for device in group.devices) * _ROOM
     fitting = [size for size in sizes if size <= room]

@@ -9,7 +9,7 @@ from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
-_ODD = 1.1  # times what there is to gain
+_ODD = 1.1  # a speed-up beyond this multiple of its bound is doubtful
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _thread_counts(measured: Sequence[Row]) -> str:
 
 
 def _shared_memory(measured: Sequence[Row]) -> str:
-    """Layouts whose devices are in one process."""
+    """A remark on layouts whose devices share one process."""
     shared = [row for row in measured if row["processes"] < row["world"]]
     if not shared:
         return ""
@@ -207,7 +207,7 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 
 
 def _bound(bench: Bench, base: Row, row: Row) -> float:
-    """How often the baseline's devices a layout has: cores on the CPU."""
+    """The bound of a layout's speed-up: its devices (CPU: cores) divided by the baseline's."""
     if bench.cpu and bench.plans[0].engine == "torch":
         cores = min(row["world"] * row["threads"], bench.cores)
         base_cores = min(base["world"] * base["threads"], bench.cores)
@@ -216,7 +216,7 @@ def _bound(bench: Bench, base: Row, row: Row) -> float:
 
 
 def _doubts(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
-    """Numbers that can't be, and a machine that did something else."""
+    """Warnings: speed-ups that are not plausible, and a machine that was busy."""
     lines = []
     too_fast = [
         row["layout"] for row in measured if row["speedup"] > _ODD * _bound(bench, base, row)

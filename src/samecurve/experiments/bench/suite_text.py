@@ -1,4 +1,4 @@
-"""The results of a suite in words: a line for each as it is there, and one table."""
+"""The results of a suite in words: a line for each combination at once, and one table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
-Entry = Mapping[str, Any]  # a model in a layout, as its file has it
+Entry = Mapping[str, Any]  # a model in a layout, with the keys of its file
 
 _COLUMNS: dict[str, Callable[[Entry], str]] = {
     "model": lambda entry: str(entry["model"]),
@@ -66,7 +66,7 @@ def as_text(name: str, entries: Sequence[Entry]) -> str:
 
 
 def markdown(name: str, entries: Sequence[Entry]) -> str:
-    """The same in Markdown."""
+    """The text of as_text() in Markdown."""
     rows = [list(_COLUMNS), ["---"] * len(_COLUMNS), *_measured_cells(entries)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return "\n\n".join([table, *_notes(name, entries)]) + "\n"

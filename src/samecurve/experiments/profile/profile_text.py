@@ -23,15 +23,15 @@ from samecurve.observe.plan_text import arithmetic, strategy_text
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_bytes
 
-_MODULES = 4  # that keep most for backward, shown
+_MODULES = 4  # modules shown of those that keep most for backward
 _NAME_WIDTH = 40  # characters of an operation's name
 _SHAPES_WIDTH = 60
-_UNEVEN = 1.5  # times as long as the fastest: worth a remedy
+_UNEVEN = 1.5  # a remedy is shown if the slowest takes this many times the fastest's time
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A trace that was written."""
+    """A trace file."""
 
     path: str
     bytes: int
@@ -53,7 +53,7 @@ class Profile:
 
     @property
     def peaks(self) -> list[int]:
-        """Bytes at most, by device."""
+        """Peak bytes of each device."""
         return [peak for rank in self.ranks for peak in rank.peaks]
 
 
@@ -66,7 +66,7 @@ def head(plan: Plan, schedule: ProfileSchedule) -> str:
 
 
 def as_text(profile: Profile, top: int) -> str:
-    """top: so many of the costliest operations."""
+    """The profile as text. top: number of costliest operations."""
     lines = [
         *_step_lines(profile),
         *_part_lines(profile),
@@ -148,7 +148,7 @@ def _queueing_lines(profile: Profile) -> list[str]:
 
 
 def _slowest_lines(profile: Profile) -> list[str]:
-    """Who the others wait for."""
+    """A line on the slowest rank or device, for which the others wait."""
     if slowest_rank := slowest(profile.ranks, profile.parts):
         rank, most, least = slowest_rank
         return [
@@ -202,7 +202,7 @@ def _operation_lines(profile: Profile, top: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    """Without its middle, if it is too long: how an operation's name ends tells it from others."""
+    """Cut the middle of a long text: operations often differ only in the end of their names."""
     if len(text) <= width:
         return text
     return f"{text[: width // 2 - 2]}...{text[-(width - width // 2 - 1) :]}"
@@ -266,8 +266,8 @@ def _trace_lines(profile: Profile) -> list[str]:
 def as_json(profile: Profile, name: str, top: int) -> str:
     """The output of --json.
 
-    name: of the config
-    top: so many of the costliest operations
+    name: name of the config
+    top: number of costliest operations
     """
     plan, ranks = profile.plan, profile.ranks
     slowest_rank = None
@@ -340,7 +340,7 @@ def measured_json(profile: Profile) -> dict[str, Any]:
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third."""
+    """The first and the third quartile."""
     if len(values) < 2:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -12,7 +12,7 @@ from samecurve.experiments.verify.verdicts import Verdict
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_seconds
 
-# what a comparison over a few steps can't show, and what helps
+# a limit of comparisons over a few steps, and its remedy
 _ROUNDING = (
     "note   in f32 and below, last digits follow the layout, and long training carries them on:"
     " --exact keeps every bit (docs/guarantees.md#why)"
@@ -100,7 +100,7 @@ def as_json(
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, object]:
-    """JSON has no infinities: null."""
+    """A verdict as JSON. Infinities become null, since JSON has none."""
     return {
         key: None if isinstance(value, float) and not np.isfinite(value) else value
         for key, value in asdict(verdict).items()
