@@ -109,7 +109,7 @@ def compare(first: Path, second: Path) -> Comparison:
     if not (comparison.steps or comparison.hashes or comparison.saved):
         raise UserError(
             f"{first} and {second} have no step in common",
-            "runs that trained the same steps",
+            "compare runs that trained the same steps",
             str(second),
         )
     return comparison
@@ -241,7 +241,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
     except (OSError, CorruptCheckpointError) as error:
         raise UserError(
             f"{checkpoint.name} can't be read: {error}",
-            "a run with whole checkpoints, that does not take its older ones away meanwhile",
+            "compare runs with complete checkpoints; a live run removes old ones (train.keep)",
             str(checkpoint),
         ) from None
 

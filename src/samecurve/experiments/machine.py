@@ -178,14 +178,16 @@ def _draw(prediction: Prediction, path: Path) -> None:
         path.write_bytes(picture)
     except OSError as error:
         raise UserError(
-            f"{path} can't be written: {error.strerror}", "another place for the picture", "--chart"
+            f"{path} can't be written: {error.strerror}",
+            "choose another path for the picture",
+            "--chart",
         ) from None
 
 
 def _utilization(request: PredictionRequest, precision: str) -> Utilization:
     if request.mfu is not None and request.bench is not None:
         raise UserError(
-            "--mfu and --from both say what a device attains", "give one of them", "--mfu"
+            "--mfu and --from both set the MFU of a device", "give only one of them", "--mfu"
         )
     if request.mfu is not None:
         return Utilization(request.mfu, "as --mfu says")

@@ -34,7 +34,7 @@ class OutputDirectory:
         if self.home.exists() and (not self.home.is_dir() or any(self.home.iterdir())):
             raise UserError(
                 f"--to: {self.home} is there already",
-                "a directory that is not there yet, or is empty",
+                "choose a new or an empty directory",
                 "--to",
             )
         above = next(
@@ -48,7 +48,7 @@ class OutputDirectory:
         except OSError as error:
             raise UserError(
                 f"--to: nothing can be written into {above}: {error.strerror}",
-                "--to DIR, a directory of yours",
+                "--to DIR, a directory in which you may write",
                 "--to",
             ) from None
 

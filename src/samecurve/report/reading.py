@@ -61,7 +61,7 @@ def read_runs(directories: Sequence[Path], live: Callable[[Path], bool]) -> list
         check_is_run(directory)
     for index, directory in enumerate(directories):
         if directory.resolve() in {other.resolve() for other in directories[:index]}:
-            raise UserError(f"{directory} is named twice", "each run once", str(directory))
+            raise UserError(f"{directory} is named twice", "name each run once", str(directory))
     return [read_run(directory, live=live(directory)) for directory in directories]
 
 
@@ -243,8 +243,7 @@ def _read_plan(record: RunRecord) -> None:
         if not plans:
             raise RunError(
                 f"{path} can't be read: {error}",
-                "without it and without a `planned` line in journal.jsonl nothing says what this"
-                " run is",
+                "restore plan.json from a copy; journal.jsonl has no `planned` line to replace it",
                 str(path),
             ) from None
         content = {"plan": plans[-1]}

@@ -174,7 +174,7 @@ def _read_file(path: Path) -> Cluster:
         raise InvalidConfigError(faults) from None
     if isinstance(fields.device, _DeviceFields) and fields.inside is None:
         raise UserError(
-            "a device of one's own needs `inside`, how it reaches the others of its host",
+            "a device that is not on file needs `inside`, its link to other devices of its host",
             '"inside": "PCIe 5.0 x16", or {"name": ..., "bandwidth": "50 GB/s"}',
             str(path),
         )

@@ -126,8 +126,7 @@ def _check_devices(config: Config) -> None:
     section = config.devices
     if section.balance != "even":
         raise UserError(
-            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
-            " others",
+            "--machine predicts equal devices; devices.balance gives them different speeds",
             "--balance even, or leave --machine out",
             _WHERE,
         )

@@ -78,13 +78,7 @@ def step_cost(
     if facts.flops_per_sample is None or peak is None:
         return None
     micro, global_batch_size = plan.micro_batch_size, plan.global_batch_size
-    forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
-    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
-    one_round = _RoundTime(
-        forward,
-        recompute=_share_run_again(plan) * forward,
-        first_pass=forward if goes_twice else 0.0,
-    )
+    one_round = _round_time(plan, micro * facts.flops_per_sample / 3 / (peak * utilization.value))
     compute = _busiest(plan) / micro * one_round.total
     sent = traffic(plan, facts, cluster)
     if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
@@ -118,6 +112,16 @@ def step_cost(
             ),
             "mfu": of_peak,
         },
+    )
+
+
+def _round_time(plan: Plan, forward: float) -> _RoundTime:
+    """The seconds of a microbatch on one device. forward: seconds of its forward pass."""
+    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
+    return _RoundTime(
+        forward,
+        recompute=_share_run_again(plan) * forward,
+        first_pass=forward if goes_twice else 0.0,
     )
 
 

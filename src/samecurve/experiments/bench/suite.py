@@ -195,7 +195,9 @@ def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool
         (suite.home / _TABLE).write_text(markdown(suite.name, entries))
     except OSError as error:
         raise RunError(
-            f"{suite.home} can't be written: {error.strerror}", "--to DIR, one of yours", "--to"
+            f"{suite.home} can't be written: {error.strerror}",
+            "--to DIR, a directory in which you may write",
+            "--to",
         ) from None
     if as_json:
         echo(json.dumps(entries, indent=1))

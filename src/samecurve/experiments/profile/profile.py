@@ -50,7 +50,9 @@ class TraceTarget:
         empty_directory = self.path.is_dir() and not any(self.path.iterdir())
         if self.path.exists() and (self.is_file or not empty_directory):
             raise UserError(
-                f"--trace: {self.path} is there already", "another name, or take it away", "--trace"
+                f"--trace: {self.path} is there already",
+                "choose another name, or delete it",
+                "--trace",
             )
         above = next(parent for parent in self.path.absolute().parents if parent.exists())
         try:
@@ -59,7 +61,7 @@ class TraceTarget:
         except OSError as error:
             raise UserError(
                 f"--trace: nothing can be written into {above}: {error.strerror}",
-                "a directory of yours",
+                "--trace PATH in a directory in which you may write",
                 "--trace",
             ) from None
 

@@ -84,15 +84,15 @@ def _tolerance(config: Config) -> float:
     tolerance = TOLERANCE.get(config.train.precision)
     if tolerance is None:
         raise UserError(
-            f"verify compares in f64 or f32; {config.train.precision} rounds away what it"
-            " looks for",
+            "verify compares in f64 or f32; the rounding of"
+            f" {config.train.precision} would hide the differences that it looks for",
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
     if config.optimizer.name == "adamw8bit" and config.train.precision != "f64":
         raise UserError(
-            "verify compares adamw8bit in f64: its moments move in steps, and what"
-            f" {config.train.precision} rounds may be a step more or less",
+            "verify compares adamw8bit in f64: its moments are quantized, and a rounding error of"
+            f" {config.train.precision} may change a moment by a whole quantization step",
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
