@@ -131,7 +131,7 @@ class Feed(Generic[Staged]):
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
         steps = range(
-            step, min(step + -(-_LOOKED_AT // self._plan.global_batch_size), self._plan.steps)
+            step, min(step + -(-_LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
         )
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
         ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:_LOOKED_AT]
@@ -265,7 +265,7 @@ class Feed(Generic[Staged]):
         """
         if self._train.lengths is None or self._plan.compute.whole_batch:
             return ids
-        return by_length(ids, self._train.lengths[ids], self._plan.micro_batch_size)
+        return by_length(ids, self._train.lengths[ids], self._plan.batch.micro_batch_size)
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
         keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)

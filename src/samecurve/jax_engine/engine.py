@@ -311,7 +311,7 @@ class JaxEngine:
 
     def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
         """The numbers of a step that this process reports; zeros for those of other processes."""
-        wait_seconds = np.zeros(self.plan.world_size)
+        wait_seconds = np.zeros(self.plan.layout.world_size)
         wait_seconds[self._index] = batch.wait_seconds
         memory_bytes = np.zeros(self.plan.layout.num_devices)
         memory_bytes[list(self.plan.layout.devices_of(self._index))] = self.peak_memory_by_device()
@@ -319,7 +319,7 @@ class JaxEngine:
 
     def _to_all_reduce(self, local: NDArray[np.float64]) -> jax.Array:
         """The numbers that all processes add up in the step; empty if there is one process."""
-        if self.plan.world_size == 1:
+        if self.plan.layout.world_size == 1:
             return self._empty_rows
         rows = np.zeros((len(self._local_devices), len(local)), self._dtype)
         rows[0] = local

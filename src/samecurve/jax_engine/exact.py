@@ -48,7 +48,7 @@ ReplicaStates = list[State]  # whole states, one for each device of this process
 
 @dataclass(frozen=True)
 class StagedMicroBatch(DeviceRows):
-    """A microbatch on its device, filled up to plan.micro_batch_size rows."""
+    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
 
     number: int  # which microbatch of the step
 
@@ -330,7 +330,7 @@ class ExactEngine(JaxEngine):
 
     def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
-        if self.plan.world_size == 1 or not len(counts):
+        if self.plan.layout.world_size == 1 or not len(counts):
             return counts
         by_process = np.zeros((self.plan.layout.world_size, 2 * len(counts)), np.int32)
         by_process[self._index] = counts.view(np.int32)
@@ -340,7 +340,7 @@ class ExactEngine(JaxEngine):
 
     def _sum_over_processes(self, rows: HostArray) -> HostArray:
         """The rows of all processes. One process filled each row; the others add zeros."""
-        if self.plan.world_size == 1:
+        if self.plan.layout.world_size == 1:
             return rows
         by_device = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
         by_device[0] = rows

@@ -159,7 +159,7 @@ class ExactBatchLoss:
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
         """Make an array over all devices from this process's rows of it."""
-        shape = (self.plan.num_devices, *rows[0].shape[1:])
+        shape = (self.plan.layout.num_devices, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
 
     @cached_property

@@ -84,7 +84,7 @@ class Staging:
 
     def put(self, tree: PyTree) -> PyTree:
         """Put arrays on all devices; this process has one row for each of its devices."""
-        if self._plan.world_size == 1:
+        if self._plan.layout.world_size == 1:
             return jax.device_put(tree, self.by_device)  # one call for all arrays
         return jax.tree.map(
             lambda array: jax.make_array_from_process_local_data(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
 
@@ -46,7 +47,7 @@ def banner(plan: Plan) -> list[str]:
 
 
 def strategy_text(plan: Plan) -> str:
-    """With the engine, where it is not torch, and the backend, where there is one."""
+    """The strategy, with the engine if it is not torch, and with the backend if there is one."""
     words = [plan.layout.strategy]
     if plan.layout.engine != "torch":
         words.insert(0, plan.layout.engine)
@@ -74,9 +75,9 @@ def _say_compiled(plan: Plan) -> str:
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds'.
+    """How the batch is divided: 'batch 256 = 4 devices x 16 x 4 rounds'.
 
-    Or the microbatches where they are unequal, and who has how many where that is.
+    Unequal microbatches are listed, and so are unequal shares of the devices.
     """
     global_batch_size, micro = plan.batch.global_batch_size, plan.batch.micro_batch_size
     rounds = counted(plan.batch.accumulation_steps, "round")
@@ -123,7 +124,7 @@ def _name_devices(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> str:
-    """Places of one host's devices, and the number of hosts."""
+    """The places of one host's devices, and the number of hosts."""
     places = [device.place for device in plan.layout.devices]
     if plan.layout.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
@@ -135,7 +136,7 @@ def _places(plan: Plan) -> str:
 
 
 def decisions(plan: Plan) -> dict[str, str]:
-    """Decisions in words, by the names that their reasons have."""
+    """The decisions in words, by the names of their reasons."""
     values = {
         "devices": _places(plan),
         "strategy": plan.layout.strategy,
@@ -161,19 +162,26 @@ def table(
     """Every decision with its reason, the memory terms, and where each config value came from.
 
     origins: where a config value came from, by its key
-    values: the config's, by key
+    values: config values by their keys
     formulas: how the task's facts came about
     """
     reasons = plan.reasons
-    lines = [*banner(plan), "", "decision    value, because"]
-    lines += [f"  {name:<10}{value}: {reasons[name]}" for name, value in decisions(plan).items()]
-    also = [
-        name for name in ("coupled", "modes", "dropout", "compile", "float8") if name in reasons
+    decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
+    decided += [
+        [name, reasons[name]]
+        for name in ("coupled", "modes", "dropout", "compile", "float8")
+        if name in reasons
     ]
-    lines += [f"  {name:<10}{reasons[name]}" for name in also]
-    lines += ["", f"memory on each device (estimate): {reasons['memory']}"]
-    lines += [
-        f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory
+    memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]
+    lines = [
+        *banner(plan),
+        "",
+        table_text([Column("decision"), Column("value, because")], decided),
+        "",
+        f"memory on each device (estimate): {reasons['memory']}",
+        table_text(
+            [Column("term"), Column("bytes", right=True), Column("formula")], memory, titles=False
+        ),
     ]
     if plan.flops_per_step:
         peak = "the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
@@ -181,8 +189,7 @@ def table(
             peak = f"peak {show_count(plan.peak_flops)}FLOP/s"
         flops = f"{show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
         lines += ["", f"compute     {flops}; {peak}"]
-    lines += ["", "config value                                    from"]
-    for key, value in values.items():
-        assigned = f"{key} = {_plain(value)}"
-        lines.append(f"  {assigned:<45} {origins.get(key, 'default')}")
-    return "\n".join(lines)
+    assigned = [
+        [f"{key} = {_plain(value)}", origins.get(key, "default")] for key, value in values.items()
+    ]
+    return "\n".join([*lines, "", table_text([Column("config value"), Column("from")], assigned)])

@@ -1,4 +1,4 @@
-"""Results of a benchmark: each number is computed once, in a row; everything else shows rows."""
+"""Results of a benchmark. Each number is computed once, in a row; all output shows rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from samecurve.experiments.layouts import Layout
 from samecurve.experiments.profile.profile_text import Profile, measured_json
 from samecurve.observe.plan_text import arithmetic
 
-# a part of a step -> the share it counts for; the others are shares of their own
+# part of a step -> the share that includes it; other parts are shares of their own
 _SHARES = {
     "forward": "compute",
     "backward": "compute",
     "optimizer": "compute",
     "device": "compute",
 }
-Row = Mapping[str, Any]  # of a layout, as bench.json has it
+Row = Mapping[str, Any]  # the results of a layout, with the keys of bench.json
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LayoutPlan:
 
     layout: Layout
     config: Config
-    plan: Plan | None = None  # None: it is refused
+    plan: Plan | None = None  # None: the layout is refused
     refusal: UserError | None = None
-    without: tuple[str, ...] = ()  # options of the config that this strategy does not have
+    without: tuple[str, ...] = ()  # options of the config that this strategy lacks
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Bench:
     name: str
     config: Config
     schedule: ProfileSchedule
-    plans: tuple[Plan, ...]  # of the layouts that can be
+    plans: tuple[Plan, ...]  # of the layouts that are possible
     cores: int
-    load: float  # programs that wanted a core when it began
-    formulas: Mapping[str, str]  # how the task counts its work
+    load: float  # load average at the beginning
+    formulas: Mapping[str, str]  # how the task counts FLOPs
     environment: Mapping[str, Any]  # versions, host
     time: float
 
@@ -74,7 +74,7 @@ class Bench:
 
 
 def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
-    """base: what the speed-up is against: the first layout measured, with the fewest devices."""
+    """The row of a layout. base: the baseline of the speed-up, the first measured layout."""
     layout_plan = result.layout_plan
     layout, plan = layout_plan.layout, layout_plan.plan
     row: dict[str, Any] = {

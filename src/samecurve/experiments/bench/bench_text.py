@@ -1,15 +1,15 @@
 """A benchmark in words and as JSON."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
-_ODD = 1.1  # times what there is to gain
+_ODD = 1.1  # a speed-up beyond this multiple of its bound is doubtful
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
@@ -42,60 +42,39 @@ def dump_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table."""
-
-    title: str
-    width: int
-    cell: Callable[[Row], str]  # of a measured row
-    left: bool = False  # a text, not a number
-
-    def padded(self, text: str) -> str:
-        if self.left:
-            return text.ljust(self.width)
-        return text.rjust(self.width)
-
-
-def columns(bench: Bench) -> list[Column]:
-    """Columns of the table and of the page, as this benchmark needs them."""
+def figures(bench: Bench, row: Row) -> dict[str, str]:
+    """The figures of a measured layout by the titles of their columns."""
     first = bench.plans[0]
-    rate = "tokens" if first.tokens_per_sample > 1 else "samples"
-    shown = []
+    shown = {}
     if bench.config.devices.balance != "even":
-        shown.append(Column("microbatches", 12, lambda row: " + ".join(map(str, row["slots"]))))
+        shown["microbatches"] = " + ".join(map(str, row["slots"]))
     if bench.cpu and first.layout.engine == "torch":
-        shown.append(Column("threads", 7, lambda row: f"{row['world']} x {row['threads']}"))
-    shown += [
-        Column("ms a step (min to max)", 24, _step_cell),
-        Column(f"{rate}/s", 9, lambda row: show_count(row[f"{rate}_per_second"])),
-        Column("speed-up", 8, lambda row: f"{row['speedup']:.2f}"),
-        Column("efficiency", 10, lambda row: f"{row['efficiency']:.1%}"),
-        *(_share_column(name) for name in ("compute", "sync", "data", "other")),
-    ]
-    if first.peak_flops and first.flops_per_step:
-        shown.append(Column("MFU", 6, lambda row: f"{row['mfu']:.1%}" if row["mfu"] else "-"))
-    elif first.flops_per_step:
-        shown.append(Column("TFLOP/s", 7, lambda row: f"{row['flops_per_second'] / 1e12:.3g}"))
-    return [*shown, Column("memory of a device", 0, _memory_cell, left=True)]
-
-
-def _share_column(name: str) -> Column:
-    def cell(row: Row) -> str:
-        if name not in row["shares"]:
-            return "-"
-        return f"{row['shares'][name]:.1%}"
-
-    return Column(name, 7, cell)
-
-
-def _step_cell(row: Row) -> str:
+        shown["threads"] = f"{row['world']} x {row['threads']}"
     median, least, most = (row["seconds"][key] * 1e3 for key in ("median", "min", "max"))
-    return f"{median:.4g} ({least:.4g} to {most:.4g})"
+    shares = row["shares"]
+    shown |= {
+        "ms a step (min to max)": f"{median:.4g} ({least:.4g} to {most:.4g})",
+        f"{_unit(bench)}/s": show_count(row[f"{_unit(bench)}_per_second"]),
+        "speed-up": f"{row['speedup']:.2f}",
+        "efficiency": f"{row['efficiency']:.1%}",
+        **{
+            name: f"{shares[name]:.1%}" if name in shares else "-"
+            for name in ("compute", "sync", "data", "other")
+        },
+    }
+    if first.peak_flops and first.flops_per_step:
+        shown["MFU"] = f"{row['mfu']:.1%}" if row["mfu"] else "-"
+    elif first.flops_per_step:
+        shown["TFLOP/s"] = f"{row['flops_per_second'] / 1e12:.3g}"
+    return shown
+
+
+def _unit(bench: Bench) -> str:
+    return "tokens" if bench.plans[0].tokens_per_sample > 1 else "samples"
 
 
 def _memory_cell(row: Row) -> str:
-    """The first one's apart, since under dp it holds more than the others."""
+    """The memory of the devices; the first device apart, which holds more under dp."""
     first, *others = row["memory_bytes_by_device"]
     if not others or show_bytes(first) == show_bytes(min(others)) == show_bytes(max(others)):
         return show_bytes(first)
@@ -103,8 +82,8 @@ def _memory_cell(row: Row) -> str:
     return f"{show_bytes(first)} the first, {show_bytes(max(others))} {the_others}"
 
 
-def head(bench: Bench, width: int) -> str:
-    """width: of the layouts' names."""
+def head(bench: Bench) -> str:
+    """The lines before the first measurement."""
     plan, batch, schedule = bench.plans[0], bench.config.batch, bench.schedule
     if bench.weak:
         each = f"{batch.per_device}"
@@ -117,31 +96,34 @@ def head(bench: Bench, width: int) -> str:
             " divided among its devices"
         )
     warm_up = f"{counted(schedule.warm, 'step')} to warm up"
-    titles = "  ".join(column.padded(column.title) for column in columns(bench))
-    lines = [
-        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on"
-        f" {plan.layout.devices[0].name}; {scaling}",
+    return (
+        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on {plan.layout.devices[0].name};"
+        f" {scaling}\n"
         f"       {warm_up}, thrown away, then {schedule.timed} timed; each layout in processes of"
-        " its own",
-        f"       {'layout':<{width}}  {titles}".rstrip(),
-    ]
-    return "\n".join(lines)
+        " its own"
+    )
 
 
-def line(bench: Bench, row: Row, width: int) -> str:
-    """A line of the table, with notes about this row below it."""
-    name = f"       {row['layout']:<{width}}"
-    if row["status"] != "measured":
-        first, *more = row["why"].splitlines()
-        if row["remedy"]:
-            first += f" ({row['remedy']})"
-        lines = [f"{name}  {row['status']}: {first}"]
-        lines += [f"         {text}" for text in more]
+def line(bench: Bench, row: Row) -> str:
+    """The result of a layout as soon as it is there, with notes about the layout below it."""
+    if row["status"] == "measured":
+        rate = show_count(row[f"{_unit(bench)}_per_second"])
+        result = f"{row['seconds']['median'] * 1e3:.4g} ms a step, {rate} {_unit(bench)}/s"
+        more = [f"without {option}" for option in row["without"]]
     else:
-        cells = "  ".join(column.padded(column.cell(row)) for column in columns(bench))
-        lines = [f"{name}  {cells}".rstrip()]
-        lines += [f"         without {option}" for option in row["without"]]
-    return "\n".join(lines)
+        first, *more = row["why"].splitlines()
+        result = f"{row['status']}: {first}"
+        if row["remedy"]:
+            result += f" ({row['remedy']})"
+    return "\n         ".join([f"       {row['layout']}  {result}", *more])
+
+
+def table(bench: Bench, rows: Sequence[Row]) -> str:
+    """The table of all measured layouts. At least one is measured."""
+    measured = measured_rows(rows)
+    columns = [Column(title, right=True) for title in figures(bench, measured[0])]
+    cells = [[row["layout"], *figures(bench, row).values(), _memory_cell(row)] for row in measured]
+    return table_text([Column("layout"), *columns, Column("memory of a device")], cells)
 
 
 def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
@@ -216,7 +198,7 @@ def _thread_counts(measured: Sequence[Row]) -> str:
 
 
 def _shared_memory(measured: Sequence[Row]) -> str:
-    """Layouts whose devices are in one process."""
+    """A remark on layouts whose devices share one process."""
     shared = [row for row in measured if row["processes"] < row["world"]]
     if not shared:
         return ""
@@ -225,7 +207,7 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 
 
 def _bound(bench: Bench, base: Row, row: Row) -> float:
-    """How often the baseline's devices a layout has: cores on the CPU."""
+    """The bound of a layout's speed-up: its devices (CPU: cores) divided by the baseline's."""
     if bench.cpu and bench.plans[0].layout.engine == "torch":
         cores = min(row["world"] * row["threads"], bench.cores)
         base_cores = min(base["world"] * base["threads"], bench.cores)
@@ -234,7 +216,7 @@ def _bound(bench: Bench, base: Row, row: Row) -> float:
 
 
 def _doubts(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
-    """Numbers that can't be, and a machine that did something else."""
+    """Warnings: speed-ups that are not plausible, and a machine that was busy."""
     lines = []
     too_fast = [
         row["layout"] for row in measured if row["speedup"] > _ODD * _bound(bench, base, row)
