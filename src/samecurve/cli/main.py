@@ -42,11 +42,9 @@ def _verb_files() -> Iterator[tuple[str, str]]:
 VERBS = dict(_verb_files())
 
 
-def find_verb(name: str) -> click.Command | None:
-    """The command of a verb; None: there is no such verb."""
-    file = VERBS.get(name)
-    if file is None:
-        return None
+def find_verb(name: str) -> click.Command:
+    """The command of a verb. KeyError: there is no such verb."""
+    file = VERBS[name]
     command = getattr(import_module(f"samecurve.cli.{file}"), file)
     assert isinstance(command, click.Command)
     return command
@@ -59,7 +57,7 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        return find_verb(name)
+        return find_verb(name) if name in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
