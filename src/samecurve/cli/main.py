@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -29,17 +28,12 @@ _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb'
 _LATER_VERBS = {"check", "init", "submit", "ui"}
 
 
-def _verb_files() -> Iterator[tuple[str, str]]:
-    """Each verb and its file in cli/, in alphabetical order; the click command is named as the
-    file.
-    """
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        with open(path, encoding="utf-8") as file:
-            if match := _VERB.match(file.readline()):
-                yield match[1], path.stem
-
-
-VERBS = dict(_verb_files())
+# each verb and its file in cli/, in alphabetical order; the click command is named as the file
+VERBS = {
+    match[1]: path.stem
+    for path in sorted(Path(__file__).parent.glob("*.py"))
+    if (match := _VERB.match(path.read_text(encoding="utf-8")))
+}
 
 
 def find_verb(name: str) -> click.Command:

@@ -111,8 +111,7 @@ def train(
             prepared.lock.release()
             echo(done_line(prepared), err=headless)
             return
-        server = warm_start.server
-        code = launch(prepared, loaded.config.devices, headless=headless, server=server)
+        code = launch(prepared, loaded.config.devices, headless=headless, server=warm_start.server)
     sys.exit(code)
 
 
