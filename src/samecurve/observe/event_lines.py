@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.pictures import pictures
 from samecurve.observe.plan_text import banner
@@ -12,7 +12,6 @@ from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
-_BOOKKEEPING = {"seconds", "best_loss", "best_value", "best_step"}  # beside metrics
 MEAN = "mean "  # prefix of the means that the loss returns beside the loss value
 
 
@@ -112,7 +111,7 @@ def _numbers(event: Event) -> str:
     return "  ".join(
         f"{name} {_show_finite(value, '.4f')}"
         for name, value in event.values.items()
-        if name not in _BOOKKEEPING and not isinstance(value, list)
+        if name not in BESIDE_METRICS and not isinstance(value, list)
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.system.files import read_file_bytes
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.report import summary
@@ -157,7 +157,7 @@ def test(record: RunRecord) -> Iterator[Html]:
     rows: list[list[object]] = [
         [name, _show_finite(value)]
         for name, value in event.values.items()
-        if name not in summary.BOOKKEEPING and not isinstance(value, list)
+        if name not in BESIDE_METRICS and not isinstance(value, list)
     ]
     yield element("h2", "Test")
     yield element("p", f"The checkpoint of step {event.step}, on data that nothing was chosen by.")

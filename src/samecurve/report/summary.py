@@ -12,15 +12,14 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.report.reading import flat
 from samecurve.report.record import RunRecord, Start, as_mapping, number
 from samecurve.report.thinning import Column, window
 
 Grid = NDArray[np.float64]
 
-BOOKKEEPING = {"best_loss", "best_value", "best_step", "seconds"}  # of an `evaluated` line
-NOT_METRICS = {"loss", *BOOKKEEPING}
+NOT_METRICS = {"loss", *BESIDE_METRICS}
 _MAX_DEVICES = 4096
 _MAX_SAMPLES = 1e12  # most samples of one step; a larger number is damaged
 

@@ -97,8 +97,8 @@ def head(bench: Bench) -> str:
         )
     warm_up = f"{counted(schedule.warm, 'step')} to warm up"
     return (
-        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on {plan.layout.devices[0].name};"
-        f" {scaling}\n"
+        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on"
+        f" {plan.layout.devices[0].name}; {scaling}\n"
         f"       {warm_up}, thrown away, then {schedule.timed} timed; each layout in processes of"
         " its own"
     )
