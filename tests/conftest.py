@@ -8,11 +8,18 @@ import worlds
 from commands import samecurve, write_config
 from samecurve.launch.pool import pool as warm_pool
 from samecurve.worker.idle_threads import let_threads_wait
+from warm_commands import warm_servers
 
 let_threads_wait()  # before a test imports torch
 
 # most of a small jax run is compiling: a fifth of these tests' processor time
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers() -> Iterator[None]:
+    with warm_servers():
+        yield
 
 
 @pytest.fixture(scope="session")
