@@ -27,12 +27,12 @@ from samecurve.probe.environment import child_environment, replace_environment
 from samecurve.run import fork_server
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 
-# A command waits for the modules before this one, not for those after it.
+# A command waits until the last of these modules is imported, this one.
 MODULES = (
     *("torch", "samecurve.tasks.adapter.torch_adapter", "samecurve.run.describe"),
-    *("samecurve.torch_engine.engine", "numpy.ma", "torch._dynamo", "samecurve.worker.main"),
-    *("samecurve.launch.local", "samecurve.run.prepare", "samecurve.cli.train", __name__),
-    *("torch.distributed.fsdp", "transformers.modeling_utils", "peft"),
+    *("samecurve.torch_engine.engine", "numpy.ma", "torch._dynamo", "torch.distributed.fsdp"),
+    *("transformers.modeling_utils", "peft", "samecurve.worker.main", "samecurve.launch.local"),
+    *("samecurve.run.prepare", "samecurve.cli.train", "samecurve.launch.pool", __name__),
 )
 _SERVER = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 _HERE = str(Path(__file__).parent)
@@ -101,10 +101,15 @@ class ServerOfTemplate(ForkServer):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**_SERVER, **child_environment()}
         arguments = ("0", str(os.getpid()), *modules)  # its socket is its standard input
-        call = Call("samecurve.run.fork_server:main", arguments, environment, new_session=True)
+        call = Call(f"{__name__}:serve", arguments, environment, new_session=True)
         with theirs, open(os.devnull, "wb") as nothing:
             stdio = (theirs.fileno(), nothing.fileno(), nothing.fileno())
             self._process = template().start(call, stdio)  # type: ignore[assignment]
+
+
+def serve(*arguments: str) -> None:
+    """Be a fork server of the test process: the call of a process forked from the template."""
+    fork_server.main(*arguments)
 
 
 class ServerOfCommand(ForkServer):
