@@ -18,8 +18,9 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.torch_engine.model.batch_norm import coupling_layers, synchronise_batch_norms
+from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_setup import cast_weights
+from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext

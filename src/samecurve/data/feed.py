@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice, takewhile
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,9 @@ from samecurve.data.rounds import (
     cut_rows,
 )
 from samecurve.data.trial_rows import LOOKED_AT, unlike_rows
-from samecurve.data.workers import Workers
+
+if TYPE_CHECKING:
+    from samecurve.data.workers import Workers
 
 _IDS_AT_ONCE = 65_536
 _TOGETHER = 16  # steps at most whose rows are read at once
@@ -75,7 +77,7 @@ class Feed(Generic[Staged]):
         *,
         start: int = 0,
         prefetch: int = 2,
-        workers: Workers | None = None,
+        workers: "Workers | None" = None,
     ) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
         held = held_out or {}

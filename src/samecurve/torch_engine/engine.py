@@ -34,11 +34,10 @@ from samecurve.core.sample_numbers import serving
 from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.batch_norm import coupling_layers
 from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.model.model_setup import run_uncompiled
-from samecurve.torch_engine.model.weight_average import WeightAverage
+from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
@@ -48,15 +47,15 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
 from samecurve.torch_engine.split_check.split_check import SplitCheck
-from samecurve.torch_engine.state import State
 from samecurve.torch_engine.step.precision import LossScale, autocast_for
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies.table import make_strategy
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.model.training_mode import TrainingMode
+    from samecurve.torch_engine.model.user_model import TrainingMode
+    from samecurve.torch_engine.model.weight_average import WeightAverage
 
 
 class TorchEngine:
@@ -187,6 +186,8 @@ class TorchEngine:
             ]
         trained = optimizer_params(model)
         if self.plan.compute.ema:
+            from samecurve.torch_engine.model.weight_average import WeightAverage
+
             self._average = WeightAverage(self.plan.compute.ema, trained, self._strategy)
         updates, optimizer = make_updates(self._setup, trained, hidden)
         self._training_step = None

@@ -219,7 +219,7 @@ def _keep_pictures(context: RankContext) -> KeepPictures:
     """A function that puts the task's pictures into the run's directory, for the first rank."""
 
     def keep(step: int, pictures: Any) -> list[str]:
-        if not context.is_first:
+        if not context.is_first or not pictures:
             return []
         from samecurve.observe.pictures import keep_pictures
 

@@ -19,7 +19,6 @@ from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import UserError
-from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
@@ -247,9 +246,12 @@ class EngineAdapter(TaskAdapter, ABC):
             return []
         with self.calling("sample"):
             samples = list(self.methods.sample(model, seed))
-        for sample in samples:
-            if not isinstance(sample, str):
-                check_picture(sample)
+        pictures = [sample for sample in samples if not isinstance(sample, str)]
+        if pictures:
+            from samecurve.observe.pictures import check_picture
+
+            for picture in pictures:
+                check_picture(picture)
         return samples
 
     @cached_property

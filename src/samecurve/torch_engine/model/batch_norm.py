@@ -8,7 +8,7 @@ hold at once is the whole batch.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,39 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.compile_marks import uncompiled
+from samecurve.torch_engine.model.user_model import is_coupling
+from samecurve.torch_engine.process_group import Peers
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, recomputing
-
-
-class Peers(Protocol):
-    """Who trains together, seen from one of them.
-
-    Every peer calls all_reduced equally often, in the same order.
-    """
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-
-    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all peers, the same bits for all of them; `values` stay as they are."""
-        ...
-
-
-def coupling_layers(model: nn.Module) -> tuple[str, ...]:
-    """The layers that mix the samples of a batch in training: "BatchNorm2d net.1" for each
-    normalisation over the batch, in order.
-    """
-    return tuple(
-        f"{type(module).__name__} {name}".strip()
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and _is_coupling(module)
-    )
-
-
-def _is_coupling(norm: _BatchNorm) -> bool:
-    """Not one in eval mode, with statistics of its own to normalise by."""
-    return norm.training or norm.running_mean is None
 
 
 def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:
@@ -66,7 +36,7 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
     norms: list[tuple[str, Any]] = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and _is_coupling(module)
+        if isinstance(module, _BatchNorm) and is_coupling(module)
     ]
     for name, module in norms:
         title = f"{type(module).__name__} {name}".strip()

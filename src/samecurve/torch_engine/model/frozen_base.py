@@ -14,7 +14,6 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 
-DIGEST = "frozen/sha256"  # its name in a checkpoint
 _CHUNK = 1 << 22  # values that are looked at at once
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, of 64 bits, as a signed number
 

@@ -9,12 +9,9 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.initial_values import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, recompute
-from samecurve.torch_engine.model.training_mode import TrainingMode
-from samecurve.torch_engine.model.user_model import compiled_in_place
-from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step.setup import EngineSetup
 
 
@@ -49,8 +46,12 @@ class ModelBuilder:
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
         if plan.compute.norm_sync:
+            from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
+
             synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
         if plan.compute.keyed_dropout:
+            from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+
             key_dropout(model, context, self._seed)
         if compiled_in_place(model) and not plan.compile:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled

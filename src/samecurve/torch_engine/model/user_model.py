@@ -1,11 +1,21 @@
-"""A model as a task's model() gives it, made one that strategies can lay out: without wrappers that
-lay it out themselves, and without those of torch.compile, whose names would be in checkpoints.
+"""A user's model as model() gives it, made one that strategies can lay out.
+
+plain_model() takes off what lays a model out by itself, and the wrappers of torch.compile, whose
+names would be in checkpoints.
+
+TrainingMode keeps what "in training" means for the model. A module that model() returned in eval
+mode stays in eval mode while the rest is in training (a frozen norm), unless the whole model came
+in eval mode. A train() that the model overrides is called as always. A model of from_pretrained()
+comes in eval mode although nobody asked for that: it is put into training where anything in it is
+trained.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
 
@@ -56,3 +66,64 @@ def _without_wrappers(module: Any, wrapper: Any, inner: dict[int, nn.Module]) ->
             module._modules[name] = _without_wrappers(child, wrapper, inner)  # noqa: SLF001
     result: nn.Module = module
     return result
+
+
+class TrainingMode:
+    """model: as model() returned it; it is put into training.
+
+    from_pretrained: names of what came in eval mode from there
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.from_pretrained = tuple(_train_pretrained(model))
+        self._kept: list[nn.Module] = []
+        if model.training:
+            self._kept = [module for module in model.modules() if not module.training]
+        self.set(train=True)
+
+    def set(self, *, train: bool) -> None:
+        self._model.train(train)
+        if train:
+            for module in self._kept:
+                module.training = False
+
+
+def kept_in_eval(model: nn.Module) -> tuple[str, ...]:
+    """Names of the outermost modules in eval mode of a model in training."""
+    return tuple(_in_eval(model, ""))
+
+
+def _in_eval(module: nn.Module, name: str) -> Iterator[str]:
+    if not module.training:
+        yield name or type(module).__name__
+        return
+    for child_name, child in module.named_children():
+        yield from _in_eval(child, f"{name}.{child_name}".lstrip("."))
+
+
+def _train_pretrained(module: nn.Module, name: str = "") -> Iterator[str]:
+    """Put into training what from_pretrained() left in eval mode, and is trained."""
+    is_trained = any(parameter.requires_grad for parameter in module.parameters())
+    if hasattr(type(module), "from_pretrained") and not module.training and is_trained:
+        module.train()
+        yield name or type(module).__name__
+        return
+    for child_name, child in module.named_children():
+        yield from _train_pretrained(child, f"{name}.{child_name}".lstrip("."))
+
+
+def coupling_layers(model: nn.Module) -> tuple[str, ...]:
+    """The layers that mix the samples of a batch in training: "BatchNorm2d net.1" for each
+    normalisation over the batch, in order.
+    """
+    return tuple(
+        f"{type(module).__name__} {name}".strip()
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and is_coupling(module)
+    )
+
+
+def is_coupling(norm: _BatchNorm) -> bool:
+    """Not one in eval mode, with statistics of its own to normalise by."""
+    return norm.training or norm.running_mean is None

@@ -7,8 +7,7 @@ from typing import Any
 
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.state import Update
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, Update
 
 # name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer
 OPTIMIZERS: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from samecurve.core.planning.update_phases import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.state import Update
+from samecurve.torch_engine.step.setup import Update
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)

@@ -7,11 +7,9 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
-from samecurve.torch_engine.split_check.task_tensors import HeldByTask
-from samecurve.torch_engine.state import State
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.first_steps import HeldByTask, UsageCheck
+from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import Finite, TrainingStep
-from samecurve.torch_engine.step.unused_params import UsageCheck
 
 
 class Step(Protocol):

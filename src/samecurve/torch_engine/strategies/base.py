@@ -12,9 +12,8 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 
 T = TypeVar("T")
 Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real

@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.process_group import Comm, Peers, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 

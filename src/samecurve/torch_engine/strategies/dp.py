@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from samecurve.core.planning.plan import Plan
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 

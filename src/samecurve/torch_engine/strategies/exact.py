@@ -16,8 +16,7 @@ from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import Peers
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize
 from samecurve.torch_engine.strategies.dp import DP
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
