@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import STEP_BUFFERS, WIDTH
+from models import WIDTH
 from torch import nn
 
 from samecurve.checkpoint.format import load
@@ -84,7 +84,6 @@ def train_one(index: int, group: Any, home: str) -> None:
     context = RankContext.read_warm(Attempt("test", home).to_json(), index)
     task = open_task(context.config, "")
     engine: Any = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
-    engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
     train_rank(context, engine, task, Requests(None))
 
 

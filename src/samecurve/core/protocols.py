@@ -62,7 +62,7 @@ class RowReader(Source, Protocol):
     def read(self, ids: Ids, epoch: int) -> Mapping[str, NDArray[Any]]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: two are made for every microbatch
 class MicroBatch:
     """A microbatch: the samples that one device computes at once.
 

@@ -265,25 +265,28 @@ class Feed(Generic[Staged]):
         at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
-            yield from zip(steps, map(self._laid, self._order.ids(steps)), strict=True)
+            yield from zip(steps, self._laid(self._order.ids(steps)), strict=True)
 
-    def _laid(self, ids: Ids) -> Ids:
-        """A step's samples, those of a microbatch about equally long where rows are unlike; in
-        their order where the loss looks at the whole batch.
+    def _laid(self, ids_by_step: list[Ids]) -> list[Ids]:
+        """The samples of each step, those of a microbatch about equally long where rows are unlike;
+        in their order where the loss looks at the whole batch.
         """
         source = self._sources[TRAIN_SOURCE]
         assert source is not None
-        if source.lengths is None or self._plan.whole_batch:
-            return ids
-        return by_length(ids, source.lengths[ids], self._plan.micro_batch_size)
+        lengths = source.lengths
+        if lengths is None or self._plan.whole_batch:
+            return ids_by_step
+        size = self._plan.micro_batch_size
+        return [by_length(ids, lengths[ids], size) for ids in ids_by_step]
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
-        keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
+        progress = self._plan.progress_at(step)
+        keys = partial(RowKeys, self._plan.fixed.seed, progress.epoch, step)
         least = 0 if self._plan.exact else 1
         rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
         return Batch(
             self._stage(rounds, self._plan.accumulation_steps),
-            self._plan.progress_at(step),
+            progress,
             samples=len(ids),
             num_microbatches=count_microbatches(len(ids), self._plan.micro_batch_size),
         )

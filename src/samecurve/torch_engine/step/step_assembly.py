@@ -13,11 +13,13 @@ from samecurve.torch_engine.step.training_step import Finite, TrainingStep
 
 
 class Step(Protocol):
-    """The training step of a run: one update, or several in turn."""
+    """The training step of a run: one update, or several in turn. It changes the state in place,
+    and returns it.
+    """
 
-    def run(
-        self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> PendingMetrics: ...
+    def __call__(
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> tuple[State, PendingMetrics]: ...
 
 
 def make_training_step(
@@ -43,10 +45,10 @@ def make_training_step(
         _scale_loss(step)
         _watch(step)
     if len(steps) == 1:
-        return steps[0]
+        return steps[0].run
     from samecurve.torch_engine.step.phases import StepsInTurn
 
-    return StepsInTurn(steps)
+    return StepsInTurn(steps).run
 
 
 def _watch_first_steps(step: TrainingStep) -> None:
