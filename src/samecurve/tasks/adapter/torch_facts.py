@@ -102,7 +102,7 @@ def _phase_facts(adapter: EngineAdapter, model: nn.Module) -> tuple[str, ...]:
 def _optimizer_facts(
     adapter: EngineAdapter, config: Config, model: nn.Module, build_optimizer: BuildOptimizer
 ) -> UserOptimizerFacts | None:
-    """What the plan must know of the class's own optimizer; None: the config's is used."""
+    """The facts about the class's own optimizer; None: the config's is used."""
     if adapter.methods.optimizer is None:
         return None
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -23,7 +23,7 @@ from samecurve.torch_engine.model.model_setup import (
     seeded,
 )
 
-Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first one's values
+Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
 
 # Methods and functions of nn.init that give a tensor other values in place: nothing happens on
@@ -48,8 +48,8 @@ class FirstValues:
         self._task, self._seed, self._share = task, seed, share
 
     def build(self) -> nn.Module:
-        """On the meta device if all its values follow from the seed, else with the values it gave
-        itself.
+        """Build the model: on the meta device where all values follow from the seed, else with the
+        values that the model gave itself.
         """
         model = self._build_on_meta()
         return self._build_with_values() if model is None else model
@@ -57,9 +57,9 @@ class FirstValues:
     def materializer(
         self, model: nn.Module, device: torch.device, is_given: IsGiven = nothing_given
     ) -> Materializer:
-        """Makes real what build() left on the meta device.
+        """The object that makes real what build() left on the meta device.
 
-        is_given: these parameters stay empty
+        is_given: parameters that stay empty
         """
         rule = self.initialize_module(model)
         if is_given is all_given:
@@ -76,7 +76,7 @@ class FirstValues:
             with on_meta():
                 model: nn.Module = self._task.model()
         except RuntimeError:
-            return None  # it computes with values while it is built
+            return None  # the model computes with values while it is built
         has_rules = all(
             parameter.is_meta and self._has_rule(name, parameter)
             for name, parameter in model.named_parameters()

@@ -1,7 +1,7 @@
-"""A task's model for each device of a process.
+"""The model of a task, built for each device of a process.
 
-Its values follow the task's rule, or are the model's own as the first rank has them; its layers are
-as the plan has them.
+The first values follow the task's rule; without a rule they are the model's own, as the first rank
+drew them. The layers are changed as the plan says (number format, dropout, norms, recompute).
 """
 
 import torch
@@ -36,8 +36,8 @@ class ModelBuilder:
         return models
 
     def _build(self, device_index: int) -> nn.Module:
-        """On the meta device if all its values follow from the seed, else with the values it gave
-        itself.
+        """Build the model for one device: on the meta device where all values follow from the seed,
+        else with the values that the model gave itself.
         """
         setup, plan = self._setup, self._setup.plan
         model = self.first_values.build()
@@ -62,7 +62,7 @@ class ModelBuilder:
 
 
 def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
-    """Eight bits, recompute and compiled blocks, as the plan has them."""
+    """Apply train.float8, train.recompute and train.compile, as the plan has them."""
     if plan.compute.float8:
         from samecurve.torch_engine.model.float8 import convert
 

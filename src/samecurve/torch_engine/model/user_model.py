@@ -23,11 +23,12 @@ _LAYS_OUT = ("torch.nn.parallel.", "torch.distributed.fsdp.", "accelerate.", "de
 
 
 def plain_model(model: nn.Module, what: str) -> nn.Module:
-    """The model itself, on the host. Parts that torch.compile had wrapped are compiled in place.
+    """The model without wrappers, on the host. Parts that torch.compile had wrapped are compiled in
+    place.
 
-    what: that gave it, for errors
+    what: the call that gave the model, for errors
 
-    UserError: it is laid out on devices already.
+    UserError: the model is laid out on devices already.
     """
     for name, module in model.named_modules():
         for kind in type(module).__mro__:
@@ -43,17 +44,20 @@ def plain_model(model: nn.Module, what: str) -> nn.Module:
     if dynamo is not None:
         model = _without_wrappers(model, dynamo.OptimizedModule, {})
     if any(tensor.is_cuda for tensor in [*model.parameters(), *model.buffers()]):
-        model = model.to("cpu")  # the strategy's device need not be the one that it chose
+        model = model.to("cpu")  # the strategy chooses the device
     return model
 
 
 def compiled_in_place(model: nn.Module) -> bool:
-    """Whether the user compiles parts of it."""
+    """Whether the user compiles parts of the model."""
     return any(module._compiled_call_impl is not None for module in model.modules())  # noqa: SLF001
 
 
 def _without_wrappers(module: Any, wrapper: Any, inner: dict[int, nn.Module]) -> nn.Module:
-    """inner: what was found in each wrapper, which may stand in several places."""
+    """The module with every wrapper inside it replaced by what the wrapper holds.
+
+    inner: by a wrapper's id, what it holds: a wrapper may stand in several places
+    """
     if isinstance(module, wrapper):
         within = module._orig_mod  # noqa: SLF001 - torch.compile's name, also in state dicts
         if id(module) not in inner:
@@ -69,9 +73,11 @@ def _without_wrappers(module: Any, wrapper: Any, inner: dict[int, nn.Module]) ->
 
 
 class TrainingMode:
-    """model: as model() returned it; it is put into training.
+    """Puts a model into training and into eval mode. It begins in training.
 
-    from_pretrained: names of what came in eval mode from there
+    model: the model as model() returned it
+
+    from_pretrained: names of modules that from_pretrained() had left in eval mode
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,7 +109,7 @@ def _in_eval(module: nn.Module, name: str) -> Iterator[str]:
 
 
 def _train_pretrained(module: nn.Module, name: str = "") -> Iterator[str]:
-    """Put into training what from_pretrained() left in eval mode, and is trained."""
+    """Put trained modules that from_pretrained() left in eval mode into training; their names."""
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     if hasattr(type(module), "from_pretrained") and not module.training and is_trained:
         module.train()
@@ -125,5 +131,5 @@ def coupling_layers(model: nn.Module) -> tuple[str, ...]:
 
 
 def is_coupling(norm: _BatchNorm) -> bool:
-    """Not one in eval mode, with statistics of its own to normalise by."""
+    """Whether a normalisation uses the batch's statistics: in eval mode it has running ones."""
     return norm.training or norm.running_mean is None

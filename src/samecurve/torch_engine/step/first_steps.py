@@ -1,5 +1,5 @@
-"""What the first steps of a run show: parameters that the loss never uses (UsageCheck), and tensors
-that the loss depends on and that nobody trains (HeldByTask).
+"""Checks in the first steps of a run: for parameters that the loss never uses (UsageCheck), and for
+tensors that the loss depends on and that nobody trains (HeldByTask).
 
 A parameter that the loss of one step does not use has a zero gradient in that step, under every
 strategy, as in a loop that zeroes gradients and does not drop them. Momentum and weight decay go on

@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class DP(Strategy):
-    """A process with a thread and a replica of the model for each device.
+    """Each device has a replica of the model, and a thread of this process computes on it.
 
-    The first device holds the optimizer, and adds up the gradients in the devices' order.
+    The first device holds the optimizer, and adds up the gradients in the order of the devices.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
