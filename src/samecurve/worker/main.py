@@ -233,7 +233,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
     UserError: the task's schedule has no value at the run's last step.
     """
-    factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
+    factor = task.lr_factor
     if factor:
         factor(plan.schedule.steps - 1)
     return factor

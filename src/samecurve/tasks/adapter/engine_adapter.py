@@ -6,7 +6,7 @@ model.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -98,6 +98,16 @@ class EngineAdapter(TaskAdapter, ABC):
 
         Weights that are tied come under each of their names.
         """
+
+    @property
+    def optimizer(self) -> Callable[..., Any] | None:
+        """The class's own optimizer; None: the config's."""
+        return None
+
+    @property
+    def after_step(self) -> Callable[[Any, int], None] | None:
+        """The class's own after_step(), called after each update; None: it has none."""
+        return None
 
     def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         return self.losses(model, batch, progress)["loss"]

@@ -130,13 +130,15 @@ def _optimizer_facts(
 
 def _outline(adapter: EngineAdapter) -> nn.Module:
     """The model without values, or with values where it can't be built without."""
+    model: nn.Module
     try:
         with on_meta(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values that go nowhere
-            return adapter.model()
+            model = adapter.model()
     except RuntimeError:
         with torch.random.fork_rng(devices=[]):
-            return adapter.model()
+            model = adapter.model()
+    return model
 
 
 def _scalars(parameter: torch.Tensor) -> int:

@@ -106,7 +106,7 @@ def _follow_last_update(step: TrainingStep) -> None:
     average.
     """
     setup, average = step.setup, step.state.average
-    after_step = getattr(setup.task, "after_step", None)
+    after_step = setup.task.after_step
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 
