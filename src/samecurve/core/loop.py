@@ -33,7 +33,6 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check.additivity import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
-from samecurve.core.weights.digest import combined
 from samecurve.units import join_words
 
 Outcome = Literal["finished", "stopped"]
@@ -206,6 +205,8 @@ def run_due_actions(
         _sample(context, state, step)
     if "hash" in due:
         context.heartbeat(step, "save")
+        from samecurve.core.weights.digest import combined
+
         digests = engine.digests(state)
         context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))
     if save:

@@ -3,11 +3,10 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
 from samecurve.core.events import REQUESTS, Event, Request
-from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Batch,
@@ -18,6 +17,9 @@ from samecurve.core.protocols import (
     StepMetrics,
 )
 from samecurve.errors import RunError
+
+if TYPE_CHECKING:
+    from samecurve.core.measurement.stragglers import StragglerDetector
 
 # what a step's line says of itself beside the loss
 STEP_VALUES = frozenset(
@@ -194,12 +196,14 @@ def requests_in(counts: Sequence[int]) -> set[Request]:
     return {request for request, count in zip(REQUESTS, counts, strict=True) if count}
 
 
-def _straggler_detector(plan: Plan) -> StragglerDetector | None:
+def _straggler_detector(plan: Plan) -> "StragglerDetector | None":
     """The detector of slow ranks, where there are several. Shares by measured speed are no fault of
     a rank; where a run could have such shares, the detector says so.
     """
     if plan.layout.world_size == 1:
         return None
+    from samecurve.core.measurement.stragglers import StragglerDetector
+
     if plan.batch.microbatch_seconds:
         return StragglerDetector(plan.batch.microbatches_per_device)
     if plan.layout.can_be_uneven:

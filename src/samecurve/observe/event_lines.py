@@ -6,7 +6,6 @@ from typing import Any
 
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.pictures import pictures
 from samecurve.observe.plan_text import banner
 from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
@@ -123,9 +122,11 @@ def _sampled_texts(texts: Iterable[str]) -> list[str]:
 
 
 def _sampled_pictures(event: Event, run: Path) -> list[str]:
-    names = pictures(event)
-    if not names:
+    if not event.values.get("pictures"):
         return []
+    from samecurve.observe.pictures import pictures
+
+    names = pictures(event)
     if len(names) == 1:
         return [f"sample step {event.step}  1 picture  {run / names[0]}"]
     last = Path(names[-1]).name

@@ -26,7 +26,6 @@ from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe.environment import child_environment
-from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 
@@ -109,6 +108,8 @@ def _identity(config: Config) -> Any:
 
 
 def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
+    from samecurve.probe.progress import PROGRESS, shown_progress
+
     arguments = (str(cache), str(os.getpid()))
     with (
         shown_progress() as progress,

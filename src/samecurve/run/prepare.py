@@ -17,11 +17,9 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
 from samecurve.errors import UserError
 from samecurve.probe import probe
-from samecurve.run.changes import refuse_changes
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.directory.run_names import free_name
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -81,7 +79,10 @@ def prepare(
         warm_start.stop()
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
-    refuse_changes(origin, config)
+    if origin.run or origin.manifest:  # a new run has nothing to differ from
+        from samecurve.run.changes import refuse_changes
+
+        refuse_changes(origin, config)
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
@@ -180,6 +181,8 @@ def _make_run(
     size = checkpoint_bytes(loaded.config, facts)
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
+        from samecurve.run.directory.run_names import free_name
+
         run = Run(free_name(loaded.name))
     make_home(run.home)
     return run

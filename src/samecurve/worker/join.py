@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.core.system.cache import cache_home
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
+
+    from samecurve.core.measurement.profile_types import ProfileSchedule
 
 JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
@@ -173,7 +174,7 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
 
 
 def watch_of(
-    engine: Any, plan: Plan, course: ProfileSchedule, scratch: Path, trace: Path | None
+    engine: Any, plan: Plan, course: "ProfileSchedule", scratch: Path, trace: Path | None
 ) -> Any:
     """The engine's watch over its steps. trace: where the profiler's trace goes; None: no trace."""
     if plan.layout.engine == "jax":

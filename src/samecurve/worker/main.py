@@ -219,7 +219,7 @@ def _keep_pictures(context: RankContext) -> KeepPictures:
     """A function that puts the task's pictures into the run's directory, for the first rank."""
 
     def keep(step: int, pictures: Any) -> list[str]:
-        if not context.is_first:
+        if not context.is_first or not pictures:
             return []
         from samecurve.observe.pictures import keep_pictures
 
@@ -233,7 +233,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
     UserError: the task's schedule has no value at the run's last step.
     """
-    factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
+    factor = task.lr_factor
     if factor:
         factor(plan.schedule.steps - 1)
     return factor

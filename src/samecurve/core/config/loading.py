@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError, create_model
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
-from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT, task_needed
 from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
     if not registry.knows(task):
+        from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT
+
         hint, instead = "is not a task", f"; {USER_TASK}"
         if task in registry.later():
             hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
@@ -158,6 +159,8 @@ def _without_forms(location: Key, value: Any) -> Key:
 
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
+    from samecurve.core.config.unsupported import task_needed
+
     name, where = join_key(key), document.origin_of(key)
     task = document.value.get("task", DEFAULT_TASK)
     needed = task_needed(name)

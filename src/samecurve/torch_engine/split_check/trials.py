@@ -76,7 +76,7 @@ class Trials:
         self.samples: Rows = range(len(rows.ids))
         self.parts: Sequence[Rows] = two_parts(self.samples)
         self.step, self.name = rows.step, "loss"
-        self.phases = list(getattr(setup.task, "phases", {})) or [""]
+        self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
         self.format = _format_of(setup)
         self._with_grad = self._widens_rows = False

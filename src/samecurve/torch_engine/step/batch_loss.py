@@ -23,10 +23,9 @@ from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
-from samecurve.torch_engine.state import State, Update
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import StepTotals
 from samecurve.torch_engine.step.training_step import TrainingStep
 

@@ -29,7 +29,6 @@ from samecurve.core.determinism.step_arithmetic import (
     scale_gradient,
 )
 from samecurve.core.events import REQUESTS
-from samecurve.core.named_means import other_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 from samecurve.errors import UserError
@@ -288,6 +287,8 @@ class NamedMeans:
             self._keys = frozenset(losses)
             self.names = tuple(sorted(losses.keys() - {"loss"}))
         elif losses.keys() != self._keys:
+            from samecurve.core.named_means import other_names
+
             raise other_names(losses, self._keys)
         means = [losses["loss"]]
         for name in self.names:
@@ -313,6 +314,8 @@ class NamedMeans:
             rows = [bytes(map(int, row)).rstrip(b"\0") for row in table.tolist()]
             lists = {tuple(json.loads(row)) for row in rows if row}
             if len(lists) > 1:
+                from samecurve.core.named_means import other_names
+
                 one, other, *_ = sorted(lists)
                 raise other_names(["loss", *one], ["loss", *other])
             (self.names,) = lists

@@ -16,7 +16,7 @@ from samecurve.torch_engine.strategies.base import Strategy
 
 # name -> module:class, imported when it is used: torch's DDP and FSDP take a second or two
 STRATEGIES: Mapping[str, str] = {
-    "single": "single:Single",
+    "single": "base:Strategy",  # the base of all, as it is
     "dp": "dp:DP",
     "ddp": "ddp:DDP",
     "fsdp": "fsdp:FSDP",
