@@ -63,7 +63,7 @@ class StepLogger:
         self._deferred: _Deferred | None = None
         self._began = self._clock = time.perf_counter()
         self._step_seconds, self._steps = 0.0, 0  # of this start
-        self._peak_bytes = [0] * plan.num_devices
+        self._peak_bytes = [0] * plan.layout.num_devices
         self._stragglers = _straggler_detector(plan)
 
     def add(self, step: int, batch: Batch, lr: float, metrics: PendingMetrics) -> set[Request]:
@@ -140,7 +140,7 @@ class StepLogger:
         if plan.tokens_per_sample > 1:
             values["tokens_per_second"] = metrics.weight / seconds
         if plan.flops_per_step:
-            flops = plan.flops_per_step * samples / plan.global_batch_size / seconds
+            flops = plan.flops_per_step * samples / plan.batch.global_batch_size / seconds
             values["flops_per_second"] = flops
             if plan.peak_flops:
                 values["mfu"] = flops / plan.peak_flops
@@ -165,7 +165,7 @@ class StepLogger:
         values["grad_norm"] = None
         self.counters.skipped += 1
         finds_scale = (
-            self._plan.precision == "f16"
+            self._plan.compute.precision == "f16"
             and math.isfinite(loss)
             and metrics.scale > _SMALLEST_SCALE
         )
@@ -200,7 +200,7 @@ def _straggler_detector(plan: Plan) -> "StragglerDetector | None":
     """The detector of slow ranks, where there are several. Shares by measured speed are no fault of
     a rank; where a run could have such shares, the detector says so.
     """
-    if plan.world_size == 1:
+    if plan.layout.world_size == 1:
         return None
     from samecurve.core.measurement.stragglers import StragglerDetector
 

@@ -89,7 +89,7 @@ class TorchEngine:
             contexts=[MicroBatchContext(device, sites) for device in devices],
             draw_sites=sites,
         )
-        self._host_tensor = _host_tensor_for(self.device, is_exact=plan.exact)
+        self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
@@ -161,7 +161,7 @@ class TorchEngine:
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
-            is_split=self.plan.is_split or as_if_split,
+            is_split=self.plan.batch.is_split or as_if_split,
             allowed=self.plan.compute.allow_coupled,
         )
         self._begin_steps(state, verdict.steady)
@@ -199,7 +199,7 @@ class TorchEngine:
             model,
             trained,
             optimizer,
-            LossScale(self.device) if self.plan.precision == "f16" else None,
+            LossScale(self.device) if self.plan.compute.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
@@ -230,7 +230,7 @@ class TorchEngine:
         with (
             self._evaluating(),
             run_uncompiled(self.plan),
-            autocast_for(self.plan.precision, self.device),
+            autocast_for(self.plan.compute.precision, self.device),
         ):
             return self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step)
 

@@ -60,7 +60,7 @@ def evaluate(
                 floats[setup.sum_row(microbatch)] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
-    if setup.plan.whole_batch:
+    if setup.plan.compute.whole_batch:
         from samecurve.torch_engine.step.batch_evaluation import add_batch_losses
 
         add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:
-    return microbatch.number * setup.plan.micro_batch_size
+    return microbatch.number * setup.plan.batch.micro_batch_size
 
 
 def _evaluate_microbatch(
@@ -87,7 +87,7 @@ def _evaluate_microbatch(
     if microbatch is None:
         return None
     device, task = setup.devices[device_index], setup.task
-    whole_batch = setup.plan.whole_batch
+    whole_batch = setup.plan.compute.whole_batch
 
     def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], "Features"]:
         sums = task.evaluate(model, arrays, progress)
@@ -97,7 +97,7 @@ def _evaluate_microbatch(
         torch.no_grad(),
         current_device(device),
         setup.contexts[device_index].within(microbatch.keys, real=microbatch.real),
-        autocast_for(setup.plan.precision, device),
+        autocast_for(setup.plan.compute.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
         sums, features = setup.strategy.call(device_index, measure, arrays)
@@ -114,7 +114,7 @@ def _evaluate_microbatch(
         from samecurve.torch_engine.step.gathered_features import check_rows
 
         left = samples - _first_sample(setup, microbatch)
-        check_rows(features, min(setup.plan.micro_batch_size, left))
+        check_rows(features, min(setup.plan.batch.micro_batch_size, left))
     return MicroBatchSums(
         torch.cat(rows[False] or [empty]),
         torch.cat(rows[True] or [empty]),

@@ -23,6 +23,8 @@ _SEE_TABLE = "`samecurve schema --table` says what each key takes"
 
 @dataclass(frozen=True)
 class TaskSections:
+    """The config sections that a task brings."""
+
     model: type[Section]
     data: type[DataSection]
 
@@ -42,7 +44,7 @@ class LoadedConfig:
 
     origins: where each dotted key that was given came from
     notes: lines for the user on how the config was read
-    run_directory: the one that another tool's config names
+    run_directory: the directory for the run that another tool's config names
     """
 
     config: Config
@@ -93,6 +95,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
 
 
 def config_class(task: str, fields: TaskSections) -> type[Config]:
+    """The class of a task's configs."""
     task_fields: dict[str, Any] = {
         "task": (Literal[task], task),
         "model": (fields.model, ...),
@@ -102,7 +105,10 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
 
 
 def _of_one_form(faults: "list[ErrorDetails]") -> "list[ErrorDetails]":
-    """The faults, without those of alternatives that the value was not meant to be."""
+    """The faults of the form that a value was meant to have.
+
+    Where a value may have several forms (a mapping or a word), pydantic lists the faults of each.
+    """
 
     def is_of_another(fault: "ErrorDetails") -> bool:
         *key, form = fault["loc"]
@@ -169,6 +175,7 @@ def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> 
 
 
 def _known(section: Key, fields: TaskSections) -> list[str]:
+    """The keys that a section of the config takes; empty if it is none."""
     at: type[BaseModel] = Config
     for part in section:
         if part in {"model", "data"} and at is Config:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.events import BESIDE_METRICS
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
@@ -22,7 +23,6 @@ from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
-_RESERVED = {"best_loss", "best_value", "best_step", "seconds"}  # names in the journal's lines
 FEATURES = (
     "return {name: tensor with one row a sample}: a number of the model for all samples as"
     " model.scale.expand(len(x)), sums over a sample's tokens as one row each"
@@ -290,7 +290,7 @@ class EngineAdapter(TaskAdapter, ABC):
                 "a dict of name -> Mean(sum, weight)",
             )
         for name, mean in metrics.items():
-            if name in _RESERVED or (name == "loss" and self.whole_batch):
+            if name in BESIDE_METRICS or (name == "loss" and self.whole_batch):
                 raise self._wrong(
                     "metrics", f'gives "{name}", a name that is taken', "another name"
                 )

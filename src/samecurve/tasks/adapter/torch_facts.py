@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Config
+from samecurve.core.config.param_groups import names_by_phase
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
-from samecurve.core.planning.update_phases import names_by_phase
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter

@@ -42,7 +42,7 @@ class ModelBuilder:
         setup, plan = self._setup, self._setup.plan
         model = self.first_values.build()
         self.modes.append(TrainingMode(model))
-        model = cast_weights(model, plan.precision)
+        model = cast_weights(model, plan.compute.precision)
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
         if plan.compute.norm_sync:
@@ -53,7 +53,7 @@ class ModelBuilder:
             from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 
             key_dropout(model, context, self._seed)
-        if compiled_in_place(model) and not plan.compile:
+        if compiled_in_place(model) and not plan.compute.compile:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
 
             keep_uncompiled(model)
@@ -67,9 +67,9 @@ def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> 
         from samecurve.torch_engine.model.float8 import convert
 
         convert(model, device)
-    if plan.compile:
+    if plan.compute.compile:
         from samecurve.torch_engine.model.compile_blocks import compile_model
 
-        compile_model(model, plan.recompute)
+        compile_model(model, plan.compute.recompute)
     else:
-        recompute(model, plan.recompute)
+        recompute(model, plan.compute.recompute)

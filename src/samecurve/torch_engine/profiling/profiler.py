@@ -87,7 +87,7 @@ class TorchWatch:
             self._begin_trace()
         watching: AbstractContextManager[object] = nullcontext()
         if number == schedule.last:
-            compiled = self._engine.plan.compile
+            compiled = self._engine.plan.compute.compile
             watching = self._activations.watching(state.model, self._timeline, compiled=compiled)
         with watching, self._timeline.timing_waits():
             begin = self._timeline.now()
@@ -104,14 +104,14 @@ class TorchWatch:
             self._next_traced(number)
         if number == schedule.last:
             self._memory = _held_bytes(state)
-            if self._activations.is_complete(self._engine.plan.recompute):
+            if self._activations.is_complete(self._engine.plan.compute.recompute):
                 self._memory["activations"] = self._activations.most()
         return result
 
     def rank_profile(self) -> RankProfile:
         self._drain()
         schedule, timed = self._schedule, self._timed_steps
-        num_devices = self._engine.plan.num_devices
+        num_devices = self._engine.plan.layout.num_devices
         steps = [
             _step(before.end, step, num_devices)
             for before, step in zip(

@@ -106,7 +106,7 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and self._plan.whole_batch:
+        if not error and self._plan.compute.whole_batch:
             error = self._error_of_batch_loss([self._rows.step, *steps])
             repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)

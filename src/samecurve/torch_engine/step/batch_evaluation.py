@@ -32,15 +32,15 @@ def add_batch_losses(
     """
     table = FeatureTable(setup.comm, setup.device)
     columns = _columns(specs)
-    batches = split_batch(samples, setup.plan.global_batch_size)
+    batches = split_batch(samples, setup.plan.batch.global_batch_size)
     for number, (begin, end) in enumerate(batches):
         within = [_cut(part, begin, end) for part in parts]
         whole = table.put_together([part for part in within if part], end - begin)
         if number % setup.comm.world_size != setup.comm.rank:
             continue
-        with current_device(setup.device), autocast_for(setup.plan.precision, setup.device):
+        with current_device(setup.device), autocast_for(setup.plan.compute.precision, setup.device):
             loss = setup.task.batch_losses(whole, progress)["loss"]
-        row = begin // setup.plan.micro_batch_size if setup.plan.exact else 0
+        row = begin // setup.plan.batch.micro_batch_size if setup.plan.compute.exact else 0
         for name, value in zip(_LOSS, loss, strict=True):
             floats[row, columns[name]] += value
 

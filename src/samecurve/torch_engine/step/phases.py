@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from samecurve.core.planning.update_phases import Patterns, names_by_phase
+from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam

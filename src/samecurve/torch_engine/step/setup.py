@@ -43,16 +43,16 @@ class EngineSetup:
 
     def num_microbatches(self, samples: int) -> int:
         """Microbatches of an evaluation of so many samples, over all devices."""
-        return count_microbatches(samples, self.plan.micro_batch_size)
+        return count_microbatches(samples, self.plan.batch.micro_batch_size)
 
     def num_sum_rows(self, samples: int) -> int:
         """Rows for what is added up over devices: one; or, in an exact run, one for each
         microbatch, which only its own device fills.
         """
-        return self.num_microbatches(samples) if self.plan.exact else 1
+        return self.num_microbatches(samples) if self.plan.compute.exact else 1
 
     def sum_row(self, microbatch: MicroBatch | None) -> int:
-        return microbatch.number if microbatch and self.plan.exact else 0
+        return microbatch.number if microbatch and self.plan.compute.exact else 0
 
 
 @dataclass(frozen=True)

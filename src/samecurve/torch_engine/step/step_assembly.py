@@ -30,7 +30,7 @@ def make_training_step(
     step_buffers: names of buffers that are to move once a step.
     """
     kind = TrainingStep
-    if setup.plan.whole_batch:
+    if setup.plan.compute.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
 
         kind = BatchLossStep
@@ -69,7 +69,7 @@ def _time_forward(step: TrainingStep) -> None:
     from those that wait for it.
     """
     plan = step.plan
-    if plan.world_size == 1 or plan.shards > 1 or plan.compute.norm_sync:
+    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.compute.norm_sync:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 

@@ -329,10 +329,10 @@ class RankReport:
 
     def __init__(self, plan: Plan, rank: int, devices: Sequence[torch.device]) -> None:
         self.forward_seconds = 0.0  # of a forward pass of this rank, where that is timed
-        self._rank, self._world_size = rank, plan.world_size
-        self._own_devices = plan.devices_of(rank)
+        self._rank, self._world_size = rank, plan.layout.world_size
+        self._own_devices = plan.layout.devices_of(rank)
         self._peak_memory = PeakMemory(devices)
-        self._values = [0.0] * (2 * plan.world_size + plan.num_devices)
+        self._values = [0.0] * (2 * plan.layout.world_size + plan.layout.num_devices)
 
     def values(self, requests: Sequence[int], wait_seconds: float) -> list[float]:
         """The report of one step.

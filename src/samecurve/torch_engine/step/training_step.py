@@ -69,12 +69,12 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(
             setup.strategy.train,
-            plan.precision,
+            plan.compute.precision,
             setup.device,
-            keeps_copies=plan.recompute == "none",
+            keeps_copies=plan.compute.recompute == "none",
         )
         self.set_loss_scale(1.0)
-        self._is_exact = plan.exact  # each microbatch's sums have a row of their own
+        self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
         self._views = [param.view for param in update.trained]
@@ -196,7 +196,7 @@ class TrainingStep:
         self.loss_scale = scale
         scale = torch.as_tensor(scale, dtype=torch.float64)
         factor = loss_factor(scale, self.plan.nominal_weight)
-        dtype = weight_dtype(self.plan.precision)
+        dtype = weight_dtype(self.plan.compute.precision)
         self.loss_factors = [factor.to(device, dtype) for device in self.devices]
 
     def reduce_gradients(self) -> None:

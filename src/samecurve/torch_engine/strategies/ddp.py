@@ -80,7 +80,7 @@ class DDP(Strategy):
         self._in_round: set[int] = set()
         self._in_step: frozenset[int] = frozenset()
         self._all_ids = frozenset(map(id, self._named.values()))
-        if self._plan.accumulation_steps > 1:  # else .grad itself tells: None until backward
+        if self._plan.batch.accumulation_steps > 1:  # else .grad itself tells: None until backward
             for parameter in self._named.values():
                 register: Any = parameter.register_post_accumulate_grad_hook
                 register(self._note_gradient)
@@ -100,7 +100,7 @@ class DDP(Strategy):
         """
         self._in_step = frozenset()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients and self._plan.accumulation_steps > 1:
+        if gradients and self._plan.batch.accumulation_steps > 1:
             torch._foreach_zero_(gradients)
         else:
             super().begin_step(parameters, num_microbatches)
@@ -123,7 +123,7 @@ class DDP(Strategy):
         del parameters
         if self._num_reduced < len(self._named):
             named = self._named.values()
-            if self._plan.accumulation_steps == 1:
+            if self._plan.batch.accumulation_steps == 1:
                 self._in_round = {id(p) for p in named if p.grad is not None}
             self._in_step |= self._in_round
             missing = [p for p in named if id(p) not in self._in_round]

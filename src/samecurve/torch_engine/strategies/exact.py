@@ -63,8 +63,8 @@ class Exact(DP):
             self._all_reduce = ExactAllReduce(
                 [self._parameters[0][bucket] for bucket in self._buckets],
                 self._comm,
-                backend=self._plan.backend,
-                microbatches_of=self._plan.microbatches_of,
+                backend=self._plan.layout.backend,
+                microbatches_of=self._plan.batch.microbatches_of,
             )
         # called in the last microbatch with each gradient as soon as it is there
         self._on_gradient: Callable[[nn.Parameter], None] | None = None

@@ -59,7 +59,7 @@ class FSDP(Strategy):
         self._shards = Comm(self._mesh.get_group("shard"))
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
-        kind, shards = self._device.type, self._plan.shards
+        kind, shards = self._device.type, self._plan.layout.shards
         if shards == self._comm.world_size:
             return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
         copies = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
@@ -123,7 +123,7 @@ class FSDP(Strategy):
         for module in modules:
             if module is not part and _has_complex(module):
                 fully_shard(module, **options)
-        narrow = _NARROW.get(self._plan.precision)
+        narrow = _NARROW.get(self._plan.compute.precision)
         two_bytes = autocast_rounded(part, modules) if narrow else []
         if two_bytes:
             policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
@@ -144,7 +144,7 @@ class FSDP(Strategy):
 
     def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         del device_index, microbatch
-        if self._plan.shards < self._plan.num_devices:
+        if self._plan.layout.shards < self._plan.layout.num_devices:
             root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
 
@@ -267,7 +267,10 @@ class FSDP(Strategy):
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not isinstance(tensor, DTensor):
             return super().replica_index(tensor)
-        return self._comm.rank // self._plan.shards, self._plan.num_devices // self._plan.shards
+        return (
+            self._comm.rank // self._plan.layout.shards,
+            self._plan.layout.num_devices // self._plan.layout.shards,
+        )
 
 
 def _has_complex(module: nn.Module) -> bool:

@@ -27,7 +27,9 @@ _EXACT = "exact:Exact"  # single, dp and ddp, where every bit counts
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
-    module, _, name = (_EXACT if plan.exact else STRATEGIES[plan.strategy]).partition(":")
+    module, _, name = (
+        _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
+    ).partition(":")
     strategy_class: Any = getattr(import_module(f"{__package__}.{module}"), name)
     strategy: Strategy = strategy_class(plan, comm, devices)
     return strategy

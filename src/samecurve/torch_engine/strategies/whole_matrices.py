@@ -57,7 +57,7 @@ def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[lis
 
 def meeting_place(plan: Plan, device: torch.device) -> torch.device:
     """The device on which a plan's collectives exchange tensors of this device."""
-    return torch.device("cpu") if plan.backend == "gloo" else device
+    return torch.device("cpu") if plan.layout.backend == "gloo" else device
 
 
 def map_copies(
