@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.config.sections import Config
 from samecurve.core.config.param_groups import names_by_phase
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
