@@ -14,8 +14,8 @@ import grimp
 ROOT = Path(__file__).parent.parent
 
 FILES_OF_A_STEP = 13
-CALLS_OF_A_STEP = 132
-MODULES_OF_A_RUN = 243
+CALLS_OF_A_STEP = 130
+MODULES_OF_A_RUN = 196
 CIRCLES = 0
 PROMISE_LINES = 580
 

@@ -97,7 +97,7 @@ def planned(config: Config) -> tuple[Task, Plan]:
     """Without what is found while a task is described."""
     task = open_task(config, "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samecurve.tasks.adapter.torch_adapter.try_loss", lambda *_: None)
+        patch.setattr("samecurve.tasks.adapter.torch_facts.try_loss", lambda *_: None)
         return task, plan(config, MACHINE, task.facts())
 
 

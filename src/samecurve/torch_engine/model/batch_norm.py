@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+# torch.compiler.disable, which imports torch._dynamo when the function is first called
+from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.compile_marks import uncompiled
 from samecurve.torch_engine.model.user_model import is_coupling
 from samecurve.torch_engine.process_group import Peers
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, recomputing
@@ -107,7 +109,7 @@ class _Synchronised(_BatchNorm):
         normalised: torch.Tensor = self._normalised(input)
         return normalised
 
-    @uncompiled
+    @_disable_dynamo
     def _normalised(self, values: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(values)  # type: ignore[no-untyped-call]
         peers, real = self.samecurve_site.peers, self.samecurve_site.context.real

@@ -15,9 +15,8 @@ import torch
 
 from samecurve.core.determinism.sample_keys import RowKeys, mix
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.compile_marks import constant
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
-from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables
+from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables, constant
 
 _FORWARD = -1  # no graph task: not in backward
 
