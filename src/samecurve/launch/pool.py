@@ -28,7 +28,7 @@ from samecurve.run.fork_server import Call, ForkedProcess, ForkServer, fork_serv
 from samecurve.worker.cublas import REPEATING_WORKSPACE
 
 PATIENCE = 240.0  # seconds for one job
-_SOON = 2.0  # seconds within which the others have failed, too, if they are going to
+_SOON = 2.0  # seconds to wait for further failures after the first one
 
 
 class JobFailedError(RunError):
@@ -102,7 +102,7 @@ class Pool:
             return [answers[rank] for rank in range(world)]
         if len(answers) < world:
             self.close()
-        self._groups.discard((world, backend))  # its ranks may have made different calls
+        self._groups.discard((world, backend))  # ranks may have made different calls in it
         raise failures[0]
 
     def _answers(self, world: int) -> dict[int, Any]:

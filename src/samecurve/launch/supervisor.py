@@ -148,7 +148,7 @@ class RankGroup:
         self._processes: list[RankProcess] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._reports: dict[int, RankReport] = {}
-        self._failures: dict[int, RankReport] = {}  # of the ranks that failed by themselves
+        self._failures: dict[int, RankReport] = {}  # by rank, without ranks that we have ended
         self._finished_before: list[int] = []
         self._due: list[tuple[float, int]] = []  # signals to send: the time and the number
         self._sent: set[int] = set()

@@ -29,16 +29,16 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
     samples = sum(step["samples_per_second"] * step["seconds"] for step in timed)
     end = events[-1].values
     return {
-        "engine": plan.engine,
-        "strategy": plan.strategy,
-        "sync": plan.backend,
-        "devices": [device.name for device in plan.devices],
-        "world_size": plan.world_size,
-        "precision": plan.precision,
+        "engine": plan.layout.engine,
+        "strategy": plan.layout.strategy,
+        "sync": plan.layout.backend,
+        "devices": [device.name for device in plan.layout.devices],
+        "world_size": plan.layout.world_size,
+        "precision": plan.compute.precision,
         "batch": {
-            "samples": plan.global_batch_size,
-            "micro_batch_size": plan.micro_batch_size,
-            "accumulation_steps": plan.accumulation_steps,
+            "samples": plan.batch.global_batch_size,
+            "micro_batch_size": plan.batch.micro_batch_size,
+            "accumulation_steps": plan.batch.accumulation_steps,
         },
         "training": {
             "samples": plan.samples,
