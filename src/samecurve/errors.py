@@ -47,6 +47,9 @@ class UserError(SamecurveError):
 class InvalidConfigError(UserError):
     """All errors of a config, so that one edit can correct them all."""
 
+    errors: tuple[UserError, ...]
+    more: int  # beside these errors
+
     def __init__(self, errors: Sequence[UserError], more: int = 0) -> None:
         """errors: an InvalidConfigError among them stands for its own errors.
 

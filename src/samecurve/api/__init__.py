@@ -1,7 +1,7 @@
-"""Samecurve from Python: plan, train and verify in scripts and notebooks, and read what a run left.
+"""Samecurve from Python: plan, train and verify in scripts and notebooks, and read run directories.
 
-Training runs in fresh processes through the command line, so that it is the same run as on a
-terminal. An interrupt stops it in order, and it ends with the process that began it.
+Training runs in fresh processes through the command line, so that the run is the same as on a
+terminal. An interrupt stops the run in order. The run ends when the process that began it ends.
 """
 
 import json
@@ -50,9 +50,9 @@ def train(
 ) -> Run:
     """Train as `samecurve train` does, show the progress, and return the run.
 
-    task: a class of one's own, wherever it stands; its config may name no other. Or the config
+    task: your own class, wherever it is defined; the config then names no task. Or the config
     config: a file, or its content as a mapping
-    quiet: shows nothing but what the user's own code prints
+    quiet: show nothing but what the user's own code prints
     flags: as plan()
 
     UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
@@ -83,7 +83,7 @@ def verify(
     """Test whether the number of devices changes the result, as `samecurve verify` does.
 
     task, config: as train() has them
-    quiet: does not show the table as it goes
+    quiet: do not show the rows of the table as they come
     flags: as plan()
 
     UserError: something can't be honoured; RunError: it could not be tried.

@@ -27,13 +27,11 @@ Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the
 def load_config(
     flags: Flags, *, say: bool, loud: bool = True, trains: bool = True
 ) -> "LoadedConfig":
-    """Load the config: the file, then --set, then flags; the later wins.
-
-    A file of another tool is converted first.
+    """Load the config. A file of another tool is converted first.
 
     say: whether notes are printed; False where stdout is for JSON
-    loud: False where another process says what was converted
-    trains: False where flags may do without a file, since nothing is trained
+    loud: False in a rank that is not the first: the first prints the notes
+    trains: False where nothing is trained: the flags need no file then
 
     InvalidConfigError: all errors of the config, the refusals of another tool's config among them.
     """
@@ -98,7 +96,7 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
 
 
 def _typed_values(flags: Flags) -> dict[str, tuple[Any, str]]:
-    """What the typed flags set. UserError: two flags set the same key."""
+    """The keys that the typed flags set. UserError: two flags set the same key."""
     typed: dict[str, tuple[Any, str]] = {}
     for option in CONFIG_OPTIONS:
         value, flag = flags[str(option.name)], option.opts[0]

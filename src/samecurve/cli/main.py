@@ -86,7 +86,7 @@ def cli(context: click.Context) -> None:
     samecurve train -f models/tiny.yaml --devices cpu:2
     samecurve plan  -f models/tiny.yaml
     """
-    if context.invoked_subcommand != "run":  # whose scripts start as torchrun starts them
+    if context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
         let_threads_wait()
 
 

@@ -257,8 +257,8 @@ CONFIG_OPTIONS = (
 class ConfigVerb(Verb):
     """A verb that reads a config: CONFIG_OPTIONS stand before its own options."""
 
-    def __init__(self, *arguments: Any, params: list[click.Parameter], **attributes: Any) -> None:
-        super().__init__(*arguments, params=[*CONFIG_OPTIONS, *params], **attributes)
+    def __init__(self, *, params: list[click.Parameter], **attributes: Any) -> None:
+        super().__init__(params=[*CONFIG_OPTIONS, *params], **attributes)
 
 
 init_from_option = click.option(

@@ -223,7 +223,7 @@ def keep(source: Source, run: Run) -> None:
     except OSError as error:
         raise UserError(
             f"copying the weights of {source.path} failed: {error}",
-            "is there room, and is the source whole? free some space, or get it again",
+            "free some space; if there is enough, copy or download the source again",
             WHERE,
         ) from None
 
