@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import alternate, config_of, paired, trained, write
+from benchmarks.common import alternate, config_of, paired, trained
+from benchmarks.page import publish
 from benchmarks.towers_task import Net, Pairs, Towers
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
@@ -191,17 +192,13 @@ def main() -> None:
     seconds = alternate(sides, turns)
     first = next(iter(seconds.values()))
     ratios = {name: paired(times, first, lambda a, b: a / b) for name, times in seconds.items()}
-    for name, times in seconds.items():
-        print(f"{name:<28}{statistics.median(times) * 1e3:9.2f} ms{ratios[name]:8.3f}")
-    for name, difference in differences.items():
-        print(f"{name:<28}{difference:12.1e} of the whole batch at once")
-    for name, times_whole in temperature.items():
-        print(f"{name:<28}{times_whole:12.3f} times the temperature's gradient")
-    result = {"batch": BATCH, "rounds": ROUNDS, "steps": STEPS, "seconds": seconds}
-    write(
+    publish(
         "batch-loss",
         {
-            **result,
+            "batch": BATCH,
+            "rounds": ROUNDS,
+            "steps": STEPS,
+            "seconds": seconds,
             "over_whole": ratios,
             "loss_differences": differences,
             "temperature_gradient": temperature,

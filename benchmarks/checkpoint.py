@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.common import alternate, config_of, trained, write
+from benchmarks.common import alternate, config_of, trained
+from benchmarks.page import publish
 from samecurve import Mean
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
@@ -173,25 +174,15 @@ def main() -> None:
         }
         alternate(sides, 1)  # imports, first pages of files
         found = alternate(sides, given.turns)
-    print(f"{'saver':<12}{'seconds lost':>13}   each turn's")
-    for name, times in found.items():
-        print(
-            f"{name:<12}{statistics.median(times):13.2f}  "
-            f" {', '.join(f'{seconds:.2f}' for seconds in times)}"
-        )
-    if not given.dry:
-        print(
-            write(
-                "checkpoint",
-                {
-                    "seconds_lost": found,
-                    "bytes": (
-                        3 * 4 * sum(parameter.numel() for parameter in Wide().model().parameters())
-                    ),
-                    "steps_after": AFTER,
-                },
-            )
-        )
+    publish(
+        "checkpoint",
+        {
+            "seconds_lost": found,
+            "bytes": 3 * 4 * sum(weight.numel() for weight in Wide().model().parameters()),
+            "steps_after": AFTER,
+        },
+        is_kept=not given.dry,
+    )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def trained(
     """
     run = Run(home)
     run.logs.mkdir(parents=True, exist_ok=True)
-    feed = Feed(made, made.devices_of(rank), task.train_data(), None, engine.stage)
+    feed = Feed(made, made.layout.devices_of(rank), task.train_data(), None, engine.stage)
     journal = Journal(run.journal)
 
     def both(event: Event) -> None:

@@ -8,11 +8,7 @@ Prints a table; writes benchmarks/results/data-<machine>.json. Run: python -m be
 """
 
 import argparse
-import json
 import os
-import platform
-import re
-import statistics
 import time
 import warnings
 import zlib
@@ -25,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.page import publish
 from samecurve import Mean
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -157,34 +154,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    print(f"{'decoding':<9} workers  feed batches/s  DataLoader batches/s  feed beside it")
     for kind in STEPS:
         for workers in map(int, given.workers.split(",")):
-            rates = measure(kind, workers, given.rounds)
-            feed, loader = (statistics.median(rates[side]) for side in ("feed", "DataLoader"))
-            found[f"{kind}, {workers} workers"] = rates
-            print(
-                f"{kind:<9} {workers:<8} {feed:<15.1f} {loader:<21.1f} {feed / loader:.2f}",
-                flush=True,
-            )
-    path = (
-        Path(__file__).parent
-        / "results"
-        / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.model_name()).strip('-').lower()}.json"
-    )
-    path.write_text(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "batch": BATCH,
-                "shape": SHAPE,
-                "batches_per_second": found,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+            found[f"{kind}, {workers} workers"] = measure(kind, workers, given.rounds)
+    result = {"batch": BATCH, "shape": SHAPE, "batches_per_second": found}
+    publish("data", result, machine=cpu.model_name())
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import installed, write
+from benchmarks.common import installed
 from benchmarks.gpt_task import LENGTH, Gpt, Rows, loss_of
+from benchmarks.page import publish
 from benchmarks.trainer_side import Settings, train_by_trainer
 from benchmarks.two_ranks import (
     CLIP,
@@ -27,7 +28,7 @@ from benchmarks.two_ranks import (
     Clock,
     Side,
     race,
-    show,
+    ratios,
     time_loop,
     time_ours,
 )
@@ -171,16 +172,14 @@ def main() -> None:
     names = [name for name in chosen if name not in absent]
     seconds = race("benchmarks.ddp", names, port=PORT, turns=given.turns, steps=given.steps)
     tokens = WORLD * EACH * LENGTH
-    ratio = show(seconds, "plain ddp", tokens)
-    if not given.dry:
-        result = {
-            "seconds": seconds,
-            "tokens_per_step": tokens,
-            "of_plain": ratio,
-            "world": WORLD,
-            "steps": given.steps,
-        }
-        print(write("ddp", result))
+    result = {
+        "seconds": seconds,
+        "tokens_per_step": tokens,
+        "of_plain": ratios(seconds, "plain ddp"),
+        "world": WORLD,
+        "steps": given.steps,
+    }
+    publish("ddp", result, is_kept=not given.dry)
 
 
 if __name__ == "__main__":

@@ -109,17 +109,21 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     config = config_of(arguments, home)
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    if made.global_batch_size % made.micro_batch_size:  # the others know rounds of one size only
+    if (
+        made.batch.global_batch_size % made.batch.micro_batch_size
+    ):  # the others know rounds of one size only
         arguments.micro = max(
-            size for size in range(1, made.micro_batch_size) if made.global_batch_size % size == 0
+            size
+            for size in range(1, made.batch.micro_batch_size)
+            if made.batch.global_batch_size % size == 0
         )
         return setting_of(arguments, home)
-    torch.set_num_threads(made.threads)
+    torch.set_num_threads(made.compute.threads)
     return Setting(
         task,
         config,
         made,
-        torch.device(made.devices[0].place),
+        torch.device(made.layout.devices[0].place),
         home,
         arguments.warm,
         arguments.steps,
@@ -220,7 +224,7 @@ def result_of(
         flops = (made.flops_per_step or math.nan) / seconds
         sides[name] = {
             "seconds": one.seconds,
-            "tokens_per_second": made.global_batch_size * made.tokens_per_sample / seconds,
+            "tokens_per_second": made.batch.global_batch_size * made.tokens_per_sample / seconds,
             "tflops": flops / 1e12,
             "mfu": flops / made.peak_flops if made.peak_flops else None,
             "mfu_of_ceiling": flops / fastest if fastest else None,
@@ -232,18 +236,18 @@ def result_of(
             ),
         }
     return {
-        "machine": made.devices[0].name if gpu else cpu.model_name(),
-        "driver": made.devices[0].driver,
+        "machine": made.layout.devices[0].name if gpu else cpu.model_name(),
+        "driver": made.layout.devices[0].driver,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _LIBRARIES},
         "model": setting.config.model.model_dump(mode="json"),
         "parameters": sum(math.prod(shape) for shape in setting.task.facts().arrays.values()),
-        "batch": made.global_batch_size,
-        "micro": made.micro_batch_size,
-        "rounds": made.accumulation_steps,
+        "batch": made.batch.global_batch_size,
+        "micro": made.batch.micro_batch_size,
+        "rounds": made.batch.accumulation_steps,
         "steps": setting.steps,
-        "precision": made.precision,
+        "precision": made.compute.precision,
         "peak_flops": made.peak_flops,
         "ceiling_flops": fastest,
         "memory_estimate_bytes": made.memory_estimate,
@@ -328,7 +332,7 @@ def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
     if arguments.out or setting.device.type != "cuda" or arguments.tiny:
         out: Path | None = arguments.out
         return out
-    words = f"{setting.plan.devices[0].name} {arguments.config.stem}"
+    words = f"{setting.plan.layout.devices[0].name} {arguments.config.stem}"
     name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
     return Path(__file__).parent / "results" / f"gpu-{name}.json"
 

@@ -115,8 +115,8 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     )
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    torch.set_num_threads(made.threads)
-    device = torch.device(made.devices[0].place)
+    torch.set_num_threads(made.compute.threads)
+    device = torch.device(made.layout.devices[0].place)
     return Setting(task, config, made, device, home, arguments.warm, arguments.steps)
 
 
@@ -150,7 +150,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._count = (setting.warm + setting.steps) * setting.plan.global_batch_size
+        self._count = (setting.warm + setting.steps) * setting.plan.batch.global_batch_size
 
     def __len__(self) -> int:
         return self._count
@@ -176,8 +176,8 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
 
     options = TrainingArguments(
         output_dir=str(setting.home / "trainer"),
-        per_device_train_batch_size=setting.plan.micro_batch_size,
-        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        per_device_train_batch_size=setting.plan.batch.micro_batch_size,
+        gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
         max_steps=setting.warm + setting.steps,
         bf16=True,
         torch_compile=True,
@@ -209,7 +209,7 @@ def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, 
     gpu = setting.device.type == "cuda"
     accelerator = Accelerator(
         mixed_precision="bf16",
-        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
         dynamo_backend="inductor",
         cpu=not gpu,
     )
@@ -224,7 +224,7 @@ def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, 
     )
     loader: Any = torch.utils.data.DataLoader(
         Rows(setting),
-        batch_size=setting.plan.micro_batch_size,
+        batch_size=setting.plan.batch.micro_batch_size,
         pin_memory=gpu,
         num_workers=2 if gpu else 0,
     )
@@ -239,7 +239,7 @@ def _counted(batches: Iterator[Any], rounds: int) -> Iterator[tuple[list[Any], A
 
 def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
     accelerator, model, optimizer, loader = _accelerated(setting, arguments)
-    clock, rounds = Clock(setting), setting.plan.accumulation_steps
+    clock, rounds = Clock(setting), setting.plan.batch.accumulation_steps
     for parts, counted in _counted(iter(loader), rounds):
         for part in parts:
             accelerator.backward(model(**part, num_items_in_batch=counted).loss * rounds)
@@ -296,7 +296,7 @@ def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
     if arguments.out or setting.device.type != "cuda" or arguments.tiny:
         out: Path | None = arguments.out
         return out
-    words = f"{setting.plan.devices[0].name} {arguments.case}"
+    words = f"{setting.plan.layout.devices[0].name} {arguments.case}"
     name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
     return Path(__file__).parent / "results" / f"hf-gpu-{name}.json"
 

@@ -238,7 +238,9 @@ def test_the_plan_is_the_one_that_train_would_make_there() -> None:
     }
     assert len(found) == 9
     assert all(
-        row.plan is not None and row.plan.global_batch_size == 512 and row.plan.num_devices == 32
+        row.plan is not None
+        and row.plan.batch.global_batch_size == 512
+        and row.plan.layout.num_devices == 32
         for row in found.values()
     )
     none, again = found["fsdp", "none"], found["fsdp", "block"]

@@ -123,7 +123,7 @@ def test_a_plan_that_is_refused_there_shows_what_would_not_be(
         main()
     output = capsys.readouterr()
     assert left.value.code == 2
-    assert "ddp       none       does not fit: needs" in output.out
+    assert "ddp       none       does not fit: 1" in output.out
     assert "fsdp      block" in output.out
     assert "need 1" in output.err
     assert "under ddp; H100 has 79.6 GiB" in output.err

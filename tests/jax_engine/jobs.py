@@ -47,7 +47,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
         engine.init(),
         Feed(
             plan,
-            plan.devices_of(0),
+            plan.layout.devices_of(0),
             task.train_data(),
             {"eval": task.eval_data()},
             engine.stage,

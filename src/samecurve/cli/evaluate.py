@@ -97,6 +97,7 @@ def _line(evaluated: "Evaluated") -> str:
         if not isinstance(value, list)  # --json has a confusion matrix and its like
     )
     return (
-        f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples, {plan.num_devices}"
-        f" x {plan.devices[0].kind} {plan.strategy}, {show_seconds(evaluated.seconds)})"
+        f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples,"
+        f" {plan.layout.num_devices} x {plan.layout.devices[0].kind} {plan.layout.strategy},"
+        f" {show_seconds(evaluated.seconds)})"
     )

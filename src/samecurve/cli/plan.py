@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.config_flags import load_config
-from samecurve.cli.config_options import config_options
+from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
-    Verb,
+    ConfigVerb,
     init_from_option,
     probe_facts,
     probe_option,
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from samecurve.experiments.machine import PredictionRequest
 
 
-@click.command(cls=Verb)
-@config_options
+@click.command(cls=ConfigVerb)
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
 @click.option(
     "--machine",

@@ -56,9 +56,7 @@ class Standalone:
 
 def _typed(arguments: Sequence[str]) -> Mapping[str, object]:
     """The typed flags by name; `train` itself reports wrong ones."""
-    train = find_verb("train")
-    assert train is not None
-    return train.make_context("train", list(arguments), resilient_parsing=True).params
+    return find_verb("train").make_context("train", list(arguments), resilient_parsing=True).params
 
 
 def run_standalone(standalone: Standalone) -> None:

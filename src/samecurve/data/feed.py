@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice, takewhile
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,9 @@ from samecurve.data.rounds import (
     Rounds,
     cut_rows,
 )
-from samecurve.data.workers import Workers
+
+if TYPE_CHECKING:
+    from samecurve.data.workers import Workers
 
 _IDS_AT_ONCE = 65_536
 _TOGETHER = 16  # most steps whose rows are read at once
@@ -76,7 +78,7 @@ class Feed(Generic[Staged]):
         *,
         start: int = 0,
         prefetch: int = 2,
-        workers: Workers | None = None,
+        workers: "Workers | None" = None,
     ) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
         held = held_out or {}
@@ -131,7 +133,7 @@ class Feed(Generic[Staged]):
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
         steps = range(
-            step, min(step + -(-_LOOKED_AT // self._plan.global_batch_size), self._plan.steps)
+            step, min(step + -(-_LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
         )
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
         ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:_LOOKED_AT]
@@ -253,36 +255,38 @@ class Feed(Generic[Staged]):
         return -(-self._workers.depth // max(1, microbatches))
 
     def _numbered_ids(self) -> Iterator[tuple[int, Ids]]:
-        at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
+        at_once = max(1, _IDS_AT_ONCE // self._plan.batch.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
-            yield from zip(steps, map(self._laid, self._order.ids(steps)), strict=True)
+            yield from zip(steps, self._laid(self._order.ids(steps)), strict=True)
 
-    def _laid(self, ids: Ids) -> Ids:
-        """Arrange a step's samples so that those of a microbatch are about equally long.
-
-        A loss over the whole batch keeps the order of the samples.
+    def _laid(self, ids_by_step: list[Ids]) -> list[Ids]:
+        """The samples of each step, those of a microbatch about equally long where rows are unlike;
+        in their order where the loss looks at the whole batch.
         """
-        if self._train.lengths is None or self._plan.whole_batch:
-            return ids
-        return by_length(ids, self._train.lengths[ids], self._plan.micro_batch_size)
+        lengths = self._train.lengths
+        if lengths is None or self._plan.compute.whole_batch:
+            return ids_by_step
+        size = self._plan.batch.micro_batch_size
+        return [by_length(ids, lengths[ids], size) for ids in ids_by_step]
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
-        keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
-        least = 0 if self._plan.exact else 1
+        progress = self._plan.progress_at(step)
+        keys = partial(RowKeys, self._plan.fixed.seed, progress.epoch, step)
+        least = 0 if self._plan.compute.exact else 1
         rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
         return Batch(
-            self._stage(rounds, self._plan.accumulation_steps),
-            self._plan.progress_at(step),
+            self._stage(rounds, self._plan.batch.accumulation_steps),
+            progress,
             samples=len(ids),
-            num_microbatches=count_microbatches(len(ids), self._plan.micro_batch_size),
+            num_microbatches=count_microbatches(len(ids), self._plan.batch.micro_batch_size),
         )
 
     def _assigned(self, samples: int) -> list[Assignment]:
         """The work of each of this process's devices in a step of this many samples."""
         if samples not in self._assignments:
             self._assignments[samples] = [
-                self._plan.assignment(samples, device) for device in self._devices
+                self._plan.batch.assignment(samples, device) for device in self._devices
             ]
         return self._assignments[samples]
 

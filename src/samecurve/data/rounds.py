@@ -85,7 +85,7 @@ class Rounds:
             yield MicroBatch(
                 cut_rows(rows, begin - first, end - first),
                 keys=keys(ids[begin:end]),
-                number=begin // self._plan.micro_batch_size,
+                number=begin // self._plan.batch.micro_batch_size,
             )
 
 

@@ -241,7 +241,7 @@ class EvalLosses:
 
     def __init__(self, task: Task, plan: Plan, dtype: Float) -> None:
         self._plan = plan
-        compiled: Callable[..., Wrapped] = exact_jit if plan.exact else jax.jit
+        compiled: Callable[..., Wrapped] = exact_jit if plan.compute.exact else jax.jit
         self._totals = compiled(
             lambda whole, when: loss_totals(LossSums(task, (), when), whole, dtype)
         )
@@ -270,7 +270,7 @@ class EvalLosses:
                 rows[part.position] = part.features[name]
             whole[name] = _summed_bytes(rows, over_processes)
         loss = np.zeros(2)
-        for begin, end in split_batch(samples, self._plan.global_batch_size):
+        for begin, end in split_batch(samples, self._plan.batch.global_batch_size):
             batch = {name: rows[begin:end] for name, rows in whole.items()}
             loss += np.asarray(self._totals(batch, when), np.float64)
         return Mean(*loss.tolist())

@@ -68,9 +68,9 @@ class JaxEngine:
         self._optimizer = optimizer
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._local_devices = [devices[place] for place in plan.devices_of(index)]
-        self._strategy = STRATEGIES[plan.strategy](self._mesh)
-        self._dtype: Float = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
+        self._local_devices = [devices[place] for place in plan.layout.devices_of(index)]
+        self._strategy = STRATEGIES[plan.layout.strategy](self._mesh)
+        self._dtype: Float = np.dtype(np.float64 if plan.compute.precision == "f64" else np.float32)
         self._staging = Staging(plan, self._mesh, self._dtype, len(self._local_devices))
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._names: tuple[str, ...] = ()  # the means beside the loss, known once it was checked
@@ -82,7 +82,12 @@ class JaxEngine:
         return self._open_model()[0]
 
     def _open_model(self) -> tuple[FlaxModel, InitialValue]:
-        return open_model(self.task, self.plan.precision, self.plan.recompute, self.plan.fixed.seed)
+        return open_model(
+            self.task,
+            self.plan.compute.precision,
+            self.plan.compute.recompute,
+            self.plan.fixed.seed,
+        )
 
     @cached_property
     def _layout(self) -> StateLayout:
@@ -91,13 +96,13 @@ class JaxEngine:
             self._optimizer,
             self._strategy,
             self._dtype,
-            loss_scaled=self.plan.precision == "f16",
+            loss_scaled=self.plan.compute.precision == "f16",
             averaged=self.plan.compute.ema > 0,
         )
 
     def _step(self, num_samples: int) -> Wrapped:
         """The program of a step. A loss over the whole batch has one for each batch size."""
-        key = num_samples if self.plan.whole_batch else 0
+        key = num_samples if self.plan.compute.whole_batch else 0
         if key not in self._steps:
             accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
             self._steps[key] = make_step(
@@ -170,7 +175,7 @@ class JaxEngine:
             self._model,
             self._staging.narrow_rows(rows.pick([0])),
             self._dtype,
-            whole_batch=self.plan.whole_batch,
+            whole_batch=self.plan.compute.whole_batch,
         )
         error = None
         if self._takes_whole_rows and len(rows.ids) > 1:
@@ -178,13 +183,13 @@ class JaxEngine:
                 partial(self._sums_of, state, rows),
                 len(rows.ids),
                 devices=len(self._local_devices),
-                copies=self.plan.num_devices,
-                precision=self.plan.precision,
+                copies=self.plan.layout.num_devices,
+                precision=self.plan.compute.precision,
             )
         return lines_or_refuse(
             error,
             repeats=True,
-            is_split=self.plan.is_split or as_if_split,
+            is_split=self.plan.batch.is_split or as_if_split,
             allowed=self.plan.compute.allow_coupled,
         )
 
@@ -193,7 +198,9 @@ class JaxEngine:
         """Whether a task that is not ours computes a microbatch as a whole."""
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
-        fits = self.plan.micro_batch_size > 1 and not (self.plan.exact or self.plan.whole_batch)
+        fits = self.plan.batch.micro_batch_size > 1 and not (
+            self.plan.compute.exact or self.plan.compute.whole_batch
+        )
         return is_theirs and fits
 
     def _sums_of(
@@ -219,7 +226,7 @@ class JaxEngine:
         state, values = self._step(batch.samples)(
             state, staged.rows, self._to_all_reduce(local), rate, when
         )
-        return state, QueuedMetrics(values, local, self.plan.world_size, self._names)
+        return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step's program, as XLA compiled it."""
@@ -247,7 +254,7 @@ class JaxEngine:
         features: list[RoundFeatures] = []
         for staged in rounds:
             sums.append(self._evaluation(params, staged.rows, when))
-            if self.plan.whole_batch:
+            if self.plan.compute.whole_batch:
                 features.append(self._round_features(params, staged.rows, when))
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
@@ -255,7 +262,7 @@ class JaxEngine:
             by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
             total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
             totals[name] = total if spec.shape else total.item()
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             shapes = feature_shapes(features[0].features)
             loss = self._eval_losses.total(
                 [on_host(one) for one in features],
@@ -274,7 +281,7 @@ class JaxEngine:
     def gather(self, state: State) -> list[ArrayShard]:
         finite = np.asarray(self._all_finite(state)).tolist()
         return self._layout.gather(
-            state, finite, process=self._index, world_size=self.plan.world_size
+            state, finite, process=self._index, world_size=self.plan.layout.world_size
         )
 
     def digests(self, state: State) -> dict[str, str]:
@@ -304,15 +311,15 @@ class JaxEngine:
 
     def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
         """The numbers of a step that this process reports; zeros for those of other processes."""
-        wait_seconds = np.zeros(self.plan.world_size)
+        wait_seconds = np.zeros(self.plan.layout.world_size)
         wait_seconds[self._index] = batch.wait_seconds
-        memory_bytes = np.zeros(self.plan.num_devices)
-        memory_bytes[list(self.plan.devices_of(self._index))] = self.peak_memory_by_device()
+        memory_bytes = np.zeros(self.plan.layout.num_devices)
+        memory_bytes[list(self.plan.layout.devices_of(self._index))] = self.peak_memory_by_device()
         return np.concatenate([np.asarray(requests, np.float64), wait_seconds, memory_bytes])
 
     def _to_all_reduce(self, local: NDArray[np.float64]) -> jax.Array:
         """The numbers that all processes add up in the step; empty if there is one process."""
-        if self.plan.world_size == 1:
+        if self.plan.layout.world_size == 1:
             return self._empty_rows
         rows = np.zeros((len(self._local_devices), len(local)), self._dtype)
         rows[0] = local
@@ -327,7 +334,7 @@ class JaxEngine:
             row,
             self._dtype,
             self._layout.trained,
-            whole_batch=self.plan.whole_batch,
+            whole_batch=self.plan.compute.whole_batch,
         )
         self._checked = True
 

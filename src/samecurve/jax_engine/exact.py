@@ -48,7 +48,7 @@ ReplicaStates = list[State]  # whole states, one for each device of this process
 
 @dataclass(frozen=True)
 class StagedMicroBatch(DeviceRows):
-    """A microbatch on its device, filled up to plan.micro_batch_size rows."""
+    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
 
     number: int  # which microbatch of the step
 
@@ -78,14 +78,14 @@ class ExactEngine(JaxEngine):
     def _stage_microbatch(
         self, device: int, number: int, arrays: Mapping[str, HostArray]
     ) -> StagedMicroBatch:
-        size = self.plan.micro_batch_size
+        size = self.plan.batch.micro_batch_size
         count = len(next(iter(arrays.values())))
         filled = {}
         for name, array in arrays.items():
             copies = np.repeat(array[:1], size - count, axis=0)
             filled[name] = self._staging.narrow(name, np.concatenate([array, copies]))
         position = None
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             position = np.full(size, OUTSIDE, np.int32)
             position[:count] = positions_of(number, count, size)
         on_device = jax.device_put(
@@ -100,10 +100,10 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
-        count = len(split_batch(batch.samples, self.plan.micro_batch_size))
+        count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(batch.progress)
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             gradient_sums = self._batch_loss.gradient_sums(
                 states, staged, count, batch.samples, when
             )
@@ -120,7 +120,7 @@ class ExactEngine(JaxEngine):
             for replica, (packed, extra) in zip(states, totals, strict=True)
         ]
         _, values = updated[0]  # the same on every device
-        metrics = QueuedMetrics(values, local, self.plan.world_size, self._names)
+        metrics = QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
         return [replica for replica, _ in updated], metrics
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
@@ -225,7 +225,7 @@ class ExactEngine(JaxEngine):
 
         count: the number of microbatches in the step.
         """
-        num_devices = self.plan.num_devices
+        num_devices = self.plan.layout.num_devices
         most = max(
             len(subtrees(microbatches_of(count, place, num_devices), count))
             for place in range(num_devices)
@@ -255,7 +255,7 @@ class ExactEngine(JaxEngine):
         (packed [devices, subtrees, values], extra [devices, n]) -> the sums of both along the tree,
         on every device. Each device adds up one part of the values; then all devices gather them.
         """
-        num_devices = self.plan.num_devices
+        num_devices = self.plan.layout.num_devices
 
         def program(count: int, packed: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
             (local,) = packed
@@ -291,7 +291,7 @@ class ExactEngine(JaxEngine):
         states: ReplicaStates = state
         specs = self.task.eval_sums()
         samples = samples or self.plan.eval_samples
-        num_microbatches = len(split_batch(samples, self.plan.micro_batch_size))
+        num_microbatches = len(split_batch(samples, self.plan.batch.micro_batch_size))
         rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
         queued, when = [], progress_array(progress)
@@ -301,7 +301,7 @@ class ExactEngine(JaxEngine):
                 params = averaged_params(states[microbatch.local_device])
                 sums = self._metrics_program(params, microbatch.rows, when)
                 queued.append((microbatch.number, sums))
-                if self.plan.whole_batch:
+                if self.plan.compute.whole_batch:
                     replica = states[microbatch.local_device]
                     features.append(self._batch_loss.features(replica, microbatch.rows, when))
         for number, sums in queued:
@@ -311,7 +311,7 @@ class ExactEngine(JaxEngine):
         for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
             tree.give((0, number), row)
         totals = unpack_sums(specs, tree.total(), self._sum_counts(counts))
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             shapes = self._batch_loss.feature_shapes
             sums = self._eval_losses.total(
                 features, shapes, when, self._sum_over_processes, samples=samples
@@ -330,9 +330,9 @@ class ExactEngine(JaxEngine):
 
     def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
-        if self.plan.world_size == 1 or not len(counts):
+        if self.plan.layout.world_size == 1 or not len(counts):
             return counts
-        by_process = np.zeros((self.plan.world_size, 2 * len(counts)), np.int32)
+        by_process = np.zeros((self.plan.layout.world_size, 2 * len(counts)), np.int32)
         by_process[self._index] = counts.view(np.int32)
         halves = np.ascontiguousarray(self._sum_over_processes(by_process))
         total: NDArray[np.int64] = halves.view(np.int64).sum(axis=0)
@@ -340,7 +340,7 @@ class ExactEngine(JaxEngine):
 
     def _sum_over_processes(self, rows: HostArray) -> HostArray:
         """The rows of all processes. One process filled each row; the others add zeros."""
-        if self.plan.world_size == 1:
+        if self.plan.layout.world_size == 1:
             return rows
         by_device = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
         by_device[0] = rows
@@ -355,7 +355,7 @@ class ExactEngine(JaxEngine):
     def gather(self, state: Any) -> list[ArrayShard]:
         finite = np.asarray(jax.jit(self._layout.finite)(state[0])).tolist()
         return self._layout.gather(
-            state[0], finite, process=self._index, world_size=self.plan.world_size
+            state[0], finite, process=self._index, world_size=self.plan.layout.world_size
         )
 
     def digests(self, state: Any) -> dict[str, str]:

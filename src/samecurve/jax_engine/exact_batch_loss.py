@@ -109,7 +109,7 @@ class ExactBatchLoss:
 
     @cached_property
     def _shapes(self) -> tuple[ShapeSpecs, ShapeSpecs]:
-        size, dtype = self.plan.micro_batch_size, self.dtype
+        size, dtype = self.plan.batch.micro_batch_size, self.dtype
         arrays: Any = {
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
             for name, array in with_trial_keys(self.example, 1).items()
@@ -137,8 +137,8 @@ class ExactBatchLoss:
     ) -> list[Features]:
         """The features of the whole step, on each device of this process."""
         by_device: list[list[Features]] = [[] for _ in states]
-        most = accumulation_steps(num_microbatches, self.plan.num_devices)
-        shape = (len(states), most, self.plan.micro_batch_size)
+        most = accumulation_steps(num_microbatches, self.plan.layout.num_devices)
+        shape = (len(states), most, self.plan.batch.micro_batch_size)
         position = np.full(shape, OUTSIDE, np.int32)
         for one in microbatches:
             of_device = by_device[one.local_device]
@@ -159,7 +159,7 @@ class ExactBatchLoss:
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
         """Make an array over all devices from this process's rows of it."""
-        shape = (self.plan.num_devices, *rows[0].shape[1:])
+        shape = (self.plan.layout.num_devices, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
 
     @cached_property

@@ -129,11 +129,11 @@ class JaxWatch:
         if self._trace:
             shutil.move(next(home.glob("*.trace.json.gz")), self._trace)
         timings = _timings(ProfileData.from_file(str(next(home.glob("*.xplane.pb")))))
-        exact = self._engine.plan.exact
+        exact = self._engine.plan.compute.exact
         # train.exact has several programs a step, which are not described here
         program = None if exact else self._engine.compiled_step(state, batch)
         instructions = _instructions(program.as_text() or "") if program else {}
-        runs = self._schedule.traced * len(self._engine.plan.devices_of(0))
+        runs = self._schedule.traced * len(self._engine.plan.layout.devices_of(0))
         self._operations = _operations(timings, instructions, runs)
         self._memory = _state_bytes(self._engine, state[0] if exact else state)
         if program and (memory := program.memory_analysis()):

@@ -31,7 +31,7 @@ def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
 
     environment: the present variables; those that the user set stay.
     """
-    if plan.devices[0].kind != "cpu":
+    if plan.layout.devices[0].kind != "cpu":
         if any(name in environment for name in _MEMORY_SHARE):
             return {}
         return {_MEMORY_SHARE[0]: f"{USABLE:g}"}  # else jax takes 75 %
@@ -59,16 +59,16 @@ def configure(plan: Plan, index: int, cache: str, *, platforms: str, least: int 
 
     UserError: jax may not start the plan's GPUs.
     """
-    cpu = plan.devices[0].kind == "cpu"
-    jax.config.update("jax_enable_x64", plan.precision == "f64")
+    cpu = plan.layout.devices[0].kind == "cpu"
+    jax.config.update("jax_enable_x64", plan.compute.precision == "f64")
     # f32 means f32, as with torch: not TF32
-    products = "highest" if plan.precision in {"f32", "f64"} else None
+    products = "highest" if plan.compute.precision in {"f32", "f64"} else None
     jax.config.update("jax_default_matmul_precision", products)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
         jax.config.update("jax_platforms", "cpu")
-        _virtual_devices(len(plan.devices_of(index)), least)
+        _virtual_devices(len(plan.layout.devices_of(index)), least)
     else:
         _start_gpus(platforms)
 
@@ -102,13 +102,13 @@ def _virtual_devices(count: int, least: int) -> None:
 
 def devices_of(plan: Plan) -> list[jax.Device]:
     """jax's devices of all processes, in the plan's order. RunError: jax does not see them."""
-    platform = "cpu" if plan.devices[0].kind == "cpu" else "gpu"
+    platform = "cpu" if plan.layout.devices[0].kind == "cpu" else "gpu"
     try:
         visible = jax.devices(platform)
     except RuntimeError:
         visible = []
     devices = []
-    for process in range(plan.world_size):
+    for process in range(plan.layout.world_size):
         of_process = [device for device in visible if device.process_index == process]
         devices += _devices_of_process(plan, process, of_process)
     return devices
@@ -117,7 +117,7 @@ def devices_of(plan: Plan) -> list[jax.Device]:
 def _devices_of_process(
     plan: Plan, process: int, visible: Sequence[jax.Device]
 ) -> list[jax.Device]:
-    wanted = [plan.devices[place] for place in plan.devices_of(process)]
+    wanted = [plan.layout.devices[place] for place in plan.layout.devices_of(process)]
     ordered = sorted(visible, key=lambda device: device.id)
     cpu = wanted[0].kind == "cpu"
     if cpu:
@@ -148,12 +148,12 @@ def _devices_of_process(
 def join(address: str, plan: Plan, index: int) -> None:
     """Join the other processes. RunError: they did not come."""
     gpus = None
-    if plan.devices[0].kind != "cpu":
-        gpus = [plan.devices[place].index for place in plan.devices_of(index)]
+    if plan.layout.devices[0].kind != "cpu":
+        gpus = [plan.layout.devices[place].index for place in plan.layout.devices_of(index)]
     try:
         jax.distributed.initialize(
             address,
-            num_processes=plan.world_size,
+            num_processes=plan.layout.world_size,
             process_id=index,
             local_device_ids=gpus,
             initialization_timeout=_JOIN_SECONDS,
@@ -163,7 +163,8 @@ def join(address: str, plan: Plan, index: int) -> None:
             "the same command on each host, and a port that the first one's firewall lets through"
         )
         raise RunError(
-            f"process {index} of {plan.world_size} did not meet the others at {address}: {error}",
+            f"process {index} of {plan.layout.world_size} did not meet the others at {address}:"
+            f" {error}",
             remedy,
             "--rdzv",
             again=True,

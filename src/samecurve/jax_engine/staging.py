@@ -49,7 +49,7 @@ class Staging:
         """
         some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
         example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
-        shape = (self._num_local, of, self._plan.micro_batch_size)
+        shape = (self._num_local, of, self._plan.batch.micro_batch_size)
         real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
@@ -61,7 +61,7 @@ class Staging:
                     count = len(next(iter(microbatch.arrays.values())))
                     real[device, number, :count] = True
                     position[device, number, :count] = positions_of(
-                        microbatch.number, count, self._plan.micro_batch_size
+                        microbatch.number, count, self._plan.batch.micro_batch_size
                     )
                     for name, array in keyed_arrays(microbatch).items():
                         rows[name][device, number, :count] = array
@@ -70,7 +70,7 @@ class Staging:
             Rows(
                 on_devices,
                 self._send_once(real),
-                self._send_once(position) if self._plan.whole_batch else None,
+                self._send_once(position) if self._plan.compute.whole_batch else None,
             ),
             {name: self.narrow(name, array) for name, array in example.items()},
         )
@@ -84,11 +84,11 @@ class Staging:
 
     def put(self, tree: PyTree) -> PyTree:
         """Put arrays on all devices; this process has one row for each of its devices."""
-        if self._plan.world_size == 1:
+        if self._plan.layout.world_size == 1:
             return jax.device_put(tree, self.by_device)  # one call for all arrays
         return jax.tree.map(
             lambda array: jax.make_array_from_process_local_data(
-                self.by_device, array, (self._plan.num_devices, *array.shape[1:])
+                self.by_device, array, (self._plan.layout.num_devices, *array.shape[1:])
             ),
             tree,
         )

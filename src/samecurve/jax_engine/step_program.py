@@ -197,7 +197,7 @@ def apply_update(
         (params, state["average"], state["moments"]),
     )
     updated = State({**state, "params": params, "average": average, "moments": moments})
-    if plan.precision == "f16":
+    if plan.compute.precision == "f16":
         scaled = next_loss_scale(scale, state["streak"], finite, jnp.where)
         updated["scale"], updated["streak"] = scaled
     norm = scaling.grad_norm

@@ -108,7 +108,7 @@ def _plan(
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
     own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
-    if own_plan.is_one_process:  # this process evaluates
+    if own_plan.layout.is_one_process:  # this process evaluates
         warm_start.stop()
     else:
         warm_start.expect(own_plan.layout, entry_of(config.task).libraries)

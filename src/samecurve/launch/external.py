@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.devices import choose_devices
+from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -68,10 +68,11 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
         machine = replace(machine, started=rank.world_size, hosts=rank.hosts)
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     prepared = prepare(loaded, options, machine=machine)
-    if prepared.plan.world_size != rank.world_size:
+    if prepared.plan.layout.world_size != rank.world_size:
         prepared.lock.release()
         raise UserError(
-            f"strategy {prepared.plan.strategy} is one process; {rank.world_size} were started",
+            f"strategy {prepared.plan.layout.strategy} is one process; {rank.world_size} were"
+            " started",
             "one process, or --strategy ddp",
             "devices.strategy",
         )
@@ -166,7 +167,7 @@ def _lead(
         ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
-        watched_from_outside(run.journal, run.logs, world_size=plan.world_size, limit=limit),
+        watched_from_outside(run.journal, run.logs, world_size=plan.layout.world_size, limit=limit),
     ):
         try:
             if not attempt.coordinator:

@@ -70,7 +70,7 @@ def direct(
     The first rank serves the rendezvous.
     """
     start = _Start(prepared, limit)
-    world_size = prepared.plan.world_size
+    world_size = prepared.plan.layout.world_size
     try:
         with OrphanGuard() as guard, hold_port(port) as held_port:
             commands = [
@@ -119,7 +119,7 @@ def elastic(
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=prepared.plan.world_size,
+            nproc_per_node=prepared.plan.layout.world_size,
             run_id=prepared.attempt.name,
             rdzv_backend="c10d",
             rdzv_endpoint=f"localhost:{port}",
@@ -158,7 +158,7 @@ class _Start:
         self.watch = HangWatch(
             prepared.run.logs,
             prepared.run.processes,
-            world_size=prepared.plan.world_size,
+            world_size=prepared.plan.layout.world_size,
             limit=limit,
         )
         self._hang: RunError | None = None
@@ -183,7 +183,7 @@ class _Start:
             end.failed,
             logs,
             oom_kills=oom_kills_since(self._oom_kills),
-            world_size=self._prepared.plan.world_size,
+            world_size=self._prepared.plan.layout.world_size,
             left_early=end.finished_before,
         )
 

@@ -119,7 +119,7 @@ class _Launcher:
     def _start(self) -> SamecurveError | None:
         """Start the ranks once, and wait for them. Returns why they failed, if they did."""
         # a lone rank that may be started again is a process of its own, too
-        if self._prepared.plan.is_one_process and not self._max_restarts:
+        if self._prepared.plan.layout.is_one_process and not self._max_restarts:
             return _train_in_place(self._prepared, self._limit)
         from samecurve.launch.launchers import LAUNCHERS
 
@@ -202,12 +202,12 @@ def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError |
 def _environment(plan: Plan) -> Iterator[None]:
     """Set the variables that ranks inherit. Variables that the user has set stay."""
     defaults = {
-        "OMP_NUM_THREADS": str(plan.threads),
+        "OMP_NUM_THREADS": str(plan.compute.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
     }
     added = {name: value for name, value in defaults.items() if name not in os.environ}
-    if plan.devices[0].kind == "cuda":
+    if plan.layout.devices[0].kind == "cuda":
         from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
         from samecurve.probe.gpus import find_gpus
 

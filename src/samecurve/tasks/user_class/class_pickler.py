@@ -29,10 +29,10 @@ from typing import Any
 import cloudpickle
 
 from samecurve.errors import UserError
+from samecurve.tasks.user_class.class_place import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
     OWN_FILE,
-    TASK_PICKLE,
     Header,
     python_version,
     remember,

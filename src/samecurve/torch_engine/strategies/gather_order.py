@@ -1,11 +1,11 @@
-"""The order in which fsdp gathers blocks: all ranks must gather the same ones in the same order.
+"""The order in which fsdp gathers blocks: all ranks must gather the same blocks in the same order.
 
-A rank that leaves a block out, because none of its rows needs it, would gather another one's
-weights than its peers: they would wait for each other, or take one block's weights for the other's.
-So the first forward and backward pass is made in lockstep, and each later one is compared with it
-before anything is gathered.
+Suppose that a rank leaves a block out, because none of its rows needs the block. It would gather
+the weights of another block than its peers: the ranks would wait for each other, or would take the
+weights of one block for those of another. So all ranks compare each event of the first forward and
+backward pass, and each later pass is compared with the first one before anything is gathered.
 
-A parameter within a block may well be left out by some ranks: its gradient is zero there.
+A single parameter of a block may be left out by some ranks: its gradient is zero there.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,13 +19,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 
-_END = -1  # of a forward pass, as an event; a group's gathering and its reduction have numbers
+_END = -1  # the event that ends a forward pass; group n's gathering is 2n, its reduction 2n + 1
 
 
 class GatherOrder:
-    """root: the module that fully_shard() was called on last, with its blocks within.
+    """Watches the order in which fsdp gathers weights and reduces gradients.
 
-    names: of its parameters, by id
+    root: the module that fully_shard() was called on last, with its blocks inside
+    names: the names of its parameters, by id
     """
 
     def __init__(
@@ -33,22 +34,22 @@ class GatherOrder:
     ) -> None:
         self._names, self._comm, self._device = names, comm, device
         self.used: set[str] = set()  # parameters that backward gave a gradient
-        self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
-        self._order: list[int] = []  # that the pass in work is to follow
+        self._orders: dict[Hashable, list[int]] = {}  # of the first pass, by the call
+        self._order: list[int] = []  # that the present pass has to follow
         self._at, self._learns, self._watches = 0, False, False
-        self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
-        self._has_left = False  # whether a pass without backward came last
+        self._summed: set[int] = set()  # groups whose gradients the present pass has summed
+        self._has_left = False  # whether the last pass had no backward
         self._titles: list[str] = []
         self._groups: list[Any] = []
         watched: set[int] = set()
         for name, module in root.named_modules():
             for group in _groups_of(module):
-                if id(group) not in watched:  # several modules may share one
+                if id(group) not in watched:  # several modules may share a group
                     watched.add(id(group))
                     self._watch(group, name.removeprefix("model").removeprefix(".") or "the model")
 
     def _watch(self, group: Any, title: str) -> None:
-        """Any: FSDP2's FSDPParamGroup, which is public nowhere."""
+        """Watch a group of weights. Any: FSDP2's FSDPParamGroup is public nowhere."""
         number = len(self._titles)
         self._titles.append(title)
         self._groups.append(group)
@@ -57,10 +58,10 @@ class GatherOrder:
         group.post_backward = partial(self._post_backward, group, number, post_backward)
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a forward pass that backward will follow: of this function.
+        """Begin the forward pass of this function, which a backward pass will follow.
 
-        What a pass without backward (an evaluation, features) has left gathered is gathered anew,
-        and its order, by which backward gathers ahead, is forgotten.
+        If the pass before had no backward pass (an evaluation, features), the weights that it left
+        gathered are freed, and its order, by which backward gathers ahead, is forgotten.
         """
         if self._has_left:
             self._reshard()
@@ -85,7 +86,7 @@ class GatherOrder:
         self._watches = self._has_left = False
 
     def leave(self) -> None:
-        """Before what no backward follows: all ranks do the same there."""
+        """Begin a call without a backward pass, in which all ranks do the same."""
         self._watches, self._has_left = False, True
 
     def end_forward(self) -> None:
@@ -99,10 +100,11 @@ class GatherOrder:
     def _post_backward(
         self, group: Any, number: int, post_backward: Callable[..., None], *rest: Any
     ) -> None:
-        """Gradients that this rank's rows did not give are zero: others may have them.
+        """Reduce the gradients of a group. A gradient that this rank's rows did not give is zero:
+        other ranks may have it.
 
-        torch before 2.13 ends a pass with one call for each module of a group; all but the first
-        have nothing to sum.
+        torch before 2.13 ends a pass with one call for each module of a group; all calls but the
+        first have nothing to sum.
         """
         is_idle = group._training_state == TrainingState.IDLE  # noqa: SLF001
         if is_idle and number in self._summed:
@@ -124,7 +126,10 @@ class GatherOrder:
             whole.grad = torch.zeros_like(whole)
 
     def _note(self, event: int) -> None:
-        """UserError: it is not what the first pass, or another rank, does here."""
+        """Note an event.
+
+        UserError: the first pass, or another rank, has another event at this place.
+        """
         if not self._watches:
             return
         if self._learns:
