@@ -63,12 +63,8 @@ def explain(
     """
     failures = collect_failures(notes, exits, logs)
     if not failures:
-        return RunError(
-            "the ranks failed and left no message",
-            "their logs may say why",
-            again=True,
-            log=str(logs),
-        )
+        cause = "the ranks failed and left no message"
+        return RunError(cause, "their logs may say why", again=True, log=str(logs))
     first = find_first_failure(failures)
     if left_early and first.symptom:
         others = _describe_others(left_early[0], failures, world_size)

@@ -54,7 +54,7 @@ def with_trial_keys(row: Mapping[str, HostArray], count: int) -> dict[str, HostA
 
 
 class JaxSampleNumbers:
-    """What samecurve.rng(batch) returns under jax. keys: uint32 [rows, 2]."""
+    """The numbers that samecurve.rng(batch) returns under jax. keys: uint32 [rows, 2]."""
 
     def __init__(self, keys: jax.Array) -> None:
         self._keys, self._draws = keys, 0

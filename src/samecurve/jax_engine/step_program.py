@@ -164,8 +164,7 @@ def apply_update(
 ) -> tuple[State, jax.Array]:
     """Update the parameters from a step's summed gradients, unless a gradient is not finite.
 
-    squared_norm: the squared norm of all gradients. Returns the state and [norm before clipping,
-    whether the update was made, f16's scale].
+    Returns the state and [norm before clipping, whether the update was made, f16's scale].
     """
     params, scale = state["params"], state["scale"]
     scaling = scale_gradient(
@@ -177,7 +176,7 @@ def apply_update(
         clip=Clip(optimizer.clip, plan.fixed.clip_epsilon),
         numbers=_NUMBERS,
     )
-    finite: jax.Array = scaling.finite
+    finite = scaling.finite
     clipped = {
         name: gradient * scaling.factor.astype(gradient.dtype)
         for name, gradient in sums.gradients.items()
@@ -199,10 +198,9 @@ def apply_update(
     )
     updated = State({**state, "params": params, "average": average, "moments": moments})
     if plan.compute.precision == "f16":
-        updated["scale"], updated["streak"] = next_loss_scale(
-            scale, state["streak"], finite, jnp.where
-        )
-    norm: jax.Array = scaling.grad_norm
+        scaled = next_loss_scale(scale, state["streak"], finite, jnp.where)
+        updated["scale"], updated["streak"] = scaled
+    norm = scaling.grad_norm
     return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 

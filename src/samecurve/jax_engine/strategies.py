@@ -107,7 +107,7 @@ class Sharded:
         shard_shape = _with(shape, axis, padded_size // self._num_devices)
 
         def shard(index: tuple[slice, ...] | None) -> HostArray:
-            """One device's values: the array's, and zeros beyond the array's end."""
+            """The values of one device: the array's, and zeros beyond the array's end."""
             assert index is not None
             begin = index[axis].start or 0
             end = padded_size if index[axis].stop is None else index[axis].stop

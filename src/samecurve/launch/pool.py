@@ -231,7 +231,9 @@ def serve(value: str) -> None:
         os.dup2(nothing.fileno(), 0)
     os.chdir(member.directory)
     sys.path[:] = member.module_path
-    _set_environment()
+    # CUDA reads these variables once, when it starts, and any later job may need train.exact
+    wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
+    os.environ.update(without_user_settings(wanted, os.environ))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process owns signals
     if member.log:
         log_to(Path(member.log))
@@ -265,12 +267,6 @@ def serve(value: str) -> None:
                 refusal = error.cause, error.remedy, error.where
             cause = f"rank {member.rank} of {world}: {cause}"
             pipe.send((None, (cause, remedy, traceback.format_exc(), refusal)))
-
-
-def _set_environment() -> None:
-    """Set variables that CUDA reads once, when it starts. Any later job may need train.exact."""
-    wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
-    os.environ.update(without_user_settings(wanted, os.environ))
 
 
 @contextmanager

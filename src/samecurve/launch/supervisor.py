@@ -180,7 +180,8 @@ class RankGroup:
             else:
                 time.sleep(_TICK)
             self._look()
-            self._send_due()
+            while self._due and time.monotonic() > self._due[0][0]:
+                self.send(self._due.pop(0)[1])
             at_work = {
                 rank: process.pid
                 for rank, process in enumerate(self._processes)
@@ -306,10 +307,6 @@ class RankGroup:
 
     def _schedule(self, ladder: Sequence[tuple[float, int]]) -> None:
         self._due = [(time.monotonic() + seconds, number) for seconds, number in ladder]
-
-    def _send_due(self) -> None:
-        while self._due and time.monotonic() > self._due[0][0]:
-            self.send(self._due.pop(0)[1])
 
 
 def _is_alive(group: int) -> bool:

@@ -72,10 +72,11 @@ class Sensors:
             for name, values in readings.items()
             if any(value is not None for value in values)
         }
+        memory = psutil.virtual_memory()
         return {
             **known,
             "host_utilisation": round(psutil.cpu_percent() / 100, 3),
-            "host_memory_bytes": _host_memory(),
+            "host_memory_bytes": int(memory.total - memory.available),
         }
 
     def close(self) -> None:
@@ -127,8 +128,3 @@ def _gpu(read: Callable[[], float]) -> float | None:
         return read()
     except pynvml.NVMLError:
         return None
-
-
-def _host_memory() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)

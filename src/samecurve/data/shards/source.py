@@ -86,7 +86,7 @@ class Shards:
 
 
 def _named_parameters(decode: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Which of the parameters `id` and `epoch` a function has."""
+    """The parameters `id` and `epoch`, as far as a function has them."""
     if decode is None:
         return ()
     try:
