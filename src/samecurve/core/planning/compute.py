@@ -196,7 +196,7 @@ def check_model_computes(train: Train, precision: Precision, facts: Facts) -> No
 def check_coupled(
     log: DecisionLog, train: Train, coupled: Sequence[str], split: BatchSplit
 ) -> None:
-    """Log why a model that mixes samples trains the same however a step is split, or warn.
+    """Log why a model that mixes samples gives the same result here, or warn that it may not.
 
     coupled: layers that mix samples. UserError: they would be split, and the config forbids that.
     """
