@@ -4,15 +4,20 @@ result files.
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS, Event
@@ -144,6 +149,36 @@ def machine_of(machine: Machine) -> str:
     return machine.devices[0].name if machine.devices else cpu.model_name()
 
 
+def file_name(words: str) -> str:
+    """The words in characters that a file name may have."""
+    return re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
+
+
+def spread(curves: Sequence[Sequence[float]]) -> float:
+    """The largest difference between any two curves at any step."""
+    return float(np.ptp(np.asarray(curves, np.float64), axis=0).max())
+
+
+def run_ranks(world: int, module: str, *arguments: str) -> None:
+    """Run a module in `world` processes, started by torch's launcher if there are several."""
+    start = [sys.executable]
+    if world > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [*start, "-m", module, *arguments],
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(
+            f"{' '.join(arguments)} on {world} ranks failed:\n{done.stdout[-2000:]}\n"
+            f"{done.stderr[-4000:]}"
+        )
+
+
 def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> Path:
     """benchmarks/results/NAME-MACHINE.json, with what it was measured on and with."""
     here = probe()
@@ -155,7 +190,7 @@ def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> P
         "versions": installed(_SHOWN),
         **result,
     }
-    place = RESULTS / f"{name}-{re.sub('[^A-Za-z0-9]+', '-', where).strip('-').lower()}.json"
+    place = RESULTS / f"{name}-{file_name(where)}.json"
     place.write_text(json.dumps(said, indent=1) + "\n")
     return place
 

@@ -23,11 +23,10 @@ import io
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -39,7 +38,7 @@ from PIL import Image
 from torch import nn
 
 import samecurve
-from benchmarks.common import RESULTS, installed, write
+from benchmarks.common import RESULTS, installed, run_ranks, spread, write
 from benchmarks.curves_sides import BATCH, BETAS, CLIP, LR, MICRO, SIDES, STEPS, Case
 from benchmarks.curves_task import Lines, loss_of
 
@@ -81,17 +80,7 @@ def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
 
 def others(side: str, world: int, home: Path) -> dict[str, dict[str, Any]]:
     """Every case, in as many processes, started as torch's launcher does it."""
-    start = [sys.executable]
-    if world > 1:
-        run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        start += ["-m", *run]
-    command = [*start, "-m", "benchmarks.curves", "--rank-of", side, "--home", str(home)]
-    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, env={**os.environ, **quiet}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{side} on {world} ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    run_ranks(world, "benchmarks.curves", "--rank-of", side, "--home", str(home))
     ranks = [json.loads((home / f"rank-{rank}.json").read_text()) for rank in range(world)]
     result = {}
     for name in CASES:
@@ -128,12 +117,6 @@ def held_out(model: nn.Module, case: Case) -> float:
     with torch.no_grad():
         total = loss_of(model(torch.from_numpy(rows["text"])), labels, "sum")
     return float(total / (labels != -100).sum())
-
-
-def spread(lines: Sequence[Sequence[float]]) -> float:
-    """The largest difference between any two of them at any step."""
-    at_each_step = np.ptp(np.asarray(lines, np.float64), axis=0)
-    return float(at_each_step.max())
 
 
 def measure(home: Path) -> Found:
