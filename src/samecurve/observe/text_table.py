@@ -42,7 +42,8 @@ def table_text(
     room = _UNLIMITED
     if sys.stdout.isatty():
         room = Console().width - indent
-    terminal = Console(file=io.StringIO(), width=room, color_system=None)
+    output = io.StringIO()
+    terminal = Console(file=output, width=room, color_system=None)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=titles)
     for column in columns:
         table.add_column(
@@ -64,5 +65,5 @@ def table_text(
                 if cell:
                     block.add_row(Text(column.title), Text(cell))
             terminal.print(Text(first), Padding(block, (0, 0, 0, 2)))
-    lines = terminal.file.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     return "\n".join(f"{' ' * indent}{line}".rstrip() for line in lines)
