@@ -60,7 +60,7 @@ NAMES = {
 }
 AGREE = 1e-4  # nats: float32 over 60 steps, in other orders of addition
 DOCS = Path(__file__).parent.parent / "docs"
-Found = dict[str, dict[str, dict[str, Any]]]  # case -> trainer -> world -> what it left
+Found = dict[str, dict[str, dict[str, Any]]]  # case -> trainer -> world -> results
 
 
 def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
 
 
 def others(side: str, world: int, home: Path) -> dict[str, dict[str, Any]]:
-    """Every case, in as many processes, started as torch's launcher does it."""
+    """Train every case in `world` processes, started by torch's launcher."""
     run_ranks(world, "benchmarks.curves", "--rank-of", side, "--home", str(home))
     ranks = [json.loads((home / f"rank-{rank}.json").read_text()) for rank in range(world)]
     result = {}
@@ -92,8 +92,8 @@ def others(side: str, world: int, home: Path) -> dict[str, dict[str, Any]]:
 
 
 def one_rank(side: str, home: Path) -> None:
-    """Every case under one trainer, as one of the ranks that were started together."""
-    warnings.simplefilter("ignore")  # the trainers', of loaders without workers
+    """Train every case under one trainer, as one rank."""
+    warnings.simplefilter("ignore")  # the trainers warn of loaders without workers
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def one_rank(side: str, home: Path) -> None:
 
 
 def held_out(model: nn.Module, case: Case) -> float:
-    """The exact mean loss, per character, over 200 lines that nobody trained on."""
+    """The exact mean loss of a character over 200 lines that no side trained on."""
     rows = Lines(10_000, 200, ragged=case.ragged)[np.arange(200)]
     labels = torch.from_numpy(rows["labels"])
     model.eval()
@@ -136,7 +136,7 @@ def measure(home: Path) -> Found:
 
 
 def check_fair(found: Found) -> None:
-    """SystemExit: lines that must agree don't, so the comparison says nothing."""
+    """Exit if curves differ that must agree, since the comparison would say nothing then."""
     for side, of_worlds in found["none of them"].items():
         apart = spread([of["losses"] for of in of_worlds.values()])
         if apart > AGREE:
@@ -147,9 +147,7 @@ def check_fair(found: Found) -> None:
 
 
 def other_samples(of_worlds: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Steps in which some number of ranks trained on other samples, or more often, than one rank;
-    None: not recorded.
-    """
+    """The number of steps whose samples depend on the number of ranks. None: not recorded."""
     steps = [of.get("samples") for of in of_worlds.values()]
     if None in steps:
         return None
@@ -158,7 +156,7 @@ def other_samples(of_worlds: Mapping[str, Mapping[str, Any]]) -> int | None:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """By case and trainer: the spread of what it says, of what it ends with, and of its samples."""
+    """By case and trainer: the spread of losses, of final held-out losses, and of samples."""
     result: dict[str, Any] = {}
     for name, sides in found.items():
         result[name] = {}
@@ -173,7 +171,7 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def draw(result: Mapping[str, Any], place: Path, *, dark: bool) -> None:
-    """For each trainer its losses on each number of ranks, and below what parts them from one."""
+    """Draw each trainer's losses on each number of ranks, and below the difference to one rank."""
     import matplotlib as mpl
 
     mpl.use("Agg")

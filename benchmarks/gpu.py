@@ -72,7 +72,7 @@ _TINY = {
 
 @dataclass
 class Found:
-    """seconds: a step, by turn. memory: bytes allocated at most; None on a CPU."""
+    """Results of a side. seconds: of a step, by turn. memory: peak bytes; None on a CPU."""
 
     seconds: list[float]
     memory: int | None
@@ -110,7 +110,9 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     config = config_of(arguments, home)
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    if made.global_batch_size % made.micro_batch_size:  # the others know rounds of one size only
+    if (
+        made.global_batch_size % made.micro_batch_size
+    ):  # the other trainers have rounds of one size only
         arguments.micro = max(
             size for size in range(1, made.micro_batch_size) if made.global_batch_size % size == 0
         )
@@ -128,7 +130,7 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
 
 
 def ceiling(device: torch.device) -> float | None:
-    """FLOP/s of the fastest of some bf16 products. None on a CPU."""
+    """FLOP/s of the fastest of several bf16 matrix products. None on a CPU."""
     if device.type != "cuda":
         return None
     best = 0.0
@@ -149,7 +151,7 @@ def ceiling(device: torch.device) -> float | None:
 
 
 def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float, int | None]:
-    """(seconds a step, bytes allocated at most beyond what earlier sides left)."""
+    """Run a side: (seconds of a step, peak bytes beyond those that earlier sides left)."""
     torch.compiler.reset()
     gc.collect()  # models and optimizers in cycles
     if setting.device.type != "cuda":
@@ -163,9 +165,7 @@ def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float,
 
 @contextmanager
 def profiled(device: torch.device, into: dict[str, Any]) -> Iterator[None]:
-    """Where the time of the block goes: operations by the device's own time, and how much of it the
-    device was idle.
-    """
+    """Profile the block: operations by the device's own time, and the device's idle share."""
     gpu = device.type == "cuda"
     kinds = [
         torch.profiler.ProfilerActivity.CPU,
@@ -255,7 +255,7 @@ def result_of(
 
 
 def _median_ratio(seconds: list[float], beside: list[float]) -> float | None:
-    """By the turns that both have had."""
+    """The median ratio over the turns that both sides have finished."""
     ratios = [a / b for a, b in zip(seconds, beside, strict=False)]
     return statistics.median(ratios) if ratios else None
 

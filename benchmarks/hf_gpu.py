@@ -66,7 +66,7 @@ _ADAPTER = {"kind": "lora", "rank": 16, "alpha": 32, "target": "all-linear"}
 
 @dataclass(frozen=True)
 class Case:
-    """adapter: LoRA in place of all weights; recompute: by block"""
+    """A case. adapter: LoRA in place of all weights; recompute: by block."""
 
     hidden: int
     intermediate: int
@@ -93,7 +93,7 @@ CASES = {
 
 
 def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
-    """UserError: the plan refuses the case."""
+    """The plan and task of a case. UserError: the plan refuses the case."""
     case = CASES[arguments.case]
     fields = case.model(tiny=arguments.tiny)
     config = config_of(
@@ -154,7 +154,7 @@ def others_model(arguments: argparse.Namespace, device: torch.device) -> Any:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """One sample at a time, as torch's loaders ask for them."""
+    """A data set of single samples, for torch's loaders."""
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
@@ -211,7 +211,7 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
 
 
 def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, ...]:
-    """(accelerator, model, optimizer, loader)"""
+    """Prepare Accelerate: (accelerator, model, optimizer, loader)."""
     from accelerate import Accelerator
 
     gpu = setting.device.type == "cuda"
@@ -240,7 +240,7 @@ def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, 
 
 
 def _counted(batches: Iterator[Any], rounds: int) -> Iterator[tuple[list[Any], Any]]:
-    """The microbatches of a step, and the labels that count in them."""
+    """Group microbatches by step, with the number of labels that count in the step."""
     while parts := [batch for _, batch in zip(range(rounds), batches, strict=False)]:
         yield parts, sum(part["labels"][:, 1:].ne(-100).sum() for part in parts)
 
