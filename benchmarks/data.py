@@ -41,8 +41,9 @@ WARM = 8
 
 
 class Pictures(Dataset[dict[str, Any]]):
-    """Random pictures that lie ready in memory (light), or deflated, to be inflated and normalised
-    (heavy, some 3 ms each).
+    """Random pictures in memory: ready (light), or deflated (heavy).
+
+    A deflated picture is inflated and normalised, which takes about 3 ms.
     """
 
     def __init__(self, *, heavy: bool) -> None:
@@ -71,7 +72,7 @@ class Pictures(Dataset[dict[str, Any]]):
 
 
 class Watched:
-    """The least of a task around them."""
+    """A minimal task with the pictures."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._heavy = bool(data["heavy"])
@@ -87,7 +88,7 @@ class Watched:
 
 
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
-    """The time at which each batch was there."""
+    """Read batches; give the time at which each batch was ready."""
     readers = DataWorkers(config, workers, Path(os.devnull)) if workers else None
     asked = readers.workers if readers else None
     feed = Feed(made, [0], source, None, _as_tensors, workers=asked)
@@ -111,7 +112,7 @@ def _as_tensors(rounds: Any, _of: int) -> Any:
 def loader_batches(made: Plan, source: Dataset[Any], workers: int) -> Iterator[float]:
     ids = [found.tolist() for found in made.order.ids(range(made.steps))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of more workers than cores
+        warnings.simplefilter("ignore")  # torch warns of more workers than cores
         loader = DataLoader(
             source, batch_sampler=ids, num_workers=workers, persistent_workers=workers > 0
         )
@@ -120,7 +121,7 @@ def loader_batches(made: Plan, source: Dataset[Any], workers: int) -> Iterator[f
 
 
 def rate(times: Iterator[float]) -> float:
-    """Batches a second, after the first few."""
+    """Batches a second, without the first few."""
     seen = list(times)
     return (len(seen) - 1 - WARM) / (seen[-1] - seen[WARM])
 

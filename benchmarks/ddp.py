@@ -75,14 +75,15 @@ def plain(rank: int, steps: int, _home: Path, **how: Any) -> float:
 
 
 def static(rank: int, steps: int, home: Path) -> float:
-    """What it would gain to promise that every step has the same graph; ours does not, since it
-    looks for parameters that a step left out.
+    """The plain loop with static_graph, which promises that every step has the same graph.
+
+    Samecurve can't promise that, since it looks for parameters that a step did not use.
     """
     return plain(rank, steps, home, static_graph=True)
 
 
 def small(rank: int, steps: int, home: Path) -> float:
-    """Buckets of 5 MiB instead of torch's 25."""
+    """The plain loop with buckets of 5 MiB instead of torch's 25 MiB."""
     return plain(rank, steps, home, bucket_cap_mb=5)
 
 
@@ -123,7 +124,7 @@ def fabric(rank: int, steps: int, _home: Path) -> float:
 
 
 class WithLoss(nn.Module):
-    """As HF Trainer calls a model."""
+    """The model with the interface that HF Trainer expects."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ class ConvNet(nn.Module):
 
 
 class Fixed:
-    """A dropout's forward pass without the drawing of masks."""
+    """Dropout with masks that were drawn beforehand."""
 
     mask: torch.Tensor | None = None
 
@@ -120,14 +120,14 @@ class Fixed:
 
 
 class Called(nn.Module):
-    """As much code that people bring has it."""
+    """Dropout as a call of F.dropout, as in many users' models."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         return F.dropout(input, 0.1, self.training)
 
 
 def with_calls(module: nn.Module) -> None:
-    """Calls of F.dropout in place of each module."""
+    """Replace each dropout module by a call of F.dropout."""
     for name, child in module.named_children():
         if isinstance(child, nn.Dropout):
             setattr(module, name, Called())
@@ -192,8 +192,9 @@ def compare(
 
 
 def busy() -> tuple[float, float, float]:
-    """Seconds worked by this process, worked by all, and gone by: where others worked too, ratios
-    on several threads say little.
+    """Seconds of work of this process and of all processes, and elapsed seconds.
+
+    If other programs were busy, ratios on several threads say little.
     """
     times = psutil.cpu_times()
     return sum(os.times()[:2]), sum(times) - times.idle - times.iowait, time.perf_counter()

@@ -45,7 +45,7 @@ MODEL = {
     "max_seq_len": 128,
     "tie_embeddings": True,
 }
-MODES: dict[str, dict[str, Any]] = {  # what each changes of the config
+MODES: dict[str, dict[str, Any]] = {  # changes of each mode to the config
     "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
     "same slots": {"batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
     "as is": {"batch": {"samples": BATCH}},
@@ -66,7 +66,7 @@ def values_of(home: Path, mode: str, world: int, dtype: str) -> dict[str, Any]:
 def race(
     index: int, group: dist.ProcessGroup, home: Path, modes: list[str], where: tuple[str, str]
 ) -> Mapping[str, Any]:
-    """One rank: modes in turn, step by step. where: precision and device.
+    """Train the modes in turn, step by step, on one rank. where: precision and device.
 
     Returns seconds of each step by mode, and peak bytes.
     """

@@ -73,8 +73,9 @@ def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
 
 
 def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """What makes an initial state, and the compiled step: (state, tokens, labels, lr) -> (state,
-    loss).
+    """A function that makes an initial state, and the compiled step.
+
+    The step is (state, tokens, labels, lr) -> (state, loss).
     """
     import jax
     import jax.numpy as jnp
@@ -130,7 +131,7 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
 
 
 def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
-    """Gathered and sent by a thread, two ahead."""
+    """Batches that a thread gathers and sends two steps ahead."""
     import jax
 
     data, ready = task.train_data(), queue.Queue[Any](2)

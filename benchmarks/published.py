@@ -34,10 +34,12 @@ _MPT = "mosaicml/llm-foundry scripts/train/benchmarking/README.md at c90b9b3"
 
 @dataclass(frozen=True)
 class Published:
-    """family: set-ups that share an MFU; the first is what it is fitted to.
+    """A published measurement.
 
-    tokens: a second and device, as published. memory: GiB a device, where told. note: what differs
-    from what is predicted.
+    family: set-ups that share an MFU, which is fitted to the first of them
+    tokens: tokens a second and device, as published
+    memory: GiB a device, if published
+    note: differences between the set-up and the prediction
     """
 
     family: str
@@ -222,7 +224,7 @@ def _setup(entry: Published) -> Cluster:
 
 
 def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float, int]:
-    """(tokens a second and device, bytes of a device)."""
+    """Predict: (tokens a second and device, bytes of a device)."""
     config, setup = (
         _config(
             {

@@ -291,7 +291,7 @@ def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -
         ({"engine": "jax"}, "jax"),
         ({"train": {"exact": True, "precision": "bf16"}}, "--exact"),
         ({"devices": {"strategy": "dp"}}, "dp"),
-        ({"devices": {"balance": [2, 1]}}, "are alike"),
+        ({"devices": {"balance": [2, 1]}}, "predicts equal devices"),
         ({"devices": {"use": "cpu:2"}}, "cpu:2"),
         ({"train": {"precision": "f64"}}, "no peak of L40S"),
     ],

@@ -75,7 +75,7 @@ def plan(
         _plan_machine(loaded, other_machine, as_json=as_json)
         return
     from samecurve.core.config.section import flatten
-    from samecurve.observe.plan_text import table
+    from samecurve.observe.plan_table import table
     from samecurve.run.prepare import make_plan
     from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import entry_of
@@ -107,7 +107,7 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
     """
     from samecurve.core.config.section import flatten
     from samecurve.experiments.machine import predict
-    from samecurve.observe.plan_text import table
+    from samecurve.observe.plan_table import table
 
     prediction = predict(loaded, request)
     plan, formulas = prediction.plan, prediction.facts.formulas

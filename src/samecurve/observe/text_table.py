@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.terminal import printable
+
 _UNLIMITED = 1 << 16  # characters of a line that goes to a pipe or a file
 
 
@@ -42,7 +44,8 @@ def table_text(
     room = _UNLIMITED
     if sys.stdout.isatty():
         room = Console().width - indent
-    terminal = Console(file=io.StringIO(), width=room, color_system=None)
+    output = io.StringIO()
+    terminal = Console(file=output, width=room, color_system=None)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=titles)
     for column in columns:
         table.add_column(
@@ -53,16 +56,18 @@ def table_text(
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     unbounded = terminal.options.update_width(_UNLIMITED)
     if Measurement.get(terminal, unbounded, table).minimum <= room:
         terminal.print(table)
     else:
         for first, *others in rows:
             block = Table.grid(padding=(0, 2, 0, 0))
+            block.add_column(no_wrap=True)
+            block.add_column(overflow="fold")
             for column, cell in zip(columns[1:], others, strict=True):
                 if cell:
-                    block.add_row(Text(column.title), Text(cell))
-            terminal.print(Text(first), Padding(block, (0, 0, 0, 2)))
-    lines = terminal.file.getvalue().splitlines()
+                    block.add_row(Text(column.title), Text(printable(cell)))
+            terminal.print(Text(printable(first)), Padding(block, (0, 0, 0, 2)))
+    lines = output.getvalue().splitlines()
     return "\n".join(f"{' ' * indent}{line}".rstrip() for line in lines)
