@@ -156,7 +156,13 @@ def _serve(
 
 @contextmanager
 def warm_servers() -> Iterator[None]:
-    """Within the block, fork servers and describing processes are forked from the template."""
+    """Within the block, fork servers and describing processes are forked from the template.
+
+    Elsewhere than on Linux all processes are started afresh.
+    """
+    if sys.platform != "linux":
+        yield
+        return
     described = partial(_described, describe._in_subprocess, ServerOfTemplate)
     try:
         with (
