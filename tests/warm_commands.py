@@ -16,15 +16,17 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from samecurve.cli.main import main
+from samecurve.core.config.sections import Config
 from samecurve.probe.environment import child_environment, replace_environment
-from samecurve.run import fork_server
+from samecurve.run import describe, fork_server
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 
 # A command waits until the last of these modules is imported, this one.
@@ -100,16 +102,25 @@ class ServerOfTemplate(ForkServer):
     def __init__(self, modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**_SERVER, **child_environment()}
-        arguments = ("0", str(os.getpid()), *modules)  # its socket is its standard input
+        arguments = (os.getcwd(), str(os.getpid()), *modules)
         call = Call(f"{__name__}:serve", arguments, environment, new_session=True)
         with theirs, open(os.devnull, "wb") as nothing:
             stdio = (theirs.fileno(), nothing.fileno(), nothing.fileno())
             self._process = template().start(call, stdio)  # type: ignore[assignment]
 
 
-def serve(*arguments: str) -> None:
-    """Be a fork server of the test process: the call of a process forked from the template."""
-    fork_server.main(*arguments)
+def serve(cwd: str, parent: str, *modules: str) -> None:
+    """Be a fork server of the test process, whose socket is this process's standard input."""
+    _enter(cwd)
+    fork_server.main("0", parent, *modules)
+
+
+def _enter(cwd: str) -> None:
+    """Be in a directory as if `python -m` had been called there."""
+    os.chdir(cwd)
+    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    rest = [place for place in sys.path[1:] if place != _HERE and place not in given]
+    sys.path[:] = [cwd, *given, *rest]
 
 
 class ServerOfCommand(ForkServer):
@@ -145,23 +156,48 @@ def _serve(
 
 @contextmanager
 def warm_servers() -> Iterator[None]:
-    """Within the block, the fork servers of this process are forked from the template."""
+    """Within the block, fork servers and describing processes are forked from the template.
+
+    Elsewhere than on Linux all processes are started afresh.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    described = partial(_described, describe._in_subprocess, ServerOfTemplate)
     try:
-        with patch.object(fork_server, "ForkServer", ServerOfTemplate):
+        with (
+            patch.object(fork_server, "ForkServer", ServerOfTemplate),
+            patch.object(describe, "_in_subprocess", described),
+        ):
             yield
     finally:
         if template.cache_info().currsize:
             template().close()
 
 
+def _described(
+    describe_task: Callable[..., Any],
+    start: Callable[[Sequence[str]], ForkServer],
+    config: Config,
+    cache_home: Path,
+    server: ForkServer | None,
+) -> Any:
+    """Describe a task as describe_task does, without a start afresh. start: starts a server."""
+    if server:
+        return describe_task(config, cache_home, server)
+    own = start(())
+    try:
+        return describe_task(config, cache_home, own)
+    finally:
+        own.close()
+
+
 def run(cwd: str, *command: str) -> None:
     """Be `python -m samecurve` in the directory: the call of a process forked from the template."""
-    os.chdir(cwd)
-    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    rest = [place for place in sys.path[1:] if place != _HERE and place not in given]
-    sys.path[:] = [cwd, *given, *rest]
+    _enter(cwd)
     sys.argv = ["samecurve", *command]
     fork_server.ForkServer = ServerOfCommand  # type: ignore[misc]
+    describe._in_subprocess = partial(_described, describe._in_subprocess, ServerOfCommand)
     code: object = 1
     try:
         main()
