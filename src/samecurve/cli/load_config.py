@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.cli.options import CONFIG_OPTIONS, Flags
 from samecurve.core.config.unsupported import task_needed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
-
-Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
-Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 
 
 def load_config(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.load_config import Flags, Typed
+from samecurve.cli.options import Flags, Typed
 from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
 from samecurve.core.config.unsupported import task_needed, task_that_has

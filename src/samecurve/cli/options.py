@@ -6,7 +6,7 @@ config of their values.
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
 
+Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
+Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 _HOSTS = (
     "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
     " --node-rank I, on each of them"

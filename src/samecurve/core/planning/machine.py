@@ -6,13 +6,15 @@ probe/ describes this machine, simulation/cluster.py a machine that the user doe
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from samecurve.core.config.sections import Devices
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.hardware import peak
 from samecurve.errors import UserError
 from samecurve.units import counted
+
+if TYPE_CHECKING:  # `samecurve run` asks what devices there are, and imports no pydantic
+    from samecurve.core.config.sections import Devices
 
 Kind = Literal["cpu", "cuda"]
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
@@ -91,7 +93,7 @@ class Machine:
 DevicesDecision = Decision[tuple[Device, ...]]
 
 
-def choose_devices(section: Devices, engine: str, machine: Machine) -> DevicesDecision:
+def choose_devices(section: "Devices", engine: str, machine: Machine) -> DevicesDecision:
     """The devices of every host; several hosts are assumed to be alike.
 
     UserError: there are no such devices, or the installed engine can't use them.
