@@ -4,12 +4,11 @@ The later wins: default < file < --set < option.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.cli.options import CONFIG_OPTIONS, Flags
+from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed
 from samecurve.core.config.unsupported import task_needed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
