@@ -56,6 +56,7 @@ def test_a_checkpoint_has_one_set_of_metrics(
     assert "1 x cpu single" in shown
     assert sorted(tmp_path.rglob("*")) == files
     for arguments, said in (
+        (("run", "--devices", "cpu:2", "--gpus", "0"), "both set devices.use"),
         (("none",), "neither a run directory nor a checkpoint"),
         (("run", "--set", "data.eval_samples=0"), "--on train evaluates on what it was trained on"),
         (("run", "--gpus", "0"), "no GPU"),

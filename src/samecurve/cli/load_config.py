@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed
+from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed, add_typed
 from samecurve.core.config.unsupported import task_needed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
@@ -98,16 +98,9 @@ def _typed_values(flags: Flags) -> dict[str, tuple[Any, str]]:
         value, flag = flags[str(option.name)], option.opts[0]
         if not option.key or value is None:
             continue
-        if option.key in typed:
-            _, other = typed[option.key]
-            if (flag, value) == ("--max-steps", 0):
-                continue  # whole epochs, and --epochs says how many
-            raise UserError(
-                f"{other} and {flag} contradict each other: both set {option.key}",
-                "give one of them",
-                other,
-            )
-        typed[option.key] = value, flag
+        if option.key in typed and (flag, value) == ("--max-steps", 0):
+            continue  # whole epochs, and --epochs says how many
+        add_typed(typed, option.key, value, flag)
     return typed
 
 

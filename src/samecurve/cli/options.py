@@ -263,6 +263,16 @@ class ConfigVerb(Verb):
         super().__init__(params=[*CONFIG_OPTIONS, *params], **attributes)
 
 
+def add_typed(typed: dict[str, tuple[Any, str]], key: str, value: object, flag: str) -> None:
+    """Note that a flag sets a key of the config. UserError: another flag sets the same key."""
+    if key in typed:
+        _, other = typed[key]
+        raise UserError(
+            f"{other} and {flag} contradict each other: both set {key}", "give one of them", other
+        )
+    typed[key] = value, flag
+
+
 init_from_option = click.option(
     "--init-from",
     type=Path,
