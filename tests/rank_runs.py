@@ -13,7 +13,7 @@ from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 from worlds import Pool
 
 

@@ -36,7 +36,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 

@@ -33,7 +33,12 @@ from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 MODULES = (
     *("torch", "samecurve.tasks.adapter.torch_adapter", "samecurve.run.describe"),
     *("samecurve.torch_engine.engine", "numpy.ma", "torch._dynamo", "torch.distributed.fsdp"),
-    *("transformers.modeling_utils", "peft", "samecurve.worker.main", "samecurve.launch.local"),
+    *(
+        "transformers.modeling_utils",
+        "peft",
+        "samecurve.worker.rank_main",
+        "samecurve.launch.local",
+    ),
     *("samecurve.run.prepare", "samecurve.cli.train", "samecurve.launch.pool", __name__),
 )
 _SERVER = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}

@@ -35,7 +35,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
-from samecurve.worker.main import lr_factor
+from samecurve.worker.rank_main import lr_factor
 from tiny import MACHINE
 from worlds import Pool
 

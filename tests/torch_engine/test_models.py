@@ -26,7 +26,7 @@ from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 

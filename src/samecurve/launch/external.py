@@ -38,7 +38,7 @@ from samecurve.watch.silence import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
-from samecurve.worker.main import run_rank, run_rank_with_note
+from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

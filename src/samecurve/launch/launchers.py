@@ -32,7 +32,7 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.watch.hang_watch import OFTEN, HangWatch
 from samecurve.watch.silence import HangLimit
 from samecurve.worker.cluster_env import local_environment
-from samecurve.worker.main import main
+from samecurve.worker.rank_main import main
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -139,7 +139,7 @@ def elastic(
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
     """The command of a rank as a process of its own. environment: says which rank it is."""
-    arguments = [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()]
+    arguments = [sys.executable, "-u", "-m", "samecurve.worker.rank_main", attempt.to_json()]
     return RankCommand(arguments, environment)
 
 

@@ -6,7 +6,7 @@ launch/launchers.py still offers it.)
 
 Each rank leads a session and process group of its own, so that killing the group also kills the
 rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
-(worker/main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
+(worker/rank_main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
 (launch/orphan_guard.py). A rank has failed when its exit code is not 0, or when it reports that it
 will fail: a rank that hangs in its exit is not waited for.
 """

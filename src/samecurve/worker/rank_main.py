@@ -335,7 +335,7 @@ def run_rank_with_note(
 
 
 def main(argument: str) -> None:
-    """Be a rank that our launcher started: `python -m samecurve.worker.main ATTEMPT`."""
+    """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
