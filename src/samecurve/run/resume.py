@@ -213,7 +213,7 @@ def _finished(run: Run) -> bool:
 
 
 def fixed_of(origin: Origin, options: Options) -> Fixed | None:
-    """What the run's first plan fixed for good; None: this is the first plan.
+    """Read what the run's first plan fixed for good. None: this is the first plan.
 
     UserError: --new-batch, with no checkpoint to begin from.
     """
