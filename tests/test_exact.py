@@ -333,7 +333,8 @@ def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: s
         run_plan, run_plan.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0
     )
     try:
+        state = engine.init()  # which puts the step together
         with pytest.raises(UserError, match=says):
-            engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)
+            engine.step(state, next(iter(feed))[1], 1e-3, [0] * 4)
     finally:
         set_deterministic(False)
