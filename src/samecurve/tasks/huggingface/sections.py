@@ -166,6 +166,14 @@ class HFData(DataSection):
             " {source, weight}"
         ),
     )
+    split: Annotated[str, Field(min_length=1)] = Field(
+        "train",
+        description=(
+            "the split to train on, where the names of a source's files tell splits apart"
+            " (train.jsonl, data/test-*.parquet); validation is then evaluated on, and test"
+            " measured at the end; all: train on every file"
+        ),
+    )
     tokenizer: str | None = Field(
         None,
         description=(

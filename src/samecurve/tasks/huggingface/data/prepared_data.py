@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from samecurve.core.protocols import Source
 from samecurve.core.system.files import directory_made_once, write_json
@@ -28,8 +28,15 @@ from samecurve.tasks.huggingface.data.labelled import (
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
 from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
 from samecurve.tasks.huggingface.data.records import texts_in
-from samecurve.tasks.huggingface.data.row_layout import LayoutStatistics, Rows, lay_out
-from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
+from samecurve.tasks.huggingface.data.row_layout import (
+    LaidOut,
+    LayoutStatistics,
+    Rows,
+    SourcePart,
+    lay_out,
+)
+from samecurve.tasks.huggingface.data.sources import InputFile, find_splits, stamp_files
+from samecurve.tasks.huggingface.data.splits import ALL, Role
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.tokenized_source import (
@@ -63,6 +70,7 @@ class PreparedData:
 
     train: Source
     held_out: Source | None
+    test: Source | None  # of a split that is named so
     collate: Collate | None
     tokenizer: TextTokenizer | None
     vocab_size: int
@@ -97,14 +105,22 @@ def prepare_data(
     if data.is_random:
         return _random(data, vocab_size, learns)
     home = cache / "huggingface"
-    tokenizer, corpora = _tokenized(data, home, model=model, learns=learns, for_encoder=for_encoder)
-    train, held_out, statistics, key = _rows(data, corpora, home)
+    tokenizer, parts, lines = _tokenized(
+        data, home, model=model, learns=learns, for_encoder=for_encoder
+    )
+    if learns == "label":
+        parts, unlabelled = _without_foreign_labels(parts, classes)
+        lines = [*lines, *unlabelled]
+    corpora = [part.corpus for part in parts]
+    laid_out, key = _rows(data, parts, home)
     pad = 0 if tokenizer is None else tokenizer.pad
     make = partial(TokenRows, corpora, width=data.seq_len if data.packing else None, pad=pad)
-    rows_held_out = make(held_out, known_by=f"{key}/held out")
+    rows_held_out = make(laid_out.held_out, known_by=f"{key}/held out")
+    has_test = any(part.role == "test" for part in parts)
     largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
-        train=make(train, known_by=key),
+        train=make(laid_out.train, known_by=key),
+        test=make(laid_out.test, known_by=f"{key}/test") if has_test else None,
         held_out=spread_out(rows_held_out, data.eval_samples),
         collate=None if data.packing else partial(collate, pad=pad),
         tokenizer=tokenizer,
@@ -113,21 +129,25 @@ def prepare_data(
         largest_at=largest.largest_at,
         has_chats=any(corpus.of_kind("messages").any() for corpus in corpora),
         fingerprint=key,
-        lines=tuple(_lines(data, statistics)),
-        reference=_reference(data, statistics),
+        lines=(*lines, *_lines(data, laid_out.statistics)),
+        reference=_reference(data, laid_out.statistics),
     )
     if learns == "pair":
         return _paired(prepared, rows_held_out, count_texts(corpora), data)
     if learns == "tokens":
         return prepared
-    return _labelled(prepared, corpora, rows_held_out, data=data, classes=classes)
+    return _labelled(prepared, parts, rows_held_out, data=data, classes=classes)
 
 
 def _tokenized(
     data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
-) -> tuple[TextTokenizer | None, list[TokenizedSource]]:
-    """The tokenizer (None: raw tokens without one), and each source as tokens."""
-    files = [find_input_files(source.source) for source in data.sources]
+) -> tuple[TextTokenizer | None, list[SourcePart], list[str]]:
+    """The tokenizer (None: raw tokens without one), each split as tokens, and lines for the user.
+
+    What is trained on comes first, source by source.
+    """
+    splits = [find_splits(source.source, data.split) for source in data.sources]
+    files = [each.files["train"] for each in splits]
     raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
     digests = [digest_files(each, home) for each in files]
     tokenizer = None
@@ -140,20 +160,55 @@ def _tokenized(
             texts=partial(_texts, files, learns),
             for_encoder=for_encoder,
         )
-    corpora: list[TokenizedSource] = []
-    for source, each, digest, of_ids in zip(data.sources, files, digests, raw, strict=True):
-        if of_ids:
-            end = None if tokenizer is None else tokenizer.eos
-            corpus: TokenizedSource = open_raw(
-                each, home, dtype=data.token_dtype, end=end, content=digest, learns=learns
+    parts = [
+        SourcePart(
+            source,
+            role,
+            _opened(each.files[role], tokenizer, home, data, name=source.source, learns=learns),
+        )
+        for role in get_args(Role)
+        for source, each in zip(data.sources, splits, strict=True)
+        if role in each.files
+    ]
+    return tokenizer, parts, [each.line for each in splits if each.line]
+
+
+def _opened(
+    files: Sequence[InputFile],
+    tokenizer: TextTokenizer | None,
+    home: Path,
+    data: HFData,
+    *,
+    name: str,
+    learns: Learns,
+) -> TokenizedSource:
+    """The tokens of files. name: of their source, for the user."""
+    content = digest_files(files, home)
+    if is_raw(files, name):
+        end = None if tokenizer is None else tokenizer.eos
+        return open_raw(
+            files, home, dtype=data.token_dtype, end=end, content=content, learns=learns
+        )
+    assert tokenizer is not None
+    return tokenize_once(files, tokenizer, home, name=name, content=content, learns=learns)
+
+
+def _without_foreign_labels(
+    parts: Sequence[SourcePart], classes: Sequence[str]
+) -> tuple[list[SourcePart], list[str]]:
+    """The parts without test splits whose labels are no classes, as benchmarks hide them (-1)."""
+    known = set(classes).union(*(p.corpus.notes.classes for p in parts if p.role != "test"))
+    kept, lines = [], []
+    for part in parts:
+        foreign = [name for name in part.corpus.notes.classes if name not in known]
+        if part.role == "test" and foreign:
+            lines.append(
+                f"{part.source.source}: the split test is not measured: its label {foreign[0]} is"
+                " none of the classes"
             )
         else:
-            assert tokenizer is not None
-            corpus = tokenize_once(
-                each, tokenizer, home, name=source.source, content=digest, learns=learns
-            )
-        corpora.append(corpus)
-    return tokenizer, corpora
+            kept.append(part)
+    return kept, lines
 
 
 def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> bool:
@@ -176,13 +231,14 @@ def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> 
 
 def _labelled(
     prepared: PreparedData,
-    corpora: Sequence[TokenizedSource],
+    parts: Sequence[SourcePart],
     rows_held_out: TokenRows,
     *,
     data: HFData,
     classes: Sequence[str],
 ) -> PreparedData:
     """The data with each text's class beside its tokens. rows_held_out: all of them."""
+    corpora = [part.corpus for part in parts]
     chosen = choose_classes(corpora, classes)
     assert isinstance(prepared.train, TokenRows)
     assert prepared.tokenizer is not None
@@ -202,6 +258,7 @@ def _labelled(
         prepared,
         train=labelled,
         held_out=spread_out(label(rows_held_out), data.eval_samples),
+        test=label(prepared.test) if isinstance(prepared.test, TokenRows) else None,
         collate=partial(collate, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
         lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
@@ -222,6 +279,7 @@ def _paired(
         prepared,
         train=rows,
         held_out=spread_out(pair(rows_held_out), data.eval_samples),
+        test=pair(prepared.test) if isinstance(prepared.test, TokenRows) else None,
         collate=partial(collate_pairs, pad=prepared.tokenizer.pad),
         fingerprint=rows.fingerprint(),
         texts=texts,
@@ -233,7 +291,8 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
     """Names, sizes and times of the files that the data is made from."""
     if data.is_random:
         return []
-    files = [stamp_files(find_input_files(source.source)) for source in data.sources]
+    splits = [find_splits(source.source, data.split) for source in data.sources]
+    files = [[stamp_files(files) for files in each.files.values()] for each in splits]
     return [files, stamp_tokenizer(data, model)]
 
 
@@ -241,6 +300,7 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     """Config values that make `eval -d SOURCE` read all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
+        "data.split": ALL,
         "data.validation": 0.0,
         "data.eval_samples": None,
     }
@@ -255,26 +315,31 @@ def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str
             yield from texts_in(each, learns)
 
 
-def _rows(
-    data: HFData, corpora: Sequence[TokenizedSource], home: Path
-) -> tuple[Rows, Rows, LayoutStatistics, str]:
-    """Rows to train on and rows held out, from the cache; and their key in the cache."""
-    identity = [
+def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
+    """Rows to train on, to evaluate on and to test on, from the cache; their key in the cache."""
+    identity: list[object] = [
         _FORMAT,
-        [corpus.notes.sha256 for corpus in corpora],
+        [part.corpus.notes.sha256 for part in parts],
         [source.weight for source in data.sources],
         [data.seq_len, data.packing, data.validation],
     ]
+    if len(parts) > len(data.sources):
+        names = [source.source for source in data.sources]
+        identity.append([[part.role, names.index(part.source.source)] for part in parts])
     key = cache_key(identity)
     place = home / "rows" / key
     if not place.is_dir():
         with directory_made_once(place) as scratch:
-            train, held_out, statistics = lay_out(data, corpora)
-            train.save(scratch, "train")
-            held_out.save(scratch, "held_out")
-            write_json(scratch / "rows.json", statistics.to_json())
+            made = lay_out(data, parts)
+            made.train.save(scratch, "train")
+            made.held_out.save(scratch, "held_out")
+            made.test.save(scratch, "test")
+            write_json(scratch / "rows.json", made.statistics.to_json())
     statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
-    return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
+    train, held_out = Rows.load(place, "train"), Rows.load(place, "held_out")
+    has_test = any(part.role == "test" for part in parts)
+    test = Rows.load(place, "test") if has_test else held_out
+    return LaidOut(train, held_out, test, statistics), key
 
 
 def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedData:
@@ -298,6 +363,7 @@ def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedDat
     return PreparedData(
         train=train,
         held_out=RandomRows(held, data.seq_len, vocab_size, data.samples) if held else None,
+        test=None,
         collate=None,
         tokenizer=None,
         vocab_size=vocab_size,
