@@ -114,12 +114,21 @@ class LabelledRows:
         labels = {"label": self.labels(ids)}
         if self._pairs is None:
             return {**{name: columns[name] for name in _COLUMNS}, **labels}
-        marks = [np.flatnonzero(row != IGNORED) for row in columns["labels"]]
         rows = [
-            cut_pair(tokens, int(mark[0]) if len(mark) else 0, self._pairs, self._longest)
-            for tokens, mark in zip(columns["input_ids"], marks, strict=True)
+            cut_pair(tokens, self._mark(tokens, labels), self._pairs, self._longest)
+            for tokens, labels in zip(columns["input_ids"], columns["labels"], strict=True)
         ]
         return {**{name: [row[name] for row in rows] for name in rows[0]}, **labels}
+
+    def _mark(self, tokens: Numbers, labels: Numbers) -> int:
+        """The first token after the first text. A text without a token may have left no mark."""
+        marks = np.flatnonzero(labels != IGNORED)
+        if len(marks):
+            return int(marks[0])
+        assert self._pairs is not None
+        if not len(self._pairs.before):
+            return 0
+        return len(tokens) - len(self._pairs.between) - len(self._pairs.after)
 
 
 def cut_pair(

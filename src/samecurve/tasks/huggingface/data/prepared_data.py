@@ -159,6 +159,7 @@ def _tokenized(
             content="/".join(digests),
             texts=partial(_texts, files, learns),
             for_encoder=for_encoder,
+            ends=learns == "tokens",  # a classifier, or an embedding, reads what tokenizer() gives
         )
     parts = [
         SourcePart(

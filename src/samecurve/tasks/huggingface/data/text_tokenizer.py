@@ -27,11 +27,17 @@ END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE that is trai
 
 @dataclass(frozen=True)
 class TokenizerNotes:
-    """Properties that tokenizer.json lacks. names: bos_token and others, for chat templates."""
+    """Properties that tokenizer.json lacks.
+
+    names: bos_token and others, for chat templates. ends: whether the end-of-text token follows
+    each text. A classifier reads texts as the library's tokenizer(text) gives them, without it;
+    classifiers that began before had it, and their notes have no such key.
+    """
 
     name: str
     names: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,16 @@ class TextTokenizer:
             pad = self.eos
         self.pad = pad or 0
         self.prefix, self.suffix = self._around()
-        if self.eos is not None and self.eos not in self.suffix[-1:]:
-            self.suffix = np.append(self.suffix, np.uint32(self.eos))
+        self.suffix = self._ended(self.suffix)
         ids = (self._id_of(name) for name in self.notes.names)
         named = {index for index in ids if index is not None}
         self.special = tuple(sorted({*named, *self.prefix.tolist(), *self.suffix.tolist()}))
+
+    def _ended(self, after: TokenIds) -> TokenIds:
+        """Tokens after a text, with the end-of-text token as the last where texts have one."""
+        if not self.notes.ends or self.eos is None or self.eos in after[-1:]:
+            return after
+        return np.append(after, np.uint32(self.eos))
 
     def _id_of(self, name: str) -> int | None:
         token = self.notes.names.get(name)
@@ -113,7 +124,8 @@ class TextTokenizer:
     def pairs(self) -> PairLayout:
         """The tokenizer's own layout of two texts.
 
-        Where it puts nothing between them: the end-of-text token, or a line break.
+        Where it puts nothing between them, so that they would run together: the end-of-text token,
+        or a line break, if each text ends with one.
         """
         between = self.suffix if len(self.suffix) else self.encode(["\n"])[0]
         plain = PairLayout(self.prefix, between, self.suffix, None)
@@ -125,11 +137,9 @@ class TextTokenizer:
             return plain
         first_end = len(of_text) - of_text[::-1].index(0)
         second = of_text.index(1)
-        if second <= first_end:
+        if second < first_end or (second == first_end and self.notes.ends):
             return plain
-        after = ids[len(of_text) - of_text[::-1].index(1) :]
-        if self.eos is not None and self.eos not in after[-1:]:
-            after = np.append(after, np.uint32(self.eos))
+        after = self._ended(ids[len(of_text) - of_text[::-1].index(1) :])
         types = encoding.type_ids[first_end:second].count(0) if 1 in encoding.type_ids else None
         return PairLayout(ids[: of_text.index(0)], ids[first_end:second], after, types)
 

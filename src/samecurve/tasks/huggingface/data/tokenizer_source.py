@@ -6,7 +6,7 @@ It is bytes, a BPE that is trained here, a tokenizer.json, or that of a model's 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,13 @@ def keep_tokenizer(
     content: str,
     texts: Callable[[], Iterable[str]],
     for_encoder: bool = False,
+    ends: bool = True,
 ) -> TextTokenizer:
     """The tokenizer of a data section, from the cache if it is there.
 
     model: the model's directory. content: a hash of what the sources hold. texts: returns their
-    texts. for_encoder: a BPE that is trained here gets tokens for masks and padding.
+    texts. for_encoder: a BPE that is trained here gets tokens for masks and padding. ends: the
+    end-of-text token follows each text.
     UserError: there is no such tokenizer, it can't be read, or it does not know the text.
     """
     place = data.tokenizer or (str(model) if model else "")
@@ -70,10 +72,11 @@ def keep_tokenizer(
     if for_encoder and place.startswith("bpe:"):
         special |= {"pad_token": PAD, "mask_token": MASK}
         identity.append(special)
+    identity += [] if ends or place == "bytes" else ["no end"]
     home = cache / "tokenizers" / cache_key([_FORMAT, *identity])
     if not home.is_dir():
         with directory_made_once(home) as scratch:
-            _make(place, template, texts, scratch, special=special)
+            _make(place, template, texts, scratch, special=special, ends=ends)
     return TextTokenizer(home)
 
 
@@ -93,18 +96,21 @@ def _make(
     scratch: Path,
     *,
     special: Mapping[str, str],
+    ends: bool,
 ) -> None:
     """Make the files of a tokenizer. special: tokens of a BPE that is trained here."""
     if place == "bytes":
         notes = TokenizerNotes("bytes", chat_template=template)
     elif place.startswith("bpe:"):
         train_bpe(int(place[4:]), texts(), scratch / TOKENIZER, list(special.values()))
-        notes = TokenizerNotes(place, special, template)
+        notes = TokenizerNotes(place, special, template, ends)
     else:
         path = Path(place).expanduser()
         content, notes = _read_tokenizer(path)
+        began_before = (path / NOTES).is_file() and "ends" not in _json(path / NOTES)
+        notes = replace(notes, ends=ends or began_before)
         if template is not None:
-            notes = TokenizerNotes(notes.name, notes.names, template)
+            notes = replace(notes, chat_template=template)
         if content is not None:
             (scratch / TOKENIZER).write_text(content)
             LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(_sample(texts()))
