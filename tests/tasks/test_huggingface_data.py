@@ -614,3 +614,38 @@ def test_a_token_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     (home / "tokens.bin").write_bytes(content[:-2])
     with pytest.raises(UserError, match="has been cut off"):
         TokenizedSource(home)
+
+
+def test_instructions_are_turns_as_llama_factory_reads_them(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """`system` and `history` count; Alpaca's prompt, which has no place for them, refuses them."""
+    row = {"instruction": "the sea", "input": "a bird", "output": "sang"}
+    more = {"system": "salt", "history": [["rain", "fell"]], **row}
+    path = str(write_lines(tmp_path / "t.jsonl", [more, {**row, "system": "", "history": []}]))
+    data = prepared(path, tmp_path, tokenizer, instructions="chat", packing=False, validation=0.0)
+    turns = [
+        {"role": "system", "content": "salt"},
+        {"role": "user", "content": "rain"},
+        {"role": "assistant", "content": "fell"},
+        {"role": "user", "content": "the sea\na bird"},
+        {"role": "assistant", "content": "sang"},
+    ]
+    same = write_lines(tmp_path / "m.jsonl", [{"messages": turns}, {"messages": turns[3:]}])
+    chats = prepared(str(same), tmp_path, tokenizer, packing=False, validation=0.0)
+    assert documents(data) == documents(chats)
+    assert data.reference["loss_tokens"] == chats.reference["loss_tokens"]
+    assert data.has_chats
+    with pytest.raises(UserError, match="`system` has no place") as error:
+        prepared(path, tmp_path, tokenizer)
+    assert "data.instructions=chat" in error.value.remedy
+
+
+def test_documents_beyond_the_most_are_not_read(tmp_path: Path) -> None:
+    path = str(write_lines(tmp_path / "t.jsonl", texts(30)))
+    first = str(write_lines(tmp_path / "f.jsonl", texts(30)[:7]))
+    some = prepared(path, tmp_path, max_documents=7, validation=0.0)
+    alone = prepared(first, tmp_path, validation=0.0)
+    assert some.fingerprint != prepared(path, tmp_path, validation=0.0).fingerprint
+    every = np.arange(len(some.train))
+    assert some.train[every]["input_ids"].tolist() == alone.train[every]["input_ids"].tolist()

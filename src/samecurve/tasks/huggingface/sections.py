@@ -37,7 +37,10 @@ class Adapter(Section):
         32.0, description="the change is multiplied by alpha / rank"
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target: str | list[str] = Field("all-linear", description="all-linear, or names of layers")
+    target: str | list[str] = Field(
+        "all-linear",
+        description="all-linear, names of layers, or a regular expression of their whole names",
+    )
 
 
 class Embedding(Section):
@@ -185,6 +188,16 @@ class HFData(DataSection):
     chat_template: str | None = Field(
         None,
         description="a Jinja file, in place of the tokenizer's own template for `messages`",
+    )
+    instructions: Literal["alpaca", "chat"] = Field(
+        "alpaca",
+        description=(
+            "what rows of `instruction`, `input` and `output` become: the prompt of Stanford"
+            " Alpaca, or turns of the chat template (with `system` and `history`)"
+        ),
+    )
+    max_documents: Annotated[int, Field(gt=0)] | None = Field(
+        None, description="documents read of each source, from its beginning; all if not given"
     )
     seq_len: Annotated[int, Field(gt=1, le=1 << 24)] = Field(
         1024, description="tokens of a row at most (--seq-len)"

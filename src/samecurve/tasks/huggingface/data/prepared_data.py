@@ -157,7 +157,7 @@ def _tokenized(
             model,
             home,
             content="/".join(digests),
-            texts=partial(_texts, files, learns),
+            texts=partial(_texts, files, learns, turns=data.instructions == "chat"),
             for_encoder=for_encoder,
             ends=learns == "tokens",  # a classifier, or an embedding, reads what tokenizer() gives
         )
@@ -191,7 +191,10 @@ def _opened(
             files, home, dtype=data.token_dtype, end=end, content=content, learns=learns
         )
     assert tokenizer is not None
-    return tokenize_once(files, tokenizer, home, name=name, content=content, learns=learns)
+    turns = data.instructions == "chat"
+    return tokenize_once(
+        files, tokenizer, home, name=name, content=content, learns=learns, turns=turns
+    )
 
 
 def _without_foreign_labels(
@@ -310,10 +313,10 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     return values
 
 
-def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str]:
+def _texts(files: Sequence[Sequence[InputFile]], learns: Learns, *, turns: bool) -> Iterable[str]:
     for each in files:
         if not is_raw(each, ""):
-            yield from texts_in(each, learns)
+            yield from texts_in(each, learns, turns=turns)
 
 
 def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
@@ -324,6 +327,8 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
         [source.weight for source in data.sources],
         [data.seq_len, data.packing, data.validation],
     ]
+    if data.max_documents is not None:
+        identity.append(["at most", data.max_documents])
     if len(parts) > len(data.sources):
         names = [source.source for source in data.sources]
         identity.append([[part.role, names.index(part.source.source)] for part in parts])

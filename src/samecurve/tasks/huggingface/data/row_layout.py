@@ -146,7 +146,7 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
     trained = [(p, each) for p, each in zip(parts, pieces, strict=True) if p.role == "train"]
     without_loss = sum(each.without_loss for _, each in trained)
     if not len(train):
-        documents = sum(len(part.corpus.lengths) for part, _ in trained)
+        documents = sum(_documents(part.corpus, data) for part, _ in trained)
         raise _nothing_left(data, documents, without_loss)
     rows = _rows(train, data)
     held_out = _rows(_joined([each.held_out for each in pieces]), data)
@@ -156,7 +156,7 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
             SourceStatistics(
                 source=part.source.source,
                 weight=part.source.weight,
-                documents=len(part.corpus.lengths),
+                documents=_documents(part.corpus, data),
                 tokens=int(each.train.length.sum()),
             )
             for part, each in trained
@@ -193,7 +193,7 @@ def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
 def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _SourcePieces:
     """The pieces of one split. hold_out: a share of what is trained on, for evaluation."""
     corpus = part.corpus
-    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base)
+    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base, data.max_documents)
     none = pieces.at(np.zeros(0, np.int64))
     kept, held_out, test = none, none, none
     if part.role == "train":
@@ -208,12 +208,21 @@ def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _S
         test=test,
         cut=cut,
         tokens_left_out=tokens_left_out,
-        without_loss=len(corpus.lengths) - len(np.unique(pieces.document)),
+        without_loss=_documents(corpus, data) - len(np.unique(pieces.document)),
     )
 
 
-def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, int]:
+def _documents(corpus: TokenizedSource, data: HFData) -> int:
+    """How many documents of a source are read."""
+    return min(len(corpus.lengths), data.max_documents or len(corpus.lengths))
+
+
+def _cut(
+    corpus: TokenizedSource, width: int, base: int, most: int | None = None
+) -> tuple[Pieces, int, int]:
     """A source's pieces that count in the loss, and how many documents and tokens were cut off.
+
+    most: documents that are read, from the source's beginning; None: all.
 
     A long text becomes several pieces. A long conversation, or a prompt with its completion, keeps
     only its beginning, because the rest would lack its context.
@@ -225,6 +234,8 @@ def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, i
     of_texts = is_pair | corpus.of_kind("pair") | corpus.of_kind("triple")
     widths = np.where(of_texts, lengths, width)  # each text is cut by itself, later
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
+    if most is not None:
+        number[most:] = 0
     document = np.repeat(np.arange(len(lengths)), number)
     index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
     start = starts[document] + index * width
@@ -234,7 +245,7 @@ def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, i
     loss_tokens = np.where(is_classified, np.minimum(length, 1), loss_tokens)  # its label
     pieces = Pieces(start + base, length, document, loss_tokens)
     pieces = pieces.at(loss_tokens > 0)
-    long = lengths > widths
+    long = (lengths > widths) & (number > 0)
     left_out = np.where(long & ~is_text, lengths - width, 0).sum()
     return pieces, int(long.sum()), int(left_out)
 

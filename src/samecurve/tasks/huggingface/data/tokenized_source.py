@@ -133,16 +133,18 @@ def tokenize_once(
     name: str,
     content: str,
     learns: Learns = "tokens",
+    turns: bool = False,
 ) -> TokenizedSource:
     """The tokens of a source, from the cache if they are there.
 
     One process makes the tokens, and others wait.
     name: of the source, for the user. content: a hash of what its files hold. learns: what the
-        model learns of each row.
+        model learns of each row. turns: rows of instructions are conversations.
     UserError: a file can't be read, or there is nothing to learn in it.
     """
     identity = [_FORMAT, content, tokenizer.home.name]
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
+    identity += ["turns"] if turns else []
     home = cache / "tokens" / cache_key(identity)
     if not home.is_dir():
         with one_at_a_time(home.with_suffix(".lock")) as locked:
@@ -150,7 +152,8 @@ def tokenize_once(
                 _remove_unfinished(home)
             if not home.is_dir():
                 with directory_made_once(home) as scratch:
-                    chunks = [chunk for each in files for chunk in chunks_of(each, learns=learns)]
+                    parts = [chunks_of(each, learns=learns, turns=turns) for each in files]
+                    chunks = [chunk for part in parts for chunk in part]
                     _Tokenization(chunks, tokenizer, scratch, name).run()
     return TokenizedSource(home)
 
@@ -195,7 +198,7 @@ class _Tokenization:
         self, chunks: Sequence[Chunk], tokenizer: TextTokenizer, scratch: Path, name: str
     ) -> None:
         self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
-        self._has_chats = any(chunk.kind == "messages" for chunk in chunks)
+        self._has_chats = any(chunk.kind in {"messages", "turns"} for chunk in chunks)
         self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
         dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
         self._job = Job(parts_of(chunks), str(tokenizer.home), dtype)
