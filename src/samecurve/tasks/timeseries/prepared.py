@@ -6,6 +6,7 @@ The arrays are found again by the names, sizes and times of the files they were 
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from samecurve.tasks.timeseries.npz_files import read_npz
 from samecurve.tasks.timeseries.sections import TimeSeriesData
 from samecurve.tasks.timeseries.windows import Windows, WindowSet
 
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
 _NOTES = "windows.json"
 _PARTS = ("values", "labels", "subjects")
 
@@ -56,10 +57,10 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
     home = cache / "timeseries"
     path = _path(data.source) if data.source else _synthetic_set(home)
     stamps = [stamp_file(file) for file in _source_files(path)]
-    arrays = home / "arrays" / cache_key([_FORMAT, *stamps])
+    arrays = home / "arrays" / cache_key([_FORMAT, data.order, *stamps])
     if not (arrays / _NOTES).exists():
         with directory_made_once(arrays) as scratch:
-            _write(_read(path), scratch)
+            _write(_read(path, data), scratch)
     notes = json.loads((arrays / _NOTES).read_text())
     splits = [_mapped(arrays, split) for split in notes["splits"]]
     windows = WindowSet.of(splits, notes["channels"], notes["classes"])
@@ -92,10 +93,10 @@ def _source_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(path: Path) -> WindowSet:
+def _read(path: Path, data: TimeSeriesData) -> WindowSet:
     if path.is_dir():
         return read_har(path)
-    readers = {".npz": read_npz, ".csv": read_csv}
+    readers = {".npz": partial(read_npz, order=data.order), ".csv": read_csv}
     if path.suffix not in readers:
         raise UserError(
             f"{path.name} is neither an .npz nor a .csv file",
