@@ -5,6 +5,7 @@ kind of file; an index is made once; what is broken is named with its place.
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import threading
@@ -304,3 +305,49 @@ def test_what_shards_can_not_be_made_of(lines: Path) -> None:
     assert f"{lines / 'x.tar'}:b: no member .x for this key" in text
     text = said(lambda: Shards(lines / "a.jsonl", columns=["N"], cache=cache)[1])
     assert f"{lines / 'a.jsonl'}:4: this line has no 'N'; it has n, text" in text
+
+
+def _tar_header(size: bytes, kind: bytes = b"0") -> bytes:
+    """A ustar header with this size field."""
+    head = bytearray(512)
+    head[:5], head[124 : 124 + len(size)], head[156:157] = b"a.txt", size, kind
+    head[148:156] = b"%06o\0 " % (sum(head) + 8 * ord(" "))
+    return bytes(head)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (_tar_header(b"-0000001000\0"), "b'-0000001000' is no number"),
+        (_tar_header(b"0o17"), "b'0o17' is no number"),
+        (_tar_header(b"00000001000\0", b"x") + b"0 path=a\n".ljust(512, b"\0"), "a record of 0"),
+        (_tar_header(b"00000001000\0", b"x") + b"-9 path=a\n".ljust(512, b"\0"), "b'-9' is no"),
+        (_tar_header(b"00000001000\0", b"x") + b"9999 path=a\n".ljust(512, b"\0"), "of 9999 bytes"),
+        (_tar_header(b"77777777777\0", b"L"), "a header of 8589934591 bytes"),
+        (
+            _tar_header(b"00000000014\0", b"x")
+            + b"12 size=-99\n".ljust(512, b"\0")
+            + _tar_header(b"1"),
+            "b'-99' is no number",
+        ),
+    ],
+)
+def test_a_tar_with_malformed_numbers_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    """A negative size went back in the file, and a record of 0 bytes came again, both forever."""
+    path = tmp_path / "bad.tar"
+    path.write_bytes(content + bytes(20_000))
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        Shards(path, cache=tmp_path / "cache")
+    assert str(path) in error.value.cause
+
+
+def test_a_damaged_index_is_made_again(lines: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    whole = Shards(lines / "*.jsonl", cache=cache)
+    rows, [entry] = whole[np.arange(len(whole))], list(cache.iterdir())
+    for name in ("index.json", "begin.bin", "checksums.json"):
+        with open(entry / name, "r+b") as file:
+            file.write(b"junk")
+        again = Shards(lines / "*.jsonl", cache=cache)
+        assert again[np.arange(len(again))] == rows
+    assert again.fingerprint() == whole.fingerprint()

@@ -649,3 +649,20 @@ def test_documents_beyond_the_most_are_not_read(tmp_path: Path) -> None:
     assert some.fingerprint != prepared(path, tmp_path, validation=0.0).fingerprint
     every = np.arange(len(some.train))
     assert some.train[every]["input_ids"].tolist() == alone.train[every]["input_ids"].tolist()
+
+
+def test_a_damaged_cache_trains_on_no_other_tokens(tmp_path: Path) -> None:
+    """Changed bytes trained without a word, and a resume went on with them."""
+    source = str(write_lines(tmp_path / "t.jsonl", texts(40)))
+    first = prepared(source, tmp_path)
+    every = np.arange(len(first.train))
+    rows = first.train[every]["input_ids"].copy()
+    cache = tmp_path / "cache" / "huggingface"
+    for name in ("tokens/*/tokens.bin", "tokens/*/corpus.json", "rows/*/rows.json",
+                 "rows/*/train.start.bin", "tokenizers/*/tokenizer_notes.json",
+                 "digests/*.json"):  # fmt: skip
+        [file] = cache.glob(name)
+        file.write_bytes(b"{junk" + file.read_bytes()[5:])
+        again = prepared(source, tmp_path)
+        assert again.fingerprint == first.fingerprint
+        assert np.array_equal(again.train[every]["input_ids"], rows)

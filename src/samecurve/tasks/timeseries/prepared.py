@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from samecurve.core.system.cache import cache_entry
 from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.timeseries import synthetic
 from samecurve.tasks.timeseries.csv_files import read_csv
@@ -58,9 +60,7 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
     path = _path(data.source) if data.source else _synthetic_set(home)
     stamps = [stamp_file(file) for file in _source_files(path)]
     arrays = home / "arrays" / cache_key([_FORMAT, data.order, *stamps])
-    if not (arrays / _NOTES).exists():
-        with directory_made_once(arrays) as scratch:
-            _write(_read(path, data), scratch)
+    cache_entry(arrays, lambda scratch: _write(_read(path, data), scratch), say=show_progress)
     notes = json.loads((arrays / _NOTES).read_text())
     splits = [_mapped(arrays, split) for split in notes["splits"]]
     windows = WindowSet.of(splits, notes["channels"], notes["classes"])

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from samecurve.core.protocols import Source
-from samecurve.core.system.files import directory_made_once, write_json
+from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.files import write_json
 from samecurve.data.spread import spread_out
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
@@ -333,14 +335,15 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
         names = [source.source for source in data.sources]
         identity.append([[part.role, names.index(part.source.source)] for part in parts])
     key = cache_key(identity)
-    place = home / "rows" / key
-    if not place.is_dir():
-        with directory_made_once(place) as scratch:
-            made = lay_out(data, parts)
-            made.train.save(scratch, "train")
-            made.held_out.save(scratch, "held_out")
-            made.test.save(scratch, "test")
-            write_json(scratch / "rows.json", made.statistics.to_json())
+
+    def make(scratch: Path) -> None:
+        made = lay_out(data, parts)
+        made.train.save(scratch, "train")
+        made.held_out.save(scratch, "held_out")
+        made.test.save(scratch, "test")
+        write_json(scratch / "rows.json", made.statistics.to_json())
+
+    place = cache_entry(home / "rows" / key, make, say=show_progress)
     statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
     train, held_out = Rows.load(place, "train"), Rows.load(place, "held_out")
     has_test = any(part.role == "test" for part in parts)

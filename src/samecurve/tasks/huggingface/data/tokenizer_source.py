@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.files import directory_made_once
+from samecurve.core.system.cache import cache_entry
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
@@ -74,10 +76,8 @@ def keep_tokenizer(
         identity.append(special)
     identity += [] if ends or place == "bytes" else ["no end"]
     home = cache / "tokenizers" / cache_key([_FORMAT, *identity])
-    if not home.is_dir():
-        with directory_made_once(home) as scratch:
-            _make(place, template, texts, scratch, special=special, ends=ends)
-    return TextTokenizer(home)
+    make = partial(_make, place, template, texts, special=special, ends=ends)
+    return TextTokenizer(cache_entry(home, make, say=show_progress))
 
 
 def stamp_tokenizer(data: HFData, model: Path | None) -> object:
