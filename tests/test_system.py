@@ -143,7 +143,9 @@ def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_an_entry_of_the_cache_is_whole_or_made_again(tmp_path: Path) -> None:
-    home, made, said = tmp_path / ("a" * 24), [], []
+    home = tmp_path / ("a" * 24)
+    made: list[Path] = []
+    said: list[str] = []
 
     def make(scratch: Path) -> None:
         made.append(scratch)

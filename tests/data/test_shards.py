@@ -253,7 +253,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "not text": (
         "x.jsonl",
         lambda file: file.write_bytes(b'{"n": "\xff"}\n'),
-        ["x.jsonl:1: not JSON: 'utf-8' codec can't decode"],
+        ["x.jsonl:1: the byte 0xff is no UTF-8", "iconv -f latin1"],
     ),
     "empty": ("x.jsonl", lambda file: file.write_text("\n"), ["hold no row"]),
     "gz": ("x.jsonl.gz", lambda file: file.write_bytes(b""), ["is compressed", "gunzip --keep"]),
@@ -351,3 +351,20 @@ def test_a_damaged_index_is_made_again(lines: Path, tmp_path: Path) -> None:
         again = Shards(lines / "*.jsonl", cache=cache)
         assert again[np.arange(len(again))] == rows
     assert again.fingerprint() == whole.fingerprint()
+
+
+def test_a_parquet_that_unpacks_to_far_more_than_it_says_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal texts take no room in a file; the cache has a megabyte left."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as files
+
+    path = tmp_path / "bomb.parquet"
+    files.write_table(pyarrow.table({"text": ["x" * 10_000] * 5000}), path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    error = said(lambda: Shards(path, cache=tmp_path / "cache"))
+    assert "bomb.parquet does not fit: 5000 rows, of which" in error
+    assert "SAMECURVE_CACHE" in error
+    assert not list((tmp_path / "cache").glob("*/*"))

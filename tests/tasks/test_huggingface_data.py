@@ -666,3 +666,13 @@ def test_a_damaged_cache_trains_on_no_other_tokens(tmp_path: Path) -> None:
         again = prepared(source, tmp_path)
         assert again.fingerprint == first.fingerprint
         assert np.array_equal(again.train[every]["input_ids"], rows)
+
+
+def test_content_that_is_a_list_of_texts_is_one_text(tmp_path: Path, tokenizer: Path) -> None:
+    """It was rendered as Python writes a list."""
+    parts = [{"type": "text", "text": "salt "}, {"type": "text", "text": "and rain"}]
+    listed = [TALK[0], {"role": "assistant", "content": parts}]
+    lists = write_lines(tmp_path / "l.jsonl", [{"messages": listed}])
+    plain = write_lines(tmp_path / "p.jsonl", [{"messages": TALK[:2]}])
+    both = [prepared(str(path), tmp_path, tokenizer, validation=0.0) for path in (lists, plain)]
+    assert both[0].fingerprint == both[1].fingerprint

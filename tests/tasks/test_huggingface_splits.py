@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_huggingface_data import write_lines
 
@@ -25,7 +26,7 @@ def write(home: Path, files: Mapping[str, str], columns: Mapping[str, Any] = {})
     return home
 
 
-def prepare(home: Path, source: object, **data: Any) -> PreparedData:
+def prepare(home: Path, source: str, **data: Any) -> PreparedData:
     learns = data.pop("learns", "tokens")
     values = {"packing": False, "validation": 0.1, "tokenizer": "bytes", "seq_len": 64, **data}
     section = HFData(source=source, **values)
@@ -99,4 +100,4 @@ def test_hidden_labels_of_a_test_split_are_no_class(tmp_path: Path) -> None:
     write(tmp_path, {"test.jsonl": "b"}, {"label": 0})
     measured = prepare(tmp_path, str(tmp_path), learns="label").test
     assert measured is not None
-    assert measured[[0, 1]]["label"].tolist() == [0, 1]
+    assert measured[np.arange(2)]["label"].tolist() == [0, 1]

@@ -5,6 +5,7 @@ The arrays are found again by the names, sizes and times of the files they were 
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,10 @@ def _source_files(path: Path) -> list[Path]:
 def _read(path: Path, data: TimeSeriesData) -> WindowSet:
     if path.is_dir():
         return read_har(path)
-    readers = {".npz": partial(read_npz, order=data.order), ".csv": read_csv}
+    readers: Mapping[str, Callable[[Path], WindowSet]] = {
+        ".npz": partial(read_npz, order=data.order),
+        ".csv": read_csv,
+    }
     if path.suffix not in readers:
         raise UserError(
             f"{path.name} is neither an .npz nor a .csv file",

@@ -226,8 +226,31 @@ def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
         if not isinstance(message.get("role"), str):
             has = ", ".join(map(str, message))
             raise _no_messages(f"message {number} of `messages` has no `role`; it has {has}", place)
+    value = [
+        {**message, "content": _joined(message["content"], f"message {number}", place)}
+        if isinstance(message.get("content"), list)
+        else message
+        for number, message in enumerate(value)
+    ]
     # a column of structs has every field in each message, without a value where it is unused
     return [{name: part for name, part in message.items() if part is not None} for message in value]
+
+
+def _joined(parts: Sequence[Any], where: str, place: str) -> str:
+    """The text of a content that is a list of parts. UserError: a part is no text."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    whole = []
+    for part, text in zip(parts, texts, strict=True):
+        if isinstance(text, str):
+            whole.append(text)
+        else:
+            kind = part.get("type", "unknown") if isinstance(part, dict) else _type(part)
+            raise UserError(
+                f"the `content` of {where} has a part of type {kind}: only text is learnt here",
+                'parts of {"type": "text", "text": ...}, or one text; leave rows with others out',
+                place,
+            )
+    return "".join(whole)
 
 
 def _no_messages(cause: str, place: str) -> UserError:

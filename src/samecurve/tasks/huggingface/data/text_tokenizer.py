@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ChatTemplate, Span
-from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, TokenIds
+from samecurve.tasks.text.tokenizer import (
+    ByteTokenizer,
+    LibraryTokenizer,
+    TokenIds,
+    library_errors,
+)
 from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
 
 TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
@@ -38,6 +44,18 @@ class TokenizerNotes:
     names: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     ends: bool = True
+
+
+def read_notes(file: Path) -> TokenizerNotes:
+    """The notes beside a tokenizer. UserError: the file holds none."""
+    try:
+        return parse_dataclass(TokenizerNotes, json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} can't be read as a tokenizer's notes: {error}",
+            "copy it again from the run, or the export, that it belongs to",
+            "data.tokenizer",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class TextTokenizer:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.notes = TokenizerNotes(**json.loads((home / NOTES).read_text()))
+        self.notes = read_notes(home / NOTES)
         self._tokenizer: ByteTokenizer | LibraryTokenizer = ByteTokenizer()
         self._inner: Any = None  # the library's own object; None: tokens are bytes
         self.prefix = self.suffix = np.zeros(0, np.uint32)
@@ -79,7 +97,8 @@ class TextTokenizer:
             name = f"the tokenizer {self.notes.name}"
             self._tokenizer = LibraryTokenizer(home / TOKENIZER, name)
             self._inner = self._tokenizer.inner
-            self._take_special_tokens()
+            with library_errors(f"{name} can't encode a text", "the tokenizer as it was made"):
+                self._take_special_tokens()
         self.size = self._tokenizer.size
 
     def _take_special_tokens(self) -> None:

@@ -24,6 +24,7 @@ from samecurve.tasks.huggingface.data.text_tokenizer import (
     TOKENIZER,
     TextTokenizer,
     TokenizerNotes,
+    read_notes,
 )
 from samecurve.tasks.huggingface.model_directory import check_directory
 from samecurve.tasks.huggingface.sections import HFData
@@ -174,8 +175,8 @@ def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
     """Read tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
     if (place / NOTES).is_file():  # a directory that a run keeps
-        content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
-        return content, TokenizerNotes(**_json(place / NOTES))
+        notes = read_notes(place / NOTES)
+        return _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None, notes
     if place.is_file():
         if place.name != TOKENIZER:
             return _checked(place), TokenizerNotes(str(place))
@@ -247,7 +248,8 @@ def _template(home: Path, config: Mapping[str, Any]) -> str | None:
 def _default_of(template: Any) -> str | None:
     """The chat template named default, if there are several."""
     if isinstance(template, list):
-        template = {item["name"]: item["template"] for item in template}
+        named = [item for item in template if isinstance(item, dict)]
+        template = {item.get("name"): item.get("template") for item in named}
     if isinstance(template, dict):
         template = template.get("default")
     return None if template is None else str(template)
@@ -259,6 +261,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "copy it again", "data.tokenizer") from None
     return value if isinstance(value, dict) else {}
