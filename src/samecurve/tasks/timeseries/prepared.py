@@ -5,9 +5,7 @@ The arrays are found again by the names, sizes and times of the files they were 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +95,15 @@ def _source_files(path: Path) -> list[Path]:
 def _read(path: Path, data: TimeSeriesData) -> WindowSet:
     if path.is_dir():
         return read_har(path)
-    readers: Mapping[str, Callable[[Path], WindowSet]] = {
-        ".npz": partial(read_npz, order=data.order),
-        ".csv": read_csv,
-    }
-    if path.suffix not in readers:
-        raise UserError(
-            f"{path.name} is neither an .npz nor a .csv file",
-            "one of these, or a directory in the layout of UCI HAR (docs/timeseries.md)",
-            "data.source",
-        )
-    return readers[path.suffix](path)
+    if path.suffix == ".npz":
+        return read_npz(path, data.order)
+    if path.suffix == ".csv":
+        return read_csv(path)
+    raise UserError(
+        f"{path.name} is neither an .npz nor a .csv file",
+        "one of these, or a directory in the layout of UCI HAR (docs/timeseries.md)",
+        "data.source",
+    )
 
 
 def _write(windows: WindowSet, home: Path) -> None:
