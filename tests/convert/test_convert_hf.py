@@ -360,3 +360,11 @@ def test_llama_factory_s_rows_and_samples() -> None:
     data = sections_of(converted)["data"]
     assert (data["instructions"], data["max_documents"], data["packing"]) == ("chat", 1000, True)
     assert any("cut out of one stream" in line for line in converted.summary_lines())
+
+
+def test_a_frozen_base_under_bf16_is_held_in_bf16() -> None:
+    here = read(AXOLOTL, adapter="lora", load_in_4bit=False)
+    assert sections_of(here)["model"]["quantize"] == "bf16"
+    assert sections_of(read(AXOLOTL))["model"]["quantize"] == "4bit"
+    there = read(FACTORY, bf16=True, quantization_bit=None)
+    assert sections_of(there)["model"]["quantize"] == "bf16"

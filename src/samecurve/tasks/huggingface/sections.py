@@ -23,7 +23,7 @@ from samecurve.tasks.text.source_files import STANDARD_LIBRARY
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]
 RouterBalance = Literal["batch", "sequence", "none"]
-Quantize = Literal["none", "8bit", "4bit"]
+Quantize = Literal["none", "bf16", "8bit", "4bit"]
 
 RANDOM = "random"  # the source of random tokens
 
@@ -103,7 +103,13 @@ class HFModel(Section):
     adapter: Adapter | None = Field(
         None, description="kind (lora, dora), rank, alpha, dropout, target: trained in its place"
     )
-    quantize: Quantize = Field("none", description="what the frozen weights are held in")
+    quantize: Quantize = Field(
+        "none",
+        description=(
+            "what the frozen matrices beneath an adapter are held in; bf16: half the memory, and"
+            " with train.precision bf16 the same products"
+        ),
+    )
 
     @field_validator("architecture")
     @classmethod
