@@ -178,6 +178,21 @@ def test_two_texts_are_joined_typed_and_cut_as_the_library_has_it(
         open_task(config_of(values(tmp_path, model, data=mixed)), cache)
 
 
+def test_a_text_that_is_cut_keeps_the_tokens_that_end_it(of_pairs: Path, tmp_path: Path) -> None:
+    """As the library's tokenizer with truncation=True; [SEP] was cut off."""
+    rows = write_pairs(tmp_path / "t.jsonl")
+    rows = [{name: row[name] for name in ("text", "label")} for row in rows]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "t.jsonl"), "tokenizer": str(of_pairs), "seq_len": 8}
+    config = config_of(values(tmp_path, BERT, data={**data, "validation": 0.0}))
+    task = open_task(config, tmp_path / "cache").task
+    ours = {tuple(ids.tolist()) for ids in task.train_data()[np.arange(len(rows))]["input_ids"]}
+    library = AutoTokenizer.from_pretrained(of_pairs)
+    expected = [library(row["text"], truncation=True, max_length=8) for row in rows]
+    assert ours == {tuple(each["input_ids"]) for each in expected}
+    assert any("texts longer than 8 cut" in note for note in task.prepared.lines)
+
+
 @pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize("pairs", [True, False])
 def test_texts_have_the_tokens_of_the_library_s_tokenizer(

@@ -254,12 +254,13 @@ def _labelled(
         classes=chosen,
         pairs=prepared.tokenizer.pairs if are_pairs(corpora) else None,
         longest=data.seq_len,
+        suffix=prepared.tokenizer.suffix,
     )
     labelled = label(prepared.train)
     counts = labelled.count_classes()
-    # pairs only: other rows are already cut
     long = int((prepared.train.row_lengths > data.seq_len).sum())
-    cut = [f"{counted(long, 'pair')} longer than {data.seq_len} cut"] if long else []
+    kind = "pair" if are_pairs(corpora) else "text"
+    cut = [f"{counted(long, kind)} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,
         train=labelled,
@@ -329,6 +330,10 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
         [source.weight for source in data.sources],
         [data.seq_len, data.packing, data.validation],
     ]
+    # rows of such texts were once cut where they are laid out, and lost their last special token
+    labelled = [part.corpus for part in parts if part.corpus.notes.classes]
+    if any((each.lengths[each.of_kind("classified")] > data.seq_len).any() for each in labelled):
+        identity.append("whole texts")
     if data.max_documents is not None:
         identity.append(["at most", data.max_documents])
     if len(parts) > len(data.sources):

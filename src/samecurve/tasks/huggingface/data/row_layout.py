@@ -231,7 +231,8 @@ def _cut(
     starts = np.cumsum(lengths) - lengths
     is_text = corpus.of_kind("text")
     is_pair = corpus.of_kind("classified_pair")
-    of_texts = is_pair | corpus.of_kind("pair") | corpus.of_kind("triple")
+    is_classified = is_pair | corpus.of_kind("classified")
+    of_texts = is_classified | corpus.of_kind("pair") | corpus.of_kind("triple")
     widths = np.where(of_texts, lengths, width)  # each text is cut by itself, later
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
     if most is not None:
@@ -241,8 +242,7 @@ def _cut(
     start = starts[document] + index * width
     length = np.minimum(lengths[document] - index * width, widths[document])
     loss_tokens = _count_loss_tokens(corpus, start, length)
-    is_classified = (is_pair | corpus.of_kind("classified"))[document]
-    loss_tokens = np.where(is_classified, np.minimum(length, 1), loss_tokens)  # its label
+    loss_tokens = np.where(is_classified[document], np.minimum(length, 1), loss_tokens)  # its label
     pieces = Pieces(start + base, length, document, loss_tokens)
     pieces = pieces.at(loss_tokens > 0)
     long = (lengths > widths) & (number > 0)
