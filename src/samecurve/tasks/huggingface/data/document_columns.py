@@ -153,8 +153,8 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
             )
     if kind == "instruction":
         _refuse_dialogue(row, place)
-        asked = _optional_text(row, INPUT, place)
-        return Document("completion", place, (_ask(texts[0], asked), texts[1]))
+        context = _optional_text(row, INPUT, place)
+        return Document("completion", place, (_ask(texts[0], context), texts[1]))
     if kind == "turns":
         return Document("messages", place, messages=_turns(row, place), tools=row.get(_TOOLS))
     label = _label(row, place) if kind in _LABELLED else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_entry
@@ -28,8 +28,6 @@ from samecurve.tasks.huggingface.data.labelled import (
     describe_classes,
 )
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
-from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
-from samecurve.tasks.huggingface.data.records import texts_in
 from samecurve.tasks.huggingface.data.row_layout import (
     LaidOut,
     LayoutStatistics,
@@ -37,18 +35,15 @@ from samecurve.tasks.huggingface.data.row_layout import (
     SourcePart,
     lay_out,
 )
-from samecurve.tasks.huggingface.data.sources import InputFile, find_splits, stamp_files
-from samecurve.tasks.huggingface.data.splits import ALL, Role
+from samecurve.tasks.huggingface.data.source_parts import (
+    tokenize_sources,
+    without_foreign_labels,
+)
+from samecurve.tasks.huggingface.data.sources import find_splits, stamp_files
+from samecurve.tasks.huggingface.data.splits import ALL
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
-from samecurve.tasks.huggingface.data.tokenized_source import (
-    TokenizedSource,
-    digest_files,
-    tokenize_once,
-)
 from samecurve.tasks.huggingface.data.tokenizer_source import (
-    has_tokenizer,
-    keep_tokenizer,
     stamp_tokenizer,
 )
 from samecurve.tasks.huggingface.sections import HFData
@@ -107,11 +102,11 @@ def prepare_data(
     if data.is_random:
         return _random(data, vocab_size, learns)
     home = cache / "huggingface"
-    tokenizer, parts, lines = _tokenized(
+    tokenizer, parts, lines = tokenize_sources(
         data, home, model=model, learns=learns, for_encoder=for_encoder
     )
     if learns == "label":
-        parts, unlabelled = _without_foreign_labels(parts, classes)
+        parts, unlabelled = without_foreign_labels(parts, classes)
         lines = [*lines, *unlabelled]
     corpora = [part.corpus for part in parts]
     laid_out, key = _rows(data, parts, home)
@@ -139,100 +134,6 @@ def prepare_data(
     if learns == "tokens":
         return prepared
     return _labelled(prepared, parts, rows_held_out, data=data, classes=classes)
-
-
-def _tokenized(
-    data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
-) -> tuple[TextTokenizer | None, list[SourcePart], list[str]]:
-    """The tokenizer (None: raw tokens without one), each split as tokens, and lines for the user.
-
-    What is trained on comes first, source by source.
-    """
-    splits = [find_splits(source.source, data.split) for source in data.sources]
-    files = [each.files["train"] for each in splits]
-    raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
-    digests = [digest_files(each, home) for each in files]
-    tokenizer = None
-    if not all(raw) or _names_tokenizer(data, model, for_encoder=for_encoder):
-        tokenizer = keep_tokenizer(
-            data,
-            model,
-            home,
-            content="/".join(digests),
-            texts=partial(_texts, files, learns, turns=data.instructions == "chat"),
-            for_encoder=for_encoder,
-            ends=learns == "tokens",  # a classifier, or an embedding, reads what tokenizer() gives
-        )
-    parts = [
-        SourcePart(
-            source,
-            role,
-            _opened(each.files[role], tokenizer, home, data, name=source.source, learns=learns),
-        )
-        for role in get_args(Role)
-        for source, each in zip(data.sources, splits, strict=True)
-        if role in each.files
-    ]
-    return tokenizer, parts, [each.line for each in splits if each.line]
-
-
-def _opened(
-    files: Sequence[InputFile],
-    tokenizer: TextTokenizer | None,
-    home: Path,
-    data: HFData,
-    *,
-    name: str,
-    learns: Learns,
-) -> TokenizedSource:
-    """The tokens of files. name: of their source, for the user."""
-    content = digest_files(files, home)
-    if is_raw(files, name):
-        end = None if tokenizer is None else tokenizer.eos
-        return open_raw(
-            files, home, dtype=data.token_dtype, end=end, content=content, learns=learns
-        )
-    assert tokenizer is not None
-    turns = data.instructions == "chat"
-    return tokenize_once(
-        files, tokenizer, home, name=name, content=content, learns=learns, turns=turns
-    )
-
-
-def _without_foreign_labels(
-    parts: Sequence[SourcePart], classes: Sequence[str]
-) -> tuple[list[SourcePart], list[str]]:
-    """The parts without test splits whose labels are no classes, as benchmarks hide them (-1)."""
-    known = set(classes).union(*(p.corpus.notes.classes for p in parts if p.role != "test"))
-    kept, lines = [], []
-    for part in parts:
-        foreign = [name for name in part.corpus.notes.classes if name not in known]
-        if part.role == "test" and foreign:
-            lines.append(
-                f"{part.source.source}: the split test is not measured: its label {foreign[0]} is"
-                " none of the classes"
-            )
-        else:
-            kept.append(part)
-    return kept, lines
-
-
-def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> bool:
-    """Whether the config names a tokenizer for raw tokens. UserError: a missing or unfit one."""
-    if (data.tokenizer or "").startswith("bpe:"):
-        raise UserError(
-            f"data.tokenizer {data.tokenizer} is trained on text, and there are token ids alone",
-            "the tokenizer that made them, or none",
-            "data.tokenizer",
-        )
-    named = bool(data.tokenizer) or (model is not None and has_tokenizer(model))
-    if for_encoder and not named:
-        raise UserError(
-            "the data has only token ids, and no id is known for the mask or for padding",
-            "data.tokenizer: the tokenizer that made them",
-            "data.tokenizer",
-        )
-    return named
 
 
 def _labelled(
@@ -316,12 +217,6 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     return values
 
 
-def _texts(files: Sequence[Sequence[InputFile]], learns: Learns, *, turns: bool) -> Iterable[str]:
-    for each in files:
-        if not is_raw(each, ""):
-            yield from texts_in(each, learns, turns=turns)
-
-
 def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
     """Rows to train on, to evaluate on and to test on, from the cache; their key in the cache."""
     identity: list[object] = [
@@ -342,11 +237,11 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
     key = cache_key(identity)
 
     def make(scratch: Path) -> None:
-        made = lay_out(data, parts)
-        made.train.save(scratch, "train")
-        made.held_out.save(scratch, "held_out")
-        made.test.save(scratch, "test")
-        write_json(scratch / "rows.json", made.statistics.to_json())
+        rows = lay_out(data, parts)
+        rows.train.save(scratch, "train")
+        rows.held_out.save(scratch, "held_out")
+        rows.test.save(scratch, "test")
+        write_json(scratch / "rows.json", rows.statistics.to_json())
 
     place = cache_entry(home / "rows" / key, make, say=show_progress)
     statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))

@@ -69,7 +69,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class SourcePart:
-    """One split of a source. role: what its rows are used for."""
+    """A split of a source. role: what its rows are used for."""
 
     source: WeightedSource
     role: Role

@@ -58,7 +58,7 @@ def are_splits(paths: Sequence[PurePath], *, hold_rows: bool) -> bool:
 def choose_splits(
     by_split: Mapping[str | None, Sequence[Item]], wanted: str, source: str
 ) -> dict[Role, list[Item]]:
-    """What is trained on, evaluated on and tested on.
+    """The files of a source by what they are used for.
 
     by_split: the files of each split; under None those that name no split, which are trained on
     where no other is. UserError: there is no such split.
