@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from samecurve.core.system.files import directory_made_once
+from samecurve.core.system.cache import cache_entry
 from samecurve.errors import UserError
 
 
@@ -28,8 +28,10 @@ def cache_key(identity: object) -> str:
 def keep_texts(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
     """Files with these texts, by name, in a directory that is named by their content."""
     home = folder / hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:24]
-    if not home.is_dir():
-        with directory_made_once(home) as scratch:
-            for name, text in texts.items():
-                (scratch / name).write_text(text)
+
+    def make(scratch: Path) -> None:
+        for name, text in texts.items():
+            (scratch / name).write_text(text)
+
+    cache_entry(home, make)
     return {name: home / name for name in texts}

@@ -288,8 +288,9 @@ def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
         return
     if fixed.fingerprint != facts.fingerprint:
         raise UserError(
-            "the data has changed since this run began",
-            "bring the old data back, or begin a new run with another --save-dir",
+            "the data, or how this version reads it, has changed since this run began",
+            "bring the old data back; data.split=all, where an earlier version trained on files"
+            " named test too; or begin a new run with another --save-dir",
             "data",
         )
     if fixed.seed != seed:
