@@ -150,7 +150,18 @@ def assert_same(found: Result, expected: Result) -> None:
 
 
 LAYOUTS = ["single:1/3", "dp:2", "ddp:2/2", "fsdp:2/2", "hsdp:4"]
-KINDS = ["method", "dict", "read", "scalar", "containers", "reentrant", "seldom", "mixture"]
+KINDS = [
+    "method",
+    "dict",
+    "read",
+    "scalar",
+    "containers",
+    "reentrant",
+    "seldom",
+    "mixture",
+    "outer experts",
+    "skips",
+]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),
     *((kind, "ddp:2/2") for kind in ("dict", "read", "reentrant", "seldom", "mixture")),

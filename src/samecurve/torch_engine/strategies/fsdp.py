@@ -145,6 +145,10 @@ class FSDP(Strategy):
             root: Any = self._root  # fully_shard gave it what it is asked here
             root.set_requires_all_reduce(is_last)
 
+    def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
+        del device_index, microbatch
+        self._order.finish()
+
     def params_with_grad(self) -> set[str]:
         return self._order.used
 
