@@ -1,20 +1,25 @@
-"""A step whose loss is the whole batch's (contrastive, learned temperature): ours beside plain
-torch on one device, and what published ways of accumulating such a loss give.
+"""Steps with a contrastive loss over the whole batch and a learned temperature, on one device.
 
-Seconds are the processor's, as others may work on the same cores: one thread, two towers. Plain
-torch takes the whole batch at once. Ours does the same in one round, and in four, where each sample
-goes forward twice; plain torch in four rounds is gradient caching written by hand. Sides take
-turns; medians over turns.
+Samecurve is compared with plain torch, and with published ways to accumulate such a loss.
 
-Curves: float64, four rounds, SGD with momentum, on one device: the largest relative difference of a
-loss from the whole batch at once; and the temperature's gradient over that of the whole batch.
-"accumulated features" is what open_clip's train.py does with --accum-freq (read in its repository):
-the loss of the whole batch once for each microbatch, whose own features alone have a gradient
-there; so the temperature, which every one of these losses uses, gets its gradient as often as there
-are microbatches. "cached gradients" is GradCache (arXiv:2101.06983), which sentence-transformers'
-CachedMultipleNegativesRankingLoss follows; its temperature is not learned, so here it goes through
-the features, as ours. "each microbatch by itself" is plain accumulation, and what a contrastive
-loss on several devices without gathering is.
+Times are seconds of the processor, since other programs may use the same cores. The model has two
+towers and runs on one thread. Plain torch takes the whole batch at once. Samecurve does the same in
+one round, and in four rounds, where each sample goes forward twice. Plain torch in four rounds is
+gradient caching written by hand. Sides take turns; the results are medians over turns.
+
+Curves: float64, four rounds, SGD with momentum, on one device. The first result is the largest
+relative difference of a loss from the whole batch at once, the second one the temperature's
+gradient divided by that of the whole batch.
+
+- "accumulated features" is the method of open_clip's train.py with --accum-freq. It computes the
+  loss of the whole batch once for each microbatch, and only the microbatch's own features have
+  gradients. Every one of these losses uses the temperature, so its gradient is added once for each
+  microbatch.
+- "cached gradients" is GradCache (arXiv:2101.06983), which sentence-transformers'
+  CachedMultipleNegativesRankingLoss follows. Its temperature is not learned, so here the
+  temperature is applied to the features, as in Samecurve.
+- "each microbatch by itself" is plain accumulation. A contrastive loss on several devices without
+  gathering does the same.
 
 Run: python -m benchmarks.batch_loss [--turns 7]
 """
@@ -30,7 +35,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import alternate, config_of, paired, trained, write
+from benchmarks.common import alternate, config_of, paired, trained
+from benchmarks.page import publish
 from benchmarks.towers_task import Net, Pairs, Towers
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
@@ -41,7 +47,7 @@ from samecurve.torch_engine.process_group import Comm
 
 BATCH, STEPS, WARM, ROUNDS, LR = 256, 25, 5, 4, 0.05
 Rows = dict[str, torch.Tensor]
-Backward = Callable[[Net, Rows], float]  # leaves gradients of the mean loss; gives that
+Backward = Callable[[Net, Rows], float]  # sets the gradients of the mean loss; returns that loss
 TASK = Towers()
 
 
@@ -191,17 +197,13 @@ def main() -> None:
     seconds = alternate(sides, turns)
     first = next(iter(seconds.values()))
     ratios = {name: paired(times, first, lambda a, b: a / b) for name, times in seconds.items()}
-    for name, times in seconds.items():
-        print(f"{name:<28}{statistics.median(times) * 1e3:9.2f} ms{ratios[name]:8.3f}")
-    for name, difference in differences.items():
-        print(f"{name:<28}{difference:12.1e} of the whole batch at once")
-    for name, times_whole in temperature.items():
-        print(f"{name:<28}{times_whole:12.3f} times the temperature's gradient")
-    result = {"batch": BATCH, "rounds": ROUNDS, "steps": STEPS, "seconds": seconds}
-    write(
+    publish(
         "batch-loss",
         {
-            **result,
+            "batch": BATCH,
+            "rounds": ROUNDS,
+            "steps": STEPS,
+            "seconds": seconds,
             "over_whole": ratios,
             "loss_differences": differences,
             "temperature_gradient": temperature,

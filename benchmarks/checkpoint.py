@@ -1,10 +1,11 @@
-"""Seconds that training loses to a save of some 300 MB: ours beside a plain torch.save, DCP and
-DCP's async_save, in turn, in one process.
+"""Seconds of training lost to a save of about 300 MB: Samecurve, torch.save, DCP, async DCP.
 
-A stack of wide layers, 25M parameters in f32 with AdamW's two moments; one training thread. What is
-lost: the save's own call and how much longer the five steps after it take than five steps without a
-save (the median of those before). torch.save and DCP also make no manifest, no hash and no atomic
-publication; ours does. Run: python -m benchmarks.checkpoint [--turns 5]
+The sides take turns in one process. The model is a stack of wide layers, 25M parameters in f32 with
+AdamW's two moments, on one thread. The lost time is that of the save's own call, and the additional
+time of the five steps after it compared with the median of the steps before. Samecurve also writes
+a manifest and hashes, and publishes atomically; torch.save and DCP do not.
+
+Run: python -m benchmarks.checkpoint [--turns 5]
 """
 
 import argparse
@@ -23,7 +24,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.common import alternate, config_of, trained, write
+from benchmarks.common import alternate, config_of, trained
+from benchmarks.page import publish
 from samecurve import Mean
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
@@ -66,7 +68,7 @@ class Wide:
 
 
 def lost(ends: list[float]) -> float:
-    """ends: of each step. The save comes after step AT."""
+    """Seconds lost to the save after step AT. ends: the times at which the steps ended."""
     usual = statistics.median(b - a for a, b in pairwise(ends[1:AT]))
     return ends[AT + AFTER - 1] - ends[AT - 1] - AFTER * usual
 
@@ -173,25 +175,15 @@ def main() -> None:
         }
         alternate(sides, 1)  # imports, first pages of files
         found = alternate(sides, given.turns)
-    print(f"{'saver':<12}{'seconds lost':>13}   each turn's")
-    for name, times in found.items():
-        print(
-            f"{name:<12}{statistics.median(times):13.2f}  "
-            f" {', '.join(f'{seconds:.2f}' for seconds in times)}"
-        )
-    if not given.dry:
-        print(
-            write(
-                "checkpoint",
-                {
-                    "seconds_lost": found,
-                    "bytes": (
-                        3 * 4 * sum(parameter.numel() for parameter in Wide().model().parameters())
-                    ),
-                    "steps_after": AFTER,
-                },
-            )
-        )
+    publish(
+        "checkpoint",
+        {
+            "seconds_lost": found,
+            "bytes": 3 * 4 * sum(weight.numel() for weight in Wide().model().parameters()),
+            "steps_after": AFTER,
+        },
+        is_kept=not given.dry,
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""What the benchmarks share: real runs of ours in this process, other trainers beside them, and
-result files.
-"""
+"""Shared parts of the benchmarks: runs of Samecurve in this process, turns, result files."""
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS, Event
@@ -28,7 +31,7 @@ from samecurve.run.directory.control import ControlFile
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import Unsaved
 
-UNASKED = (0,) * len(REQUESTS)  # what ranks are asked for in a step: nothing
+UNASKED = (0,) * len(REQUESTS)  # requests to the ranks in a step: none
 RESULTS = Path(__file__).parent / "results"
 _SHOWN = ("torch", "accelerate", "lightning", "transformers", "jax", "torchao")
 
@@ -43,15 +46,15 @@ def trained(
     store: Any = None,
     rank: int = 0,
 ) -> Any:
-    """A rank's run as worker.py puts it together: feed, journal, heartbeat, requests.
+    """Run one rank as the worker does, with feed, journal, heartbeat and requests.
 
-    record: called beside the journal
+    record: is called with each event, too
 
     Returns the state.
     """
     run = Run(home)
     run.logs.mkdir(parents=True, exist_ok=True)
-    feed = Feed(made, made.devices_of(rank), task.train_data(), None, engine.stage)
+    feed = Feed(made, made.layout.devices_of(rank), task.train_data(), None, engine.stage)
     journal = Journal(run.journal)
 
     def both(event: Event) -> None:
@@ -79,7 +82,7 @@ def trained(
 
 
 def timed(engine: Engine, task: Task, made: Plan, home: Path, warm: int) -> float:
-    """Median seconds a step of a run by itself, its first `warm` steps left out."""
+    """Median seconds of a run's steps, without its first `warm` steps."""
     times: list[float] = []
     trained(
         engine,
@@ -92,10 +95,10 @@ def timed(engine: Engine, task: Task, made: Plan, home: Path, warm: int) -> floa
 
 
 class Gaps:
-    """When steps ended.
+    """The times at which steps ended.
 
-    seconds(): a step, the median over blocks of steps, so that what comes now and then counts, and
-    what other programs did in one moment doesn't.
+    seconds() is the median over blocks of steps. So work that comes every few steps counts, and a
+    short disturbance by other programs does not.
     """
 
     def __init__(self, block: int) -> None:
@@ -112,9 +115,9 @@ class Gaps:
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], times: int) -> dict[str, list[float]]:
-    """Each side in turn, so often.
+    """Run each side in turn, `times` times.
 
-    Every other turn goes backwards: what warms up during a turn favours nobody.
+    Every other turn goes backwards, so that no side profits from warming up during a turn.
     """
     found: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(times):
@@ -127,12 +130,12 @@ def alternate(sides: Mapping[str, Callable[[], float]], times: int) -> dict[str,
 def paired(
     ours: Sequence[float], other: Sequence[float], compare: Callable[[float, float], float]
 ) -> float:
-    """The median over alternations of what one has to the other."""
+    """The median over turns of a comparison of two sides."""
     return statistics.median(compare(a, b) for a, b in zip(ours, other, strict=True))
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those that there are."""
+    """The versions of those libraries that are installed."""
     found = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -144,8 +147,38 @@ def machine_of(machine: Machine) -> str:
     return machine.devices[0].name if machine.devices else cpu.model_name()
 
 
+def file_name(words: str) -> str:
+    """The words in characters that a file name may have."""
+    return re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
+
+
+def spread(curves: Sequence[Sequence[float]]) -> float:
+    """The largest difference between any two curves at any step."""
+    return float(np.ptp(np.asarray(curves, np.float64), axis=0).max())
+
+
+def run_ranks(world: int, module: str, *arguments: str) -> None:
+    """Run a module in `world` processes, started by torch's launcher if there are several."""
+    start = [sys.executable]
+    if world > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [*start, "-m", module, *arguments],
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(
+            f"{' '.join(arguments)} on {world} ranks failed:\n{done.stdout[-2000:]}\n"
+            f"{done.stderr[-4000:]}"
+        )
+
+
 def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> Path:
-    """benchmarks/results/NAME-MACHINE.json, with what it was measured on and with."""
+    """Write benchmarks/results/NAME-MACHINE.json, with the machine and the versions."""
     here = probe()
     where = machine or machine_of(here)
     said = {
@@ -155,7 +188,7 @@ def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> P
         "versions": installed(_SHOWN),
         **result,
     }
-    place = RESULTS / f"{name}-{re.sub('[^A-Za-z0-9]+', '-', where).strip('-').lower()}.json"
+    place = RESULTS / f"{name}-{file_name(where)}.json"
     place.write_text(json.dumps(said, indent=1) + "\n")
     return place
 

@@ -23,11 +23,10 @@ import io
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -39,7 +38,7 @@ from PIL import Image
 from torch import nn
 
 import samecurve
-from benchmarks.common import RESULTS, installed, write
+from benchmarks.common import RESULTS, installed, run_ranks, spread, write
 from benchmarks.curves_sides import BATCH, BETAS, CLIP, LR, MICRO, SIDES, STEPS, Case
 from benchmarks.curves_task import Lines, loss_of
 
@@ -61,7 +60,7 @@ NAMES = {
 }
 AGREE = 1e-4  # nats: float32 over 60 steps, in other orders of addition
 DOCS = Path(__file__).parent.parent / "docs"
-Found = dict[str, dict[str, dict[str, Any]]]  # case -> trainer -> world -> what it left
+Found = dict[str, dict[str, dict[str, Any]]]  # case -> trainer -> world -> results
 
 
 def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
@@ -80,18 +79,8 @@ def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
 
 
 def others(side: str, world: int, home: Path) -> dict[str, dict[str, Any]]:
-    """Every case, in as many processes, started as torch's launcher does it."""
-    start = [sys.executable]
-    if world > 1:
-        run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        start += ["-m", *run]
-    command = [*start, "-m", "benchmarks.curves", "--rank-of", side, "--home", str(home)]
-    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, env={**os.environ, **quiet}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{side} on {world} ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    """Train every case in `world` processes, started by torch's launcher."""
+    run_ranks(world, "benchmarks.curves", "--rank-of", side, "--home", str(home))
     ranks = [json.loads((home / f"rank-{rank}.json").read_text()) for rank in range(world)]
     result = {}
     for name in CASES:
@@ -103,8 +92,8 @@ def others(side: str, world: int, home: Path) -> dict[str, dict[str, Any]]:
 
 
 def one_rank(side: str, home: Path) -> None:
-    """Every case under one trainer, as one of the ranks that were started together."""
-    warnings.simplefilter("ignore")  # the trainers', of loaders without workers
+    """Train every case under one trainer, as one rank."""
+    warnings.simplefilter("ignore")  # the trainers warn of loaders without workers
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -121,19 +110,13 @@ def one_rank(side: str, home: Path) -> None:
 
 
 def held_out(model: nn.Module, case: Case) -> float:
-    """The exact mean loss, per character, over 200 lines that nobody trained on."""
+    """The exact mean loss of a character over 200 lines that no side trained on."""
     rows = Lines(10_000, 200, ragged=case.ragged)[np.arange(200)]
     labels = torch.from_numpy(rows["labels"])
     model.eval()
     with torch.no_grad():
         total = loss_of(model(torch.from_numpy(rows["text"])), labels, "sum")
     return float(total / (labels != -100).sum())
-
-
-def spread(lines: Sequence[Sequence[float]]) -> float:
-    """The largest difference between any two of them at any step."""
-    at_each_step = np.ptp(np.asarray(lines, np.float64), axis=0)
-    return float(at_each_step.max())
 
 
 def measure(home: Path) -> Found:
@@ -153,7 +136,7 @@ def measure(home: Path) -> Found:
 
 
 def check_fair(found: Found) -> None:
-    """SystemExit: lines that must agree don't, so the comparison says nothing."""
+    """Exit if curves differ that must agree, since the comparison would say nothing then."""
     for side, of_worlds in found["none of them"].items():
         apart = spread([of["losses"] for of in of_worlds.values()])
         if apart > AGREE:
@@ -164,9 +147,7 @@ def check_fair(found: Found) -> None:
 
 
 def other_samples(of_worlds: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Steps in which some number of ranks trained on other samples, or more often, than one rank;
-    None: not recorded.
-    """
+    """The number of steps whose samples depend on the number of ranks. None: not recorded."""
     steps = [of.get("samples") for of in of_worlds.values()]
     if None in steps:
         return None
@@ -175,7 +156,7 @@ def other_samples(of_worlds: Mapping[str, Mapping[str, Any]]) -> int | None:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """By case and trainer: the spread of what it says, of what it ends with, and of its samples."""
+    """By case and trainer: the spread of losses, of final held-out losses, and of samples."""
     result: dict[str, Any] = {}
     for name, sides in found.items():
         result[name] = {}
@@ -190,7 +171,7 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def draw(result: Mapping[str, Any], place: Path, *, dark: bool) -> None:
-    """For each trainer its losses on each number of ranks, and below what parts them from one."""
+    """Draw each trainer's losses on each number of ranks, and below the difference to one rank."""
     import matplotlib as mpl
 
     mpl.use("Agg")

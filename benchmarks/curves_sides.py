@@ -42,14 +42,17 @@ class Case:
 
     @property
     def epochs(self) -> int:
-        """As many as make all the steps."""
+        """The number of epochs that has all the steps."""
         return STEPS // math.ceil(self.samples / BATCH)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """losses: as the trainer says them, one a step; samples: those that this rank trained on in
-    each; model: as it was left.
+    """The results of a run.
+
+    losses: the loss of each step, as the trainer reports it
+    samples: the samples of this rank in each step
+    model: the trained model
     """
 
     losses: list[float]
@@ -58,7 +61,7 @@ class Curve:
 
 
 class Samples(Dataset[Any]):
-    """One line at a time, as torch's loaders ask for them."""
+    """A data set of single lines, for torch's loaders."""
 
     def __init__(self, case: Case) -> None:
         self._lines = Lines(0, case.samples, ragged=case.ragged)
@@ -120,7 +123,7 @@ def accelerate(case: Case, _home: Path) -> Curve:
 
 
 def _accumulated(loader: Any, rounds: int) -> Iterator[list[Any]]:
-    """The microbatches of each step; an epoch's last step has those that are left."""
+    """The microbatches of each step. An epoch's last step has the remaining ones."""
     batches, left = iter(loader), len(loader)
     for _ in range(math.ceil(left / rounds)):
         yield [next(batches) for _ in range(min(rounds, left))]

@@ -1,5 +1,7 @@
-"""What benchmarks/curves.py trains: lines of text of unequal length, a small convolutional reader
-with dropout, and the task that gives both to Samecurve.
+"""The model and data of benchmarks/curves.py, and the task that gives both to Samecurve.
+
+The data are lines of text of unequal length. The model is a small convolutional reader with
+dropout.
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ LENGTH, WIDTH, DEPTH = 40, 48, 3
 
 
 class Lines:
-    """Sums, written out; the next character is to be told.
+    """Lines with sums; the model predicts the next character.
 
     ragged: 14 to 38 characters, padded to 40; else 28 each
     """
@@ -58,7 +60,9 @@ class Reader(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.embed(text).transpose(1, 2)
-        for depth, layer in enumerate(self.layers):  # padded on the left: the past alone is seen
+        for depth, layer in enumerate(
+            self.layers
+        ):  # padded on the left, so that only earlier characters are seen
             x = x + self.drop(F.gelu(layer(F.pad(x, (2 * 2**depth, 0)))))
         logits: torch.Tensor = self.head(x.transpose(1, 2))
         return logits
@@ -73,7 +77,7 @@ class Curves:
         self.fields, self.data = model, data
 
     def model(self) -> nn.Module:
-        """The first weights are those that the other trainers have."""
+        """The model with the same first weights as under the other trainers."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return Reader(self.fields["dropout"])

@@ -8,11 +8,7 @@ Prints a table; writes benchmarks/results/data-<machine>.json. Run: python -m be
 """
 
 import argparse
-import json
 import os
-import platform
-import re
-import statistics
 import time
 import warnings
 import zlib
@@ -25,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.page import publish
 from samecurve import Mean
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -44,8 +41,9 @@ WARM = 8
 
 
 class Pictures(Dataset[dict[str, Any]]):
-    """Random pictures that lie ready in memory (light), or deflated, to be inflated and normalised
-    (heavy, some 3 ms each).
+    """Random pictures in memory: ready (light), or deflated (heavy).
+
+    A deflated picture is inflated and normalised, which takes about 3 ms.
     """
 
     def __init__(self, *, heavy: bool) -> None:
@@ -74,7 +72,7 @@ class Pictures(Dataset[dict[str, Any]]):
 
 
 class Watched:
-    """The least of a task around them."""
+    """A minimal task with the pictures."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._heavy = bool(data["heavy"])
@@ -90,7 +88,7 @@ class Watched:
 
 
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
-    """The time at which each batch was there."""
+    """Read batches; give the time at which each batch was ready."""
     readers = DataWorkers(config, workers, Path(os.devnull)) if workers else None
     asked = readers.workers if readers else None
     feed = Feed(made, [0], source, None, _as_tensors, workers=asked)
@@ -114,7 +112,7 @@ def _as_tensors(rounds: Any, _of: int) -> Any:
 def loader_batches(made: Plan, source: Dataset[Any], workers: int) -> Iterator[float]:
     ids = [found.tolist() for found in made.order.ids(range(made.steps))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of more workers than cores
+        warnings.simplefilter("ignore")  # torch warns of more workers than cores
         loader = DataLoader(
             source, batch_sampler=ids, num_workers=workers, persistent_workers=workers > 0
         )
@@ -123,7 +121,7 @@ def loader_batches(made: Plan, source: Dataset[Any], workers: int) -> Iterator[f
 
 
 def rate(times: Iterator[float]) -> float:
-    """Batches a second, after the first few."""
+    """Batches a second, without the first few."""
     seen = list(times)
     return (len(seen) - 1 - WARM) / (seen[-1] - seen[WARM])
 
@@ -157,34 +155,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    print(f"{'decoding':<9} workers  feed batches/s  DataLoader batches/s  feed beside it")
     for kind in STEPS:
         for workers in map(int, given.workers.split(",")):
-            rates = measure(kind, workers, given.rounds)
-            feed, loader = (statistics.median(rates[side]) for side in ("feed", "DataLoader"))
-            found[f"{kind}, {workers} workers"] = rates
-            print(
-                f"{kind:<9} {workers:<8} {feed:<15.1f} {loader:<21.1f} {feed / loader:.2f}",
-                flush=True,
-            )
-    path = (
-        Path(__file__).parent
-        / "results"
-        / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.model_name()).strip('-').lower()}.json"
-    )
-    path.write_text(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "batch": BATCH,
-                "shape": SHAPE,
-                "batches_per_second": found,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+            found[f"{kind}, {workers} workers"] = measure(kind, workers, given.rounds)
+    result = {"batch": BATCH, "shape": SHAPE, "batches_per_second": found}
+    publish("data", result, machine=cpu.model_name())
 
 
 if __name__ == "__main__":

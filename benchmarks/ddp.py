@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import installed, write
+from benchmarks.common import installed
 from benchmarks.gpt_task import LENGTH, Gpt, Rows, loss_of
+from benchmarks.page import publish
 from benchmarks.trainer_side import Settings, train_by_trainer
 from benchmarks.two_ranks import (
     CLIP,
@@ -27,7 +28,7 @@ from benchmarks.two_ranks import (
     Clock,
     Side,
     race,
-    show,
+    ratios,
     time_loop,
     time_ours,
 )
@@ -74,14 +75,15 @@ def plain(rank: int, steps: int, _home: Path, **how: Any) -> float:
 
 
 def static(rank: int, steps: int, home: Path) -> float:
-    """What it would gain to promise that every step has the same graph; ours does not, since it
-    looks for parameters that a step left out.
+    """The plain loop with static_graph, which promises that every step has the same graph.
+
+    Samecurve can't promise that, since it looks for parameters that a step did not use.
     """
     return plain(rank, steps, home, static_graph=True)
 
 
 def small(rank: int, steps: int, home: Path) -> float:
-    """Buckets of 5 MiB instead of torch's 25."""
+    """The plain loop with buckets of 5 MiB instead of torch's 25 MiB."""
     return plain(rank, steps, home, bucket_cap_mb=5)
 
 
@@ -122,7 +124,7 @@ def fabric(rank: int, steps: int, _home: Path) -> float:
 
 
 class WithLoss(nn.Module):
-    """As HF Trainer calls a model."""
+    """The model with the interface that HF Trainer expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,16 +173,14 @@ def main() -> None:
     names = [name for name in chosen if name not in absent]
     seconds = race("benchmarks.ddp", names, port=PORT, turns=given.turns, steps=given.steps)
     tokens = WORLD * EACH * LENGTH
-    ratio = show(seconds, "plain ddp", tokens)
-    if not given.dry:
-        result = {
-            "seconds": seconds,
-            "tokens_per_step": tokens,
-            "of_plain": ratio,
-            "world": WORLD,
-            "steps": given.steps,
-        }
-        print(write("ddp", result))
+    result = {
+        "seconds": seconds,
+        "tokens_per_step": tokens,
+        "of_plain": ratios(seconds, "plain ddp"),
+        "world": WORLD,
+        "steps": given.steps,
+    }
+    publish("ddp", result, is_kept=not given.dry)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,12 @@ others and called over keyed, with the cores that other programs kept busy meanw
 benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
 """
 
-import json
 import os
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.page import publish
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.probe import cpu
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
@@ -112,7 +109,7 @@ class ConvNet(nn.Module):
 
 
 class Fixed:
-    """A dropout's forward pass without the drawing of masks."""
+    """Dropout with masks that were drawn beforehand."""
 
     mask: torch.Tensor | None = None
 
@@ -123,14 +120,14 @@ class Fixed:
 
 
 class Called(nn.Module):
-    """As much code that people bring has it."""
+    """Dropout as a call of F.dropout, as in many users' models."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         return F.dropout(input, 0.1, self.training)
 
 
 def with_calls(module: nn.Module) -> None:
-    """Calls of F.dropout in place of each module."""
+    """Replace each dropout module by a call of F.dropout."""
     for name, child in module.named_children():
         if isinstance(child, nn.Dropout):
             setattr(module, name, Called())
@@ -195,8 +192,9 @@ def compare(
 
 
 def busy() -> tuple[float, float, float]:
-    """Seconds worked by this process, worked by all, and gone by: where others worked too, ratios
-    on several threads say little.
+    """Seconds of work of this process and of all processes, and elapsed seconds.
+
+    If other programs were busy, ratios on several threads say little.
     """
     times = psutil.cpu_times()
     return sum(os.times()[:2]), sum(times) - times.idle - times.iowait, time.perf_counter()
@@ -214,35 +212,7 @@ def main() -> None:
         for name, (make, batch) in cases.items()
         for threads in THREADS
     ]
-    print(
-        f"{'model':<10}{'threads':>8}"
-        + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed", "called"))
-        + "".join(f"{'keyed/' + other:>15}" for other in OTHERS)
-        + f"{'called/keyed':>15}"
-        + f"{'others cores':>15}"
-    )
-    for row in rows:
-        medians = "".join(
-            f"{statistics.median(seconds) * 1e3:12.1f}" for seconds in row["seconds"].values()
-        )
-        print(
-            f"{row['model']:<10}{row['threads']:>8}{medians}"
-            + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values())
-            + f"{row['called_over_keyed']:15.3f}"
-            + f"{row['cores_used_by_others']:15.2f}"
-        )
-    result = {
-        "machine": cpu.model_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    place = (
-        Path(__file__).parent
-        / "results"
-        / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.model_name()).strip('-').lower()}.json"
-    )
-    place.write_text(json.dumps(result, indent=1) + "\n")
+    publish("dropout", {"rows": rows}, machine=cpu.model_name())
 
 
 if __name__ == "__main__":

@@ -11,11 +11,7 @@ this one GPU, Gloo between them)
 """
 
 import argparse
-import json
-import platform
-import re
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping
@@ -26,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import UNASKED
+from benchmarks.page import publish
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.planning.machine import Machine
@@ -48,7 +45,7 @@ MODEL = {
     "max_seq_len": 128,
     "tie_embeddings": True,
 }
-MODES: dict[str, dict[str, Any]] = {  # what each changes of the config
+MODES: dict[str, dict[str, Any]] = {  # changes of each mode to the config
     "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
     "same slots": {"batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
     "as is": {"batch": {"samples": BATCH}},
@@ -69,7 +66,7 @@ def values_of(home: Path, mode: str, world: int, dtype: str) -> dict[str, Any]:
 def race(
     index: int, group: dist.ProcessGroup, home: Path, modes: list[str], where: tuple[str, str]
 ) -> Mapping[str, Any]:
-    """One rank: modes in turn, step by step. where: precision and device.
+    """Train the modes in turn, step by step, on one rank. where: precision and device.
 
     Returns seconds of each step by mode, and peak bytes.
     """
@@ -85,13 +82,13 @@ def race(
         engine = TorchEngine(
             task, made, config.optimizer, Comm(group if world > 1 else None), [place]
         )
-        feed = Feed(made, made.devices_of(index), task.train_data(), None, engine.stage)
+        feed = Feed(made, made.layout.devices_of(index), task.train_data(), None, engine.stage)
         runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     losses: dict[str, float] = {}
     for number in range(WARM + STEPS):
         for mode, (made, engine, batches, _, state) in runners.items():
-            set_deterministic(made.exact)
+            set_deterministic(made.compute.exact)
             step, batch = next(batches)
             dist.barrier(group)
             began = time.perf_counter()
@@ -123,16 +120,12 @@ def main() -> None:
     given = parser.parse_args()
     machine = cpu.model_name() if given.device == "cpu" else probe().devices[0].name
     result: dict[str, Any] = {
-        "machine": machine,
         "device": given.device,
         "dtype": given.dtype,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "batch": BATCH,
         "slot": MICRO_BATCH,
         "worlds": {},
     }
-    print(f"{'ranks':<6}{'mode':<12}{'ms a step':>10}{'exact beside it':>17}{'MiB at most':>13}")
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
@@ -146,25 +139,12 @@ def main() -> None:
                         one["peak"]
                         for one in ranks.run(world, race, home, [mode], (given.dtype, given.device))
                     )
-            times = raced["seconds"]
-            for mode in MODES:
-                beside = statistics.median(
-                    a / b for a, b in zip(times["exact"], times[mode], strict=True)
-                )
-                milliseconds, mebibytes = statistics.median(times[mode]) * 1e3, peaks[mode] / 2**20
-                numbers = f"{milliseconds:>10.1f}{beside:>17.3f}{mebibytes:>13.0f}"
-                print(f"{world:<6}{mode:<12}{numbers}", flush=True)
             result["worlds"][world] = {
-                "seconds": times,
+                "seconds": raced["seconds"],
                 "peak_bytes": peaks,
                 "params": raced["params"],
             }
-    place = (
-        Path(__file__).parent
-        / "results"
-        / f"exact-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
-    )
-    place.write_text(json.dumps(result, indent=1) + "\n")
+    publish("exact", result, machine=machine)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ import gc
 import json
 import math
 import platform
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -38,12 +37,14 @@ from torch._C._autograd import (
     DeviceType,  # public in torch.autograd, where type checkers do not see it
 )
 
+from benchmarks.common import RESULTS, file_name
 from benchmarks.sides import SIDES, Setting
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.installation import install_command
+from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.units import show_bytes
@@ -71,7 +72,7 @@ _TINY = {
 
 @dataclass
 class Found:
-    """seconds: a step, by turn. memory: bytes allocated at most; None on a CPU."""
+    """Results of a side. seconds: of a step, by turn. memory: peak bytes; None on a CPU."""
 
     seconds: list[float]
     memory: int | None
@@ -109,17 +110,21 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     config = config_of(arguments, home)
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    if made.global_batch_size % made.micro_batch_size:  # the others know rounds of one size only
+    if (
+        made.batch.global_batch_size % made.batch.micro_batch_size
+    ):  # the other trainers have rounds of one size only
         arguments.micro = max(
-            size for size in range(1, made.micro_batch_size) if made.global_batch_size % size == 0
+            size
+            for size in range(1, made.batch.micro_batch_size)
+            if made.batch.global_batch_size % size == 0
         )
         return setting_of(arguments, home)
-    torch.set_num_threads(made.threads)
+    torch.set_num_threads(made.compute.threads)
     return Setting(
         task,
         config,
         made,
-        torch.device(made.devices[0].place),
+        torch.device(made.layout.devices[0].place),
         home,
         arguments.warm,
         arguments.steps,
@@ -127,7 +132,7 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
 
 
 def ceiling(device: torch.device) -> float | None:
-    """FLOP/s of the fastest of some bf16 products. None on a CPU."""
+    """FLOP/s of the fastest of several bf16 matrix products. None on a CPU."""
     if device.type != "cuda":
         return None
     best = 0.0
@@ -148,7 +153,7 @@ def ceiling(device: torch.device) -> float | None:
 
 
 def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float, int | None]:
-    """(seconds a step, bytes allocated at most beyond what earlier sides left)."""
+    """Run a side: (seconds of a step, peak bytes beyond those that earlier sides left)."""
     torch.compiler.reset()
     gc.collect()  # models and optimizers in cycles
     if setting.device.type != "cuda":
@@ -162,9 +167,7 @@ def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float,
 
 @contextmanager
 def profiled(device: torch.device, into: dict[str, Any]) -> Iterator[None]:
-    """Where the time of the block goes: operations by the device's own time, and how much of it the
-    device was idle.
-    """
+    """Profile the block: operations by the device's own time, and the device's idle share."""
     gpu = device.type == "cuda"
     kinds = [
         torch.profiler.ProfilerActivity.CPU,
@@ -220,7 +223,7 @@ def result_of(
         flops = (made.flops_per_step or math.nan) / seconds
         sides[name] = {
             "seconds": one.seconds,
-            "tokens_per_second": made.global_batch_size * made.tokens_per_sample / seconds,
+            "tokens_per_second": made.batch.global_batch_size * made.tokens_per_sample / seconds,
             "tflops": flops / 1e12,
             "mfu": flops / made.peak_flops if made.peak_flops else None,
             "mfu_of_ceiling": flops / fastest if fastest else None,
@@ -232,18 +235,18 @@ def result_of(
             ),
         }
     return {
-        "machine": made.devices[0].name if gpu else cpu.model_name(),
-        "driver": made.devices[0].driver,
+        "machine": made.layout.devices[0].name if gpu else cpu.model_name(),
+        "driver": made.layout.devices[0].driver,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _LIBRARIES},
         "model": setting.config.model.model_dump(mode="json"),
         "parameters": sum(math.prod(shape) for shape in setting.task.facts().arrays.values()),
-        "batch": made.global_batch_size,
-        "micro": made.micro_batch_size,
-        "rounds": made.accumulation_steps,
+        "batch": made.batch.global_batch_size,
+        "micro": made.batch.micro_batch_size,
+        "rounds": made.batch.accumulation_steps,
         "steps": setting.steps,
-        "precision": made.precision,
+        "precision": made.compute.precision,
         "peak_flops": made.peak_flops,
         "ceiling_flops": fastest,
         "memory_estimate_bytes": made.memory_estimate,
@@ -254,37 +257,36 @@ def result_of(
 
 
 def _median_ratio(seconds: list[float], beside: list[float]) -> float | None:
-    """By the turns that both have had."""
+    """The median ratio over the turns that both sides have finished."""
     ratios = [a / b for a, b in zip(seconds, beside, strict=False)]
     return statistics.median(ratios) if ratios else None
 
 
 def shown(result: dict[str, Any]) -> str:
-    def share(value: float | None) -> str:
-        return f"{value:7.1%}" if value is not None else "      -"
-
-    peak = f"{result['peak_flops'] / 1e12:.0f} TFLOP/s" if result["peak_flops"] else "not on file"
-    fastest = (
-        f"{result['ceiling_flops'] / 1e12:.0f} TFLOP/s"
-        if result["ceiling_flops"]
-        else "not measured"
-    )
-    lines = [
-        (
-            f"{result['machine']}: {result['parameters'] / 1e6:.0f}M parameters, {result['batch']}"
-            f" samples = {result['micro']} x {result['rounds']}, bf16; peak {peak}, products reach"
-            f" {fastest}"
-        ),
-        f"{'':<16}{'tokens/s':>10}{'MFU':>8}{'of products':>13}{'memory':>12}{'time':>8}",
+    """The result as a table, with the costliest operations below it."""
+    peaks = {"peak": result["peak_flops"], "products reach": result["ceiling_flops"]}
+    known = [
+        f"{words} {f'{flops / 1e12:.0f} TFLOP/s' if flops else 'unknown'}"
+        for words, flops in peaks.items()
     ]
-    for name, side in result["sides"].items():
-        memory = show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-"
-        beside = f"x {side['time_beside_samecurve']:.3f}" if side["time_beside_samecurve"] else "-"
-        lines.append(
-            f"{name:<16}{side['tokens_per_second']:>10.0f} {share(side['mfu'])}     "
-            f" {share(side['mfu_of_ceiling'])}{memory:>12}{beside:>9}"
-        )
-    lines += [f"{name:<16}left out: {why}" for name, why in result["skipped"].items()]
+    rows = [
+        [
+            name,
+            f"{side['tokens_per_second']:.0f}",
+            *(_percent(side[key]) for key in ("mfu", "mfu_of_ceiling")),
+            show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-",
+            f"x {side['time_beside_samecurve']:.3f}" if side["time_beside_samecurve"] else "-",
+        ]
+        for name, side in result["sides"].items()
+    ]
+    titles = ("tokens/s", "MFU", "of products", "memory", "time")
+    columns = [Column("side"), *(Column(title, right=True) for title in titles)]
+    lines = [
+        f"{result['machine']}: {result['parameters'] / 1e6:.0f}M parameters, {result['batch']}"
+        f" samples = {result['micro']} x {result['rounds']}, bf16; {', '.join(known)}",
+        table_text(columns, rows),
+        *(f"  {name} left out: {why}" for name, why in result["skipped"].items()),
+    ]
     profile = result["profile"]
     if profile:
         idle = (
@@ -300,8 +302,24 @@ def shown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _percent(value: float | None) -> str:
+    return f"{value:.1%}" if value is not None else "-"
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that this benchmark and benchmarks/hf_gpu.py share."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--config", type=Path, default=Path(__file__).parents[1] / "models/small.yaml"
     )
@@ -309,28 +327,37 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--micro", type=int, help="samples at once at most; the plan's own if not given"
     )
-    parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
-    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument(
         "--sides",
         default=",".join(name for name in SIDES if name != "samecurve-fp8"),
         help=f"of {', '.join(SIDES)}",
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
-    """The file of the result; None: nowhere."""
+def place_of(arguments: argparse.Namespace, setting: Setting, kind: str, case: str) -> Path | None:
+    """The file of the result; None: the result is not kept."""
     if arguments.out or setting.device.type != "cuda" or arguments.tiny:
         out: Path | None = arguments.out
         return out
-    words = f"{setting.plan.devices[0].name} {arguments.config.stem}"
-    name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
-    return Path(__file__).parent / "results" / f"gpu-{name}.json"
+    return RESULTS / f"{kind}-{file_name(f'{setting.plan.layout.devices[0].name} {case}')}.json"
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[Setting], float]],
+    setting: Setting,
+    turns: int,
+    keep: Callable[[dict[str, Found]], object],
+) -> dict[str, Found]:
+    """Measure each side in turn. keep: takes all results so far, after every measurement."""
+    found = {name: Found([], None) for name in sides}
+    for turn in range(turns):
+        for name, one in found.items():
+            seconds, one.memory = measured(sides[name], setting)
+            one.seconds.append(seconds)
+            print(f"turn {turn + 1}  {name}  {seconds * 1e3:.1f} ms a step", flush=True)
+            keep(found)
+    return found
 
 
 def main() -> None:
@@ -348,29 +375,22 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         inductor_config.fx_graph_cache = True
-        setting, found = (
-            setting_of(arguments, Path(scratch)),
-            {name: Found([], None) for name in wanted if name not in skipped},
-        )
+        setting = setting_of(arguments, Path(scratch))
         fastest = ceiling(setting.device)
         profile: dict[str, Any] = {}
-        place = place_of(arguments, setting)
+        place = place_of(arguments, setting, "gpu", arguments.config.stem)
 
-        def write() -> dict[str, Any]:
+        def write(found: dict[str, Found]) -> dict[str, Any]:
             result = result_of(setting, found, skipped, fastest, profile)
             if place:
                 place.write_text(json.dumps(result, indent=1) + "\n")
             return result
 
-        for turn in range(arguments.turns):
-            for name, one in found.items():
-                seconds, one.memory = measured(wanted[name].run, setting)
-                one.seconds.append(seconds)
-                print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
-                write()
+        sides = {name: side.run for name, side in wanted.items() if name not in skipped}
+        found = take_turns(sides, setting, arguments.turns, write)
         if "samecurve" in found:
             wanted["samecurve"].run(setting, around=lambda: profiled(setting.device, profile))
-        print(shown(write()))
+        print(shown(write(found)))
     if place:
         print(f"written to {place}")
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import installed, write
+from benchmarks.common import installed
+from benchmarks.page import publish
 from benchmarks.trainer_side import Settings, train_by_trainer
 from benchmarks.two_ranks import (
     CLIP,
@@ -29,7 +30,7 @@ from benchmarks.two_ranks import (
     Clock,
     Side,
     race,
-    show,
+    ratios,
     time_loop,
     time_ours,
 )
@@ -133,17 +134,15 @@ def on_cpus(arguments: argparse.Namespace) -> None:
         "benchmarks.hf", list(SIDES), port=PORT, turns=arguments.turns, steps=arguments.steps
     )
     tokens = WORLD * EACH * LENGTH
-    ratio = show(seconds, "hf trainer", tokens)
-    if not arguments.dry:
-        result = {
-            "seconds": seconds,
-            "tokens_per_step": tokens,
-            "of_hf_trainer": ratio,
-            "parameters": sum(p.numel() for p in model_of_library().parameters()),
-            "world": WORLD,
-            "steps": arguments.steps - WARM,
-        }
-        print(write("hf", result))
+    result = {
+        "seconds": seconds,
+        "tokens_per_step": tokens,
+        "of_hf_trainer": ratios(seconds, "hf trainer"),
+        "parameters": sum(p.numel() for p in model_of_library().parameters()),
+        "world": WORLD,
+        "steps": arguments.steps - WARM,
+    }
+    publish("hf", result, is_kept=not arguments.dry)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ leaves what it measured; on a CPU only where --out says.
 
 import argparse
 import json
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,16 @@ import torch
 
 from benchmarks import torchtune_side
 from benchmarks.common import config_of
-from benchmarks.gpu import Found, ceiling, measured, result_of, shown, version
+from benchmarks.gpu import (
+    Found,
+    ceiling,
+    parser_of,
+    place_of,
+    result_of,
+    shown,
+    take_turns,
+    version,
+)
 from benchmarks.sides import Clock, Setting, samecurve
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.installation import install_command
@@ -58,7 +66,7 @@ _ADAPTER = {"kind": "lora", "rank": 16, "alpha": 32, "target": "all-linear"}
 
 @dataclass(frozen=True)
 class Case:
-    """adapter: LoRA in place of all weights; recompute: by block"""
+    """A case. adapter: LoRA in place of all weights; recompute: by block."""
 
     hidden: int
     intermediate: int
@@ -85,7 +93,7 @@ CASES = {
 
 
 def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
-    """UserError: the plan refuses the case."""
+    """The plan and task of a case. UserError: the plan refuses the case."""
     case = CASES[arguments.case]
     fields = case.model(tiny=arguments.tiny)
     config = config_of(
@@ -115,8 +123,8 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     )
     task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
-    torch.set_num_threads(made.threads)
-    device = torch.device(made.devices[0].place)
+    torch.set_num_threads(made.compute.threads)
+    device = torch.device(made.layout.devices[0].place)
     return Setting(task, config, made, device, home, arguments.warm, arguments.steps)
 
 
@@ -146,11 +154,11 @@ def others_model(arguments: argparse.Namespace, device: torch.device) -> Any:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """One sample at a time, as torch's loaders ask for them."""
+    """A data set of single samples, for torch's loaders."""
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._count = (setting.warm + setting.steps) * setting.plan.global_batch_size
+        self._count = (setting.warm + setting.steps) * setting.plan.batch.global_batch_size
 
     def __len__(self) -> int:
         return self._count
@@ -176,8 +184,8 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
 
     options = TrainingArguments(
         output_dir=str(setting.home / "trainer"),
-        per_device_train_batch_size=setting.plan.micro_batch_size,
-        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        per_device_train_batch_size=setting.plan.batch.micro_batch_size,
+        gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
         max_steps=setting.warm + setting.steps,
         bf16=True,
         torch_compile=True,
@@ -203,13 +211,13 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
 
 
 def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, ...]:
-    """(accelerator, model, optimizer, loader)"""
+    """Prepare Accelerate: (accelerator, model, optimizer, loader)."""
     from accelerate import Accelerator
 
     gpu = setting.device.type == "cuda"
     accelerator = Accelerator(
         mixed_precision="bf16",
-        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
         dynamo_backend="inductor",
         cpu=not gpu,
     )
@@ -224,7 +232,7 @@ def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, 
     )
     loader: Any = torch.utils.data.DataLoader(
         Rows(setting),
-        batch_size=setting.plan.micro_batch_size,
+        batch_size=setting.plan.batch.micro_batch_size,
         pin_memory=gpu,
         num_workers=2 if gpu else 0,
     )
@@ -232,14 +240,14 @@ def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, 
 
 
 def _counted(batches: Iterator[Any], rounds: int) -> Iterator[tuple[list[Any], Any]]:
-    """The microbatches of a step, and the labels that count in them."""
+    """Group microbatches by step, with the number of labels that count in the step."""
     while parts := [batch for _, batch in zip(range(rounds), batches, strict=False)]:
         yield parts, sum(part["labels"][:, 1:].ne(-100).sum() for part in parts)
 
 
 def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
     accelerator, model, optimizer, loader = _accelerated(setting, arguments)
-    clock, rounds = Clock(setting), setting.plan.accumulation_steps
+    clock, rounds = Clock(setting), setting.plan.batch.accumulation_steps
     for parts, counted in _counted(iter(loader), rounds):
         for part in parts:
             accelerator.backward(model(**part, num_items_in_batch=counted).loss * rounds)
@@ -269,17 +277,11 @@ SIDES: dict[str, Callable[..., float]] = {
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--case", choices=list(CASES), default="1b")
     parser.add_argument("--batch", type=int, default=32, help="rows of a step")
     parser.add_argument("--micro", type=int, default=4, help="rows at once")
-    parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
-    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--sides", default=",".join(SIDES))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(words)
     unknown = set(arguments.sides.split(",")) - set(SIDES)
     if unknown:
@@ -289,16 +291,6 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu --tiny tries the same paths without one")
     return arguments
-
-
-def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
-    """The file of the result; None: nowhere."""
-    if arguments.out or setting.device.type != "cuda" or arguments.tiny:
-        out: Path | None = arguments.out
-        return out
-    words = f"{setting.plan.devices[0].name} {arguments.case}"
-    name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
-    return Path(__file__).parent / "results" / f"hf-gpu-{name}.json"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -311,23 +303,26 @@ def main(words: Sequence[str] | None = None) -> None:
     if "torchtune" in chosen:
         why_not = torchtune_side.why_not(adapter=CASES[arguments.case].adapter)
         skipped |= {"torchtune": why_not} if why_not else {}
-    found = {name: Found([], None) for name in chosen if name not in skipped}
     with tempfile.TemporaryDirectory() as scratch:
         try:
             setting = setting_of(arguments, Path(scratch))
         except UserError as error:
             raise SystemExit(f"{arguments.case}: {error}") from error
-        fastest, place = ceiling(setting.device), place_of(arguments, setting)
-        result: dict[str, Any] = {}
-        for turn in range(arguments.turns):
-            for name, one in found.items():
-                seconds, one.memory = measured(partial(SIDES[name], arguments=arguments), setting)
-                one.seconds.append(seconds)
-                print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
-                result = result_of(setting, found, skipped, fastest, {})
-                if place:
-                    place.write_text(json.dumps(result, indent=1) + "\n")
-        print(shown(result))
+        fastest = ceiling(setting.device)
+        place = place_of(arguments, setting, "hf-gpu", arguments.case)
+
+        def write(found: dict[str, Found]) -> dict[str, Any]:
+            result = result_of(setting, found, skipped, fastest, {})
+            if place:
+                place.write_text(json.dumps(result, indent=1) + "\n")
+            return result
+
+        sides = {
+            name: partial(SIDES[name], arguments=arguments)
+            for name in chosen
+            if name not in skipped
+        }
+        print(shown(write(take_turns(sides, setting, arguments.turns, write))))
     if place:
         print(f"written to {place}")
 

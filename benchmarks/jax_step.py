@@ -10,16 +10,12 @@ benchmarks.jax_step [--devices cpu:2]
 """
 
 import argparse
-import json
-import platform
 import queue
-import re
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import UNASKED, timed
+from benchmarks.page import publish
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -76,8 +73,9 @@ def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
 
 
 def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """What makes an initial state, and the compiled step: (state, tokens, labels, lr) -> (state,
-    loss).
+    """A function that makes an initial state, and the compiled step.
+
+    The step is (state, tokens, labels, lr) -> (state, loss).
     """
     import jax
     import jax.numpy as jnp
@@ -133,7 +131,7 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
 
 
 def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
-    """Gathered and sent by a thread, two ahead."""
+    """Batches that a thread gathers and sends two steps ahead."""
     import jax
 
     data, ready = task.train_data(), queue.Queue[Any](2)
@@ -179,7 +177,9 @@ def programs(
     from jax.sharding import NamedSharding, PartitionSpec
 
     batch = next(
-        iter(Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0))
+        iter(
+            Feed(made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+        )
     )[1]
     tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
     state, step = peer
@@ -206,7 +206,9 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     engine: Any = join_warm(made, 0, None).make_engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
     found: dict[str, list[float]] = {"samecurve": [], "raw": []}
-    flax_model, _ = open_model(task, made.precision, made.recompute, made.fixed.seed)
+    flax_model, _ = open_model(
+        task, made.compute.precision, made.compute.recompute, made.fixed.seed
+    )
     begin, step = raw_step(flax_model.merge(engine.init()["params"]), config.optimizer, mesh)
     busy = []
     for _ in range(ALTERNATIONS):
@@ -217,20 +219,9 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
             psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1)
         )
     ratios = [a / b for a, b in zip(found["samecurve"], found["raw"], strict=True)]
-    for name, seconds in found.items():
-        print(
-            f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step  "
-            f" ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})"
-        )
-    turns = zip(found["samecurve"], found["raw"], strict=True)
-    added = statistics.median(ours - raw for ours, raw in turns) * 1e6
-    ratio = statistics.median(ratios)
-    print(f"{size:<7}ratio     {ratio:9.3f}   samecurve adds {added:.0f} us a step")
-    alone = programs(engine, task, made, mesh, (begin(), step))
-    print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {
-        "programs_ratio": alone,
-        "devices": [device.name for device in made.devices],
+        "programs_ratio": programs(engine, task, made, mesh, (begin(), step)),
+        "devices": [device.name for device in made.layout.devices],
         "seconds": found,
         "ratio": statistics.median(ratios),
         "ratios": ratios,
@@ -249,18 +240,7 @@ def main() -> None:
         if probe().devices and not devices.startswith("cpu")
         else cpu.model_name()
     )
-    place = (
-        Path(__file__).parent
-        / "results"
-        / f"jax-step-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}.json"
-    )
-    place.write_text(
-        json.dumps(
-            {"machine": name, "python": platform.python_version(), "jax": version("jax"), **result},
-            indent=1,
-        )
-        + "\n"
-    )
+    publish("jax-step", result, machine=name)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,62 @@
-"""docs/benchmarks.md, made from benchmarks/results/*.json: every figure on it was measured, and is
-in one of those files. Run: python -m benchmarks.page
+"""Make docs/benchmarks.md from the result files in benchmarks/results.
+
+Every figure on the page was measured, and is in one of those files. Run: python -m benchmarks.page
 """
 
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, paired
+from benchmarks.common import RESULTS, paired, write
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 Result = Mapping[str, Any]
 
-_HEAD = """# Benchmarks
+_HEAD = """\
+# Benchmarks
 
-Made by `python -m benchmarks.page` from `benchmarks/results/`; nothing is written by hand here.
-Each table comes from one run in which the sides took turns on the same machine, so its ratios hold
-better than its absolute times, which are of small shared machines. `n` is the number of turns;
-medians are shown.
-The others come with the extra `bench` (`pip install -e '.[bench]'`)."""
+This page compares Samecurve with plain PyTorch and JAX loops and with other trainers: loss \
+curves, time of a step, start, saving, reading data. Read it to see what Samecurve costs or \
+saves, and how that was measured. To measure your own model on your own devices, use [`samecurve \
+bench`](bench.md).
+
+Each section names its script. To repeat a measurement, install the other trainers and run the \
+script; it prints its table and writes a result file. Then make this page again:
+
+```
+$ pip install -e '.[bench]'
+$ python -m benchmarks.start
+$ python -m benchmarks.page
+```
+
+How to read the tables:
+
+- The sides of one table took turns in one run on one machine. The machines are small and shared, \
+so ratios are more reliable than absolute times.
+- A figure is the median over `n` turns. "least and most" is the range over the turns.
+- `python -m benchmarks.page` makes the page from `benchmarks/results/`; nothing is written by \
+hand."""
 
 _PUBLISHED = """\
-Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of
-ours ran on these machines. The assumed MFU is the largest part of the error; with the MFU fitted at
-a family's first row, the others show what the model of the collectives adds: 2 to 10 % too fast at
-128 to 512 devices, since stragglers, contention for the GPU and NCCL's later algorithms are not in
-it."""
+This table compares predictions of [`samecurve plan \
+--machine`](plan.md#a-machine-one-doesnt-have) with throughput that others have published. \
+Nothing of ours ran on these machines. The assumed MFU causes most of the error. In the column \
+before the last, the MFU is fitted to the first row of each family, so its other rows show the \
+error of the model of the collectives alone: predictions are 2 to 10 % too fast at 128 to 512 \
+devices. That model leaves out stragglers, contention for the GPU, and NCCL's later algorithms. \
+Script: `benchmarks/published.py`."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page: a title, an introduction, and tables of its result files."""
+
+    title: str
+    introduction: str
+    tables: Callable[[Result], str]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -89,11 +119,17 @@ def hf(found: Result) -> str:
 
 
 def start(found: Result) -> str:
+    """Seconds of each command. A turn in which a command failed is None and is left out."""
+    done = {
+        name: [seconds for seconds in times if seconds is not None]
+        for name, times in found["seconds"].items()
+    }
     rows = [
         [name, f"{statistics.median(times):.2f}", _span(times, ".2f")]
-        for name, times in found["seconds"].items()
+        for name, times in done.items()
+        if times
     ]
-    beside = ", ".join(f"{name}: {ratio:.2f}" for name, ratio in found["ratios"].items())
+    beside = ", ".join(f"{name}: {ratio:.2f}" for name, ratio in found["ratios"].items() if ratio)
     return f"n = {len(found['seconds']['python'])}. {beside}.\n\n" + table(
         ["command", "seconds to its end", "least and most"], rows
     )
@@ -209,7 +245,7 @@ def batch_loss(found: Result) -> str:
 
 
 def curves(found: Result) -> str:
-    """Spreads in nats, a column for each cause, and what else was looked at with all of them."""
+    """Differences in nats, a column for each cause, and two further checks with all causes."""
     summary = found["summary"]
     causes = [name for name in summary if name != "one batch"]
     rows = []
@@ -260,127 +296,151 @@ def _span(values: Sequence[float], form: str) -> str:
     return f"{min(values):{form}} to {max(values):{form}}"
 
 
-KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
-    "curves": (
+SECTIONS = {
+    "curves": Section(
         "The loss curve on 1, 2 and 4 ranks",
-        (
-            "A convolutional reader of 33,000 parameters, microbatches of 6, a batch of 24 on any"
-            " number of ranks by gradient accumulation; every trainer as its own documentation"
-            " advises (`benchmarks/curves_sides.py`), from the same first weights. Given is the"
-            " largest difference between a trainer's three lines at any of 60 steps, in nats: with"
-            " all causes (the picture), with none, which shows that nothing else parts them, and"
-            " with each alone. Ragged lines: Lightning averages a mean for each microbatch; the"
-            " others divide once by the number of tokens. A short tail: samples are repeated until"
-            " all ranks have as many, and Lightning divides an incomplete accumulation by its full"
-            " number. Dropout: masks come from each rank's own generator. Samecurve does none of"
-            " these. `benchmarks/curves.py`.\n\n"
-            "![Loss curves of four trainers on 1, 2 and 4 ranks](curves.png)"
-        ),
+        "How much does the loss curve change with the number of ranks? The model is a convolutional"
+        " reader of 33,000 parameters. The batch is 24 samples on any number of ranks, in"
+        " microbatches of 6 with gradient accumulation. Every trainer starts from the same weights"
+        " and is set up as its own documentation advises (`benchmarks/curves_sides.py`). Script:"
+        " `benchmarks/curves.py`.\n\n"
+        "![Loss curves of four trainers on 1, 2 and 4 ranks](curves.png)\n\n"
+        "The table shows the largest difference, in nats, between a trainer's three curves at any"
+        " of 60 steps. The column `all` has all causes of a difference, as in the picture. `none of"
+        " them` has no cause, and shows that there is no further one. The other columns have one"
+        " cause each:\n\n"
+        "- **Ragged lines**: Lightning averages one mean for each microbatch. The others divide"
+        " once by the number of tokens.\n"
+        "- **A short tail**: the other trainers repeat samples until all ranks have the same"
+        " number. Lightning also divides an incomplete accumulation by its full number of"
+        " microbatches.\n"
+        "- **Dropout**: their masks come from a generator of each rank.\n\n"
+        "Samecurve does none of these.",
         curves,
     ),
-    "overhead": (
+    "overhead": Section(
         "What a trainer adds to a step",
-        (
-            "A model of 1,732 parameters on one CPU thread, so that a step is mostly what the"
-            " trainer does. The raw loop clips and logs alike. Below zero: less than the raw loop,"
-            " whose `torch.optim` and `clip_grad_norm_` cost more than the same kernels called by"
-            " themselves. `benchmarks/overhead.py`."
-        ),
+        "How much time does a trainer add to each step? The model has 1,732 parameters and runs on"
+        " one CPU thread, so most of a step is the trainer's own work. The raw loop clips gradients"
+        " and logs as the trainers do. A figure below zero means less time than the raw loop, whose"
+        " `torch.optim` and `clip_grad_norm_` cost more than direct calls of the same kernels."
+        " Script: `benchmarks/overhead.py`.",
         overhead,
     ),
-    "ddp": (
+    "ddp": Section(
         "Two CPU ranks",
-        (
-            "A GPT of 10.7M parameters, the same batches, clipping and optimizer, gradients over"
-            " Gloo. All of them run DistributedDataParallel, and one turn differs from another by a"
-            " tenth: this shows no order among them. static_graph and 5 MiB buckets: the plain loop"
-            " with these, which ours does not use. `benchmarks/ddp.py`."
-        ),
+        "How fast is distributed data parallel training? All sides train a GPT of 10.7M parameters"
+        " with DistributedDataParallel over Gloo, on the same batches, with the same clipping and"
+        " optimizer. One turn differs from another by a tenth, so this table does not rank the"
+        " trainers. `static_graph` and `5 MiB buckets` are the plain loop with these settings;"
+        " Samecurve uses neither. Script: `benchmarks/ddp.py`.",
         ddp,
     ),
-    "hf": (
+    "hf": Section(
         "A Llama of the transformers library on two CPU ranks",
-        (
-            "The library's model, the same random tokens, clipping and optimizer, gradients over"
-            " Gloo, logged every step. On a GPU the same command takes 1B (and 8B with LoRA and"
-            " recompute) beside HF Trainer and Accelerate; that form is unmeasured on GPU."
-            " `benchmarks/hf.py`."
-        ),
+        "How fast is a model of the transformers library? All sides train the library's model on"
+        " the same random tokens over Gloo, with the same clipping and optimizer, and log every"
+        " step. On a GPU the same command compares a model of 1B parameters (and 8B with LoRA and"
+        " recompute) with HF Trainer and Accelerate; that form is unmeasured on GPU. Script:"
+        " `benchmarks/hf.py`.",
         hf,
     ),
-    "start": (
+    "start": Section(
         "From a command to its end",
-        (
-            "Two steps of a perceptron. Samecurve also plans, checks that the loss can be split,"
-            " evaluates and saves a checkpoint; the others run a plain script that does none of it."
-            " `benchmarks/start.py`."
-        ),
+        "How long does a short run take in all? Every command trains a perceptron for two steps."
+        " Samecurve also plans, checks that the loss can be split, evaluates, and saves a"
+        " checkpoint. The others run a plain script that does none of these. Script:"
+        " `benchmarks/start.py`.",
         start,
     ),
-    "threads": (
+    "threads": Section(
         "Idle threads",
-        (
-            "A small and a larger transformer on two threads, on a quiet machine and beside as many"
-            " computing programs as it has cores. Spin: libgomp's default; sleep:"
-            " `OMP_WAIT_POLICY=passive`; soon: what samecurve sets unless you do,"
-            " `GOMP_SPINCOUNT=3000`. `benchmarks/threads.py`."
-        ),
+        "How should OpenMP threads wait for work? A small and a larger transformer train on two"
+        " threads: on a quiet machine, and on a busy one that runs as many other computing programs"
+        " as it has cores. `spin` is the default of libgomp. `sleep` is `OMP_WAIT_POLICY=passive`."
+        " `soon` is `GOMP_SPINCOUNT=3000`, which Samecurve sets unless you set it yourself. Script:"
+        " `benchmarks/threads.py`.",
         threads,
     ),
-    "checkpoint": (
+    "checkpoint": Section(
         "What a save costs training",
-        (
-            "Seconds added to the save's own call and the five steps after it. Ours also hashes"
-            " every array, writes a manifest and publishes by a rename after a sync."
-            " `benchmarks/checkpoint.py`."
-        ),
+        "How much training time does a checkpoint cost? The table shows the seconds that a save"
+        " adds to its own call and to the next five steps. Samecurve also hashes every array,"
+        " writes a manifest, and publishes the checkpoint by a rename after a sync. Script:"
+        " `benchmarks/checkpoint.py`.",
         checkpoint,
     ),
-    "data": ("Reading data", "`benchmarks/data.py`.", data),
-    "batch-loss": (
+    "data": Section(
+        "Reading data",
+        "How many batches a second does Samecurve's feed deliver, compared with PyTorch's"
+        " `DataLoader`? Samples are cheap (`light`) or expensive (`heavy`) to decode. Script:"
+        " `benchmarks/data.py`.",
+        data,
+    ),
+    "batch-loss": Section(
         "A loss over the whole batch",
-        (
-            "A contrastive loss with a learned temperature, on one CPU thread; plain torch takes"
-            " the batch at once. Accumulated features: as open_clip's train.py does with"
-            " --accum-freq; cached gradients: as GradCache and sentence-transformers' cached losses"
-            " do. `benchmarks/batch_loss.py`."
-        ),
+        "What does a contrastive loss cost if the batch does not fit at once? The loss has a"
+        " learned temperature and runs on one CPU thread. Plain torch takes the whole batch at"
+        " once. `accumulated features` is the method of open_clip's train.py with --accum-freq;"
+        " `cached gradients` is the method of GradCache and of the cached losses of"
+        " sentence-transformers. The first table shows the time, the second one whether the result"
+        " is that of the whole batch. Script: `benchmarks/batch_loss.py`.",
         batch_loss,
     ),
-    "exact": (
+    "exact": Section(
         "The same bits on any number of devices",
-        (
-            "`--exact` beside the ordinary mode in the same microbatches, and as it is otherwise."
-            " `benchmarks/exact.py`."
-        ),
+        "What does [`--exact`](exact.md) cost? The table compares it with the ordinary mode in the"
+        " same microbatches, and with the ordinary mode as it is. Script: `benchmarks/exact.py`.",
         exact,
     ),
-    "dropout": (
+    "dropout": Section(
         "Dropout whose masks follow the sample",
-        "Time of a forward and backward pass with it, as a ratio. `benchmarks/dropout.py`.",
+        "What do dropout masks cost that depend on the sample, not on the device? Each figure is"
+        " the time of a forward and backward pass with such masks, divided by the time of the"
+        " alternative. Script: `benchmarks/dropout.py`.",
         dropout,
     ),
-    "jax-step": ("A step with JAX", "`benchmarks/jax_step.py`.", jax_step),
-    "strategies": ("Strategies beside each other", "`benchmarks/strategies.py`.", strategies),
+    "jax-step": Section(
+        "A step with JAX",
+        "How fast is a step with `engine: jax`, compared with a plain loop with optax? Script:"
+        " `benchmarks/jax_step.py`.",
+        jax_step,
+    ),
+    "strategies": Section(
+        "Strategies compared",
+        "How fast is a step under each strategy? Script: `benchmarks/strategies.py`.",
+        strategies,
+    ),
 }
+
+
+def publish(kind: str, result: Result, *, machine: str | None = None, is_kept: bool = True) -> None:
+    """Print the table of a result and, if the result is kept, write its file.
+
+    machine: the name of the machine; None: the device that comes first here.
+    """
+    print(SECTIONS[kind].tables(result))
+    if is_kept:
+        print(write(kind, result, machine))
 
 
 def page_text() -> str:
     parts = [_HEAD]
-    for kind, (head, introduction, rows) in KINDS.items():
+    for kind, section in SECTIONS.items():
         files = sorted(RESULTS.glob(f"{kind}-*.json"))
         if files:
-            parts += [f"## {head}", introduction]
+            parts += [f"## {section.title}", section.introduction]
         for path in files:
             result = _read(path)
-            parts += [_measured_on(result, path.stem.removeprefix(f"{kind}-")), rows(result)]
+            measured_on = _measured_on(result, path.stem.removeprefix(f"{kind}-"))
+            parts += [measured_on, section.tables(result)]
     predictions = published(json.loads((RESULTS / "published.json").read_text()))
     parts += ["## `plan --machine` beside what others published", _PUBLISHED, predictions]
     return "\n\n".join(parts) + "\n"
 
 
 def _read(path: Path) -> Result:
-    """Results of before the program was called Samecurve name it otherwise."""
+    """Read a result. Old files have the former name of the program."""
     result: Result = json.loads(path.read_text().replace('"lockstep"', '"samecurve"'))
     return result
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import page
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -33,10 +34,12 @@ _MPT = "mosaicml/llm-foundry scripts/train/benchmarking/README.md at c90b9b3"
 
 @dataclass(frozen=True)
 class Published:
-    """family: set-ups that share an MFU; the first is what it is fitted to.
+    """A published measurement.
 
-    tokens: a second and device, as published. memory: GiB a device, where told. note: what differs
-    from what is predicted.
+    family: set-ups that share an MFU, which is fitted to the first of them
+    tokens: tokens a second and device, as published
+    memory: GiB a device, if published
+    note: differences between the set-up and the prediction
     """
 
     family: str
@@ -221,7 +224,7 @@ def _setup(entry: Published) -> Cluster:
 
 
 def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float, int]:
-    """(tokens a second and device, bytes of a device)."""
+    """Predict: (tokens a second and device, bytes of a device)."""
     config, setup = (
         _config(
             {
@@ -237,7 +240,7 @@ def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float
     found = step_cost(config, made, facts, setup, share)
     assert found is not None
     return (
-        made.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
+        made.batch.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
         sum(term.bytes for term in made.memory),
     )
 
@@ -260,11 +263,6 @@ def main() -> None:
         counted = {"llama": llama(Path(scratch)), "mpt": mpt()}
     fits: dict[str, Utilization] = {}
     results = []
-    mfu_title = f"MFU {ASSUMED.value:g}"
-    print(
-        f"{'set-up':<36}{'machine':<12}{'published':>10}{mfu_title:>10}{'ratio':>7}"
-        f"{'fitted':>9}{'ratio':>7}   memory GiB: published, predicted"
-    )
     for entry in SETUPS:
         facts = counted[entry.model]
         first = entry.family not in fits
@@ -281,24 +279,7 @@ def main() -> None:
         results.append(
             {**asdict(entry), "assumed": assumed, "fitted": fit, "predicted_memory": gib}
         )
-        mark = (
-            f"{'(' + format(share.value, '.3f') + ')':>9}{'':>7}"
-            if first
-            else f"{scaled:>9.0f}{scaled / entry.tokens:>7.2f}"
-        )
-        told = f"   {entry.memory:.1f}, {gib:.1f}" if entry.memory and gib else ""
-        print(
-            f"{entry.family:<36}{entry.machine:<12}{entry.tokens:>10.0f}"
-            f"{plain:>10.0f}{plain / entry.tokens:>7.2f}{mark}{told}"
-        )
-    print(
-        "\ntokens a second and device; ratio: predicted / published; fitted: the MFU (in brackets)"
-        " that gives the family's first figure, and what it predicts for the others"
-    )
-    for text in dict.fromkeys(
-        f"{entry.source}{f': {entry.note}' if entry.note else ''}" for entry in SETUPS
-    ):
-        print(f"  {text}")
+    print(page.published(results))
     place = Path(__file__).parent / "results" / "published.json"
     place.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -17,8 +17,6 @@ Writes benchmarks/results/same-batch-<cpu>.json. Run: python -m benchmarks.same_
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,11 +25,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 import samecurve
-from benchmarks.common import installed, write
+from benchmarks.common import installed, run_ranks, spread, write
 from benchmarks.same_batch_sides import (
     BATCH,
     BETAS,
@@ -91,14 +88,7 @@ def ours(case: Case, world: int, home: Path) -> dict[str, Any]:
 def others(side: str, world: int, home: Path) -> dict[str, Any]:
     """Every case, in as many processes, started as torch's launcher does it."""
     home.mkdir()
-    start = [sys.executable]
-    if world > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    command = [*start, "-m", "benchmarks.same_batch_sides", side, "--into", str(home)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side} on {world} ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    run_ranks(world, "benchmarks.same_batch_sides", side, "--into", str(home))
     curves: dict[str, Any] = json.loads((home / "rank-0.json").read_text())
     return curves
 
@@ -115,11 +105,6 @@ def measure(home: Path) -> Found:
             found[name]["samecurve"][str(world)] = ours(CASES[name], world, place)
         print(f"samecurve on {world}", flush=True)
     return found
-
-
-def spread(curves: Sequence[Sequence[float]]) -> float:
-    """The largest difference between any two of them at any step."""
-    return float(np.ptp(np.asarray(curves, np.float64), axis=0).max())
 
 
 def check_fair(found: Found) -> None:

@@ -144,7 +144,7 @@ def batches(setting: Setting) -> Iterator[dict[str, torch.Tensor]]:
         rows = {
             name: torch.from_numpy(np.ascontiguousarray(array))
             for name, array in data[
-                random.integers(0, len(data), setting.plan.micro_batch_size)
+                random.integers(0, len(data), setting.plan.batch.micro_batch_size)
             ].items()
         }
         yield {
@@ -160,7 +160,7 @@ def plain(setting: Setting) -> float:
     optimizer, clock, rounds = (
         adamw(model, setting),
         Clock(setting),
-        setting.plan.accumulation_steps,
+        setting.plan.batch.accumulation_steps,
     )
     compiled: Any = torch.compile(model)
     fed = batches(setting)
@@ -183,7 +183,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._most = (setting.warm + setting.steps) * setting.plan.global_batch_size
+        self._most = (setting.warm + setting.steps) * setting.plan.batch.global_batch_size
 
     def __len__(self) -> int:
         return self._most
@@ -199,7 +199,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 def accelerated(setting: Setting) -> float:
     from accelerate import Accelerator
 
-    rounds, gpu = setting.plan.accumulation_steps, setting.device.type == "cuda"
+    rounds, gpu = setting.plan.batch.accumulation_steps, setting.device.type == "cuda"
     accelerator = Accelerator(
         mixed_precision="bf16",
         gradient_accumulation_steps=rounds,
@@ -209,7 +209,7 @@ def accelerated(setting: Setting) -> float:
     model = Answer(model_of(setting)).to(setting.device)
     loader = torch.utils.data.DataLoader(
         Rows(setting),
-        batch_size=setting.plan.micro_batch_size,
+        batch_size=setting.plan.batch.micro_batch_size,
         pin_memory=gpu,
         num_workers=2 if gpu else 0,
     )
@@ -238,8 +238,8 @@ def trainer(setting: Setting) -> float:
 
     arguments = TrainingArguments(
         output_dir=str(setting.home / "trainer"),
-        per_device_train_batch_size=setting.plan.micro_batch_size,
-        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        per_device_train_batch_size=setting.plan.batch.micro_batch_size,
+        gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
         max_steps=setting.warm + setting.steps,
         bf16=True,
         torch_compile=True,

@@ -74,7 +74,7 @@ def measured(accumulate: int, home: Path) -> tuple[float, float, float]:
     engine.check_split = timed_check  # type: ignore[method-assign]
     step = timed(engine, task, made, home / "run", WARM)
     assert samples
-    return seconds[0], step, sum(samples) / samples_tried(made.micro_batch_size)
+    return seconds[0], step, sum(samples) / samples_tried(made.batch.micro_batch_size)
 
 
 def planned(passes: float) -> dict[str, float]:
@@ -83,8 +83,8 @@ def planned(passes: float) -> dict[str, float]:
     row = next(row for row in prediction.rows if row.plan and row.cost and row.fits)
     assert row.plan
     assert row.cost
-    tried = samples_tried(row.plan.micro_batch_size)
-    of_a_device = row.plan.global_batch_size / row.plan.num_devices
+    tried = samples_tried(row.plan.batch.micro_batch_size)
+    of_a_device = row.plan.batch.global_batch_size / row.plan.layout.num_devices
     seconds = row.cost.compute * passes * tried / (3 * of_a_device)
     return {"seconds": seconds, "step": row.cost.seconds, "tried": tried}
 

@@ -9,7 +9,6 @@ benchmarks.start (the extra `bench`).
 import argparse
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import alternate, paired, write
+from benchmarks.common import alternate, paired
+from benchmarks.page import publish
 
 _SCRIPT = """
 import os
@@ -113,19 +113,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=7)
     seconds = measure(parser.parse_args().turns)
-    for name, times in seconds.items():
-        if done := [each for each in times if not math.isnan(each)]:
-            print(f"{name:28} {statistics.median(done):5.2f} s  {min(done):.2f} to {max(done):.2f}")
     ratios = {
         f"{ours} beside {other}": _ratio(seconds[ours], seconds[other])
         for ours, other in _BESIDE.items()
     }
-    print(ratios)
     kept = {
         name: [None if math.isnan(each) else each for each in times]
         for name, times in seconds.items()
     }
-    print(write("start", {"seconds": kept, "ratios": ratios}))
+    publish("start", {"seconds": kept, "ratios": ratios})
 
 
 def _ratio(ours: Sequence[float], other: Sequence[float]) -> float | None:

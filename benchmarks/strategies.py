@@ -7,17 +7,13 @@ machine's cores, so two of them can't be twice as fast as one with all cores).
 """
 
 import argparse
-import json
-import platform
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
+from benchmarks.page import publish
 from samecurve.observe.journal import read_events
 from samecurve.probe import cpu, probe
 
@@ -84,27 +80,14 @@ def main() -> None:
                     given.config, name, devices, Path(scratch, f"{name}-{turn}")
                 )
                 seconds[name].append(found)
-    print(f"{'strategy':<10}{'ms a step':>10}{'beside ddp':>12}{'MiB at most':>13}")
-    for name, times in seconds.items():
-        beside = statistics.median(a / b for a, b in zip(times, seconds["ddp"], strict=True))
-        milliseconds, mebibytes = statistics.median(times) * 1e3, max(memory[name]) / 2**20
-        print(f"{name:<10}{milliseconds:>10.1f}{beside:>12.2f}{mebibytes:>13.0f}")
     machine = cpu.model_name() if first == "cpu" else probe().devices[0].name
     result = {
-        "machine": machine,
         "devices": given.devices,
         "config": given.config,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "seconds": seconds,
         "memory_bytes": memory,
     }
-    place = (
-        Path(__file__).parent
-        / "results"
-        / f"strategies-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
-    )
-    place.write_text(json.dumps(result, indent=1) + "\n")
+    publish("strategies", result, machine=machine)
 
 
 if __name__ == "__main__":

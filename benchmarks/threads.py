@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.common import alternate, write
+from benchmarks.common import alternate
+from benchmarks.page import publish
 from samecurve.worker.idle_threads import let_threads_wait
 
 
@@ -122,10 +123,7 @@ def main() -> None:
         print(seconds_of_steps(SIZES[arguments.size], arguments.threads))
         return
     seconds = measure(arguments.turns)
-    for case, sides in seconds.items():
-        medians = [f"{name} {statistics.median(of) * 1e3:.1f}" for name, of in sides.items()]
-        print(f"{case}, ms a step: {', '.join(medians)}")
-    print(write("threads", {"settings": VARIANTS, "seconds": seconds}))
+    publish("threads", {"settings": VARIANTS, "seconds": seconds})
 
 
 if __name__ == "__main__":

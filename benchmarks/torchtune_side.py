@@ -75,11 +75,11 @@ def torchtune(
     )
     loader: Any = torch.utils.data.DataLoader(
         rows,
-        batch_size=setting.plan.micro_batch_size,
+        batch_size=setting.plan.batch.micro_batch_size,
         pin_memory=gpu,
         num_workers=2 if gpu else 0,
     )
-    clock, rounds = Clock(setting), setting.plan.accumulation_steps
+    clock, rounds = Clock(setting), setting.plan.batch.accumulation_steps
     counted = torch.zeros((), device=setting.device)
     for number, batch in enumerate(loader, 1):
         tokens, labels = (batch[name].to(setting.device) for name in ("input_ids", "labels"))

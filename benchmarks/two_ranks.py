@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -146,19 +145,8 @@ def race(module: str, names: Sequence[str], *, port: int, turns: int, steps: int
             raise
 
 
-def show(seconds: Seconds, beside: str, tokens: int) -> dict[str, float]:
-    """Prints each side's rate, and each turn's ratio of seconds to those of one of them.
-
-    tokens: of a step
-
-    Returns the rates, as parts of that one's: the median over turns.
-    """
-    ratio = {
+def ratios(seconds: Seconds, beside: str) -> dict[str, float]:
+    """The rate of each side as a part of one side's rate: the median over turns."""
+    return {
         name: paired(seconds[beside], times, lambda a, b: a / b) for name, times in seconds.items()
     }
-    print(f"{'trainer':<14}{'tokens/s':>10}{f'of {beside}':>15}   each turn's")
-    for name, times in seconds.items():
-        each = [b / a for a, b in zip(times, seconds[beside], strict=True)]
-        rate = tokens / statistics.median(times)
-        print(f"{name:<14}{rate:10.0f}{ratio[name]:15.3f}   {', '.join(f'{r:.3f}' for r in each)}")
-    return ratio

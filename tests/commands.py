@@ -1,6 +1,5 @@
 """Running the program as a user does: a process of its own, its output, its exit code."""
 
-import io
 import os
 import signal
 import socket
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
+from warm_commands import template
 
 # of a rank that was forked, or started by itself
-_RANKS = {"samecurve.run.fork_server", "samecurve.worker.main"}
+_RANKS = {"samecurve.run.fork_server", "samecurve.worker.rank_main"}
 CONFIG = """\
 model:
   {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48,
@@ -57,34 +57,18 @@ def command(*arguments: object) -> list[str]:
 def samecurve(
     *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run to its end. code: the exit code it must have, None for any."""
-    done = subprocess.run(
-        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    """Run to its end, forked from the template. code: the exit code it must have, None for any."""
+    words = command(*arguments)
+    if sys.platform == "linux":
+        done = template().run(words[3:], cwd, timeout)
+    else:
+        done = subprocess.run(
+            words, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+        )
     assert code is None or done.returncode == code, (
         f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     )
     return done
-
-
-def run_warm(_index: int, _group: object, cwd: Path, *arguments: object) -> None:
-    """A job of the pool: the whole command, in a process that has torch already (a start of its own
-    takes seconds). It must leave with 0.
-    """
-    os.chdir(cwd)
-    sys.argv = ["samecurve", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as leaving:
-        if leaving.code:
-            raise RuntimeError(f"exit {leaving.code}") from None
-
-
-def warm_output(index: int, group: object, cwd: Path, *arguments: object) -> str:
-    """As run_warm(). Returns what it printed on stdout."""
-    with redirect_stdout(io.StringIO()) as out:
-        run_warm(index, group, cwd, *arguments)
-    return out.getvalue()
 
 
 def refused(
@@ -135,12 +119,14 @@ def started(
 
 
 def until(condition: Callable[[], Any], timeout: float = 90) -> Any:
-    """The first true value of condition(), polled often."""
+    """The first true value of condition(), polled often, but for a quarter of a core at most."""
     deadline = time.monotonic() + timeout
-    while not (value := condition()):
+    while True:
+        begun = time.thread_time()
+        if value := condition():
+            return value
         assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.002)
-    return value
+        time.sleep(max(0.002, 3 * (time.thread_time() - begun)))
 
 
 def losses(run: Path) -> list[float]:

@@ -8,11 +8,21 @@ import worlds
 from commands import samecurve, write_config
 from samecurve.launch.pool import pool as warm_pool
 from samecurve.worker.idle_threads import let_threads_wait
+from warm_commands import warm_servers
 
 let_threads_wait()  # before a test imports torch
 
-# most of a small jax run is compiling: a fifth of these tests' processor time
-QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# Most of a small jax run is compiling. XLA's emitters of fusions take half of that time.
+QUICKLY_COMPILED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers() -> Iterator[None]:
+    with warm_servers():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -63,11 +73,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     By their marks: keywords also hold the names of folders above.
     """
-    import torch
-
-    gpu = torch.cuda.is_available()
-    for item in items:
-        if item.get_closest_marker("gpu") and not gpu:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+    for item in items:
         if item.get_closest_marker("long") and "long" not in (config.option.markexpr or ""):
             item.add_marker(pytest.mark.skip(reason="a long campaign: make test-long"))
+
+
+def _has_gpu() -> bool:
+    import torch  # takes seconds, and most files' tests need none
+
+    return torch.cuda.is_available()

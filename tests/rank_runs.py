@@ -13,7 +13,7 @@ from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 from worlds import Pool
 
 
@@ -38,7 +38,7 @@ def train_on_ranks(
     run.write(config, plan)
     saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
     attempt = Attempt("test", str(home), saved, stop_at)
-    pool.run(plan.world_size, train_one_rank, attempt.to_json(), ask_in)
+    pool.run(plan.layout.world_size, train_one_rank, attempt.to_json(), ask_in)
     return read_events(run.journal)
 
 
@@ -55,7 +55,7 @@ def train_one_rank(index: int, group: Any, attempt: str, ask_in: Activity | None
             requests.stop()
         return losses(*arguments, **named)
 
-    if ask_in and index == context.plan.world_size - 1:
+    if ask_in and index == context.plan.layout.world_size - 1:
         task.losses = asked  # type: ignore[method-assign]
     engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     train_rank(context, engine, task, requests)

@@ -37,7 +37,7 @@ def start(
 
 def train(pool: Pool, prepared: PreparedRun) -> list[float]:
     """All of it. Returns the losses."""
-    pool.run(prepared.plan.world_size, rehearse, prepared.attempt.to_json())
+    pool.run(prepared.plan.layout.world_size, rehearse, prepared.attempt.to_json())
     return losses(prepared.run.home)
 
 

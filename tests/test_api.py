@@ -15,9 +15,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import samecurve
-from commands import run_warm, steps_written, until
+from commands import samecurve as command_line
+from commands import steps_written, until
 from samecurve.errors import UserError
-from worlds import Pool
 
 MODEL = {
     "hidden_size": 32,
@@ -144,7 +144,7 @@ print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in 
     assert text_of(cells[3]).endswith("3 True finished False\n")
 
 
-def test_a_class_of_a_script_and_of_a_session(tmp_path: Path, pool: Pool) -> None:
+def test_a_class_of_a_script_and_of_a_session(tmp_path: Path) -> None:
     """A script without a guard runs once, and its ranks have what it has set. Another session goes
     on with the run; the run directory has the class, wherever it is moved to.
     """
@@ -165,8 +165,8 @@ def test_a_class_of_a_script_and_of_a_session(tmp_path: Path, pool: Pool) -> Non
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere" / "moved")
     assert samecurve.load(moved).weight.shape == (6, 2)
-    pool.run(1, run_warm, tmp_path / "elsewhere", "eval", "moved", "--devices", "cpu:1")
-    pool.run(1, run_warm, tmp_path / "elsewhere", "export", "moved", "--to", "out")
+    command_line("eval", "moved", "--devices", "cpu:1", cwd=tmp_path / "elsewhere")
+    command_line("export", "moved", "--to", "out", cwd=tmp_path / "elsewhere")
     exported = (tmp_path / "elsewhere" / "out").rename(tmp_path / "out")
     assert samecurve.plan(exported / "config.yaml", devices="cpu:2").num_devices == 2
 

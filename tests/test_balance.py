@@ -16,7 +16,7 @@ import samecurve.experiments.balance as balancing
 from commands import losses
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.balance import (
+from samecurve.core.planning.batch import (
     microbatch_seconds,
     predict_step_seconds,
     with_even_balance,
@@ -82,7 +82,7 @@ def test_an_uneven_assignment_changes_no_loss(
     if strategy == "ddp":
         full = [len(outcome.ids[0]) for outcome in found]
         assert full == [
-            sum(end - begin for begin, end in outcome.plan.assignment(10, rank).spans)
+            sum(end - begin for begin, end in outcome.plan.batch.assignment(10, rank).spans)
             for rank, outcome in enumerate(found)
         ]
 

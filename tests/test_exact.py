@@ -13,12 +13,10 @@ import torch
 
 from commands import (
     free_port,
-    run_warm,
     samecurve,
     started,
     steps_written,
     until,
-    warm_output,
     write_config,
 )
 from one_curve import check_one_curve
@@ -109,7 +107,11 @@ def test_one_hash_on_any_number_of_devices(
             tmp_path / f"{strategy}-{world}", strategy, world, precision=precision, steps=steps
         )
         plan = outcome.plan
-        assert (plan.strategy, plan.num_devices, plan.micro_batch_size) == (strategy, world, 2)
+        assert (plan.layout.strategy, plan.layout.num_devices, plan.batch.micro_batch_size) == (
+            strategy,
+            world,
+            2,
+        )
         assert same(outcome, expected), (strategy, world)
 
 
@@ -176,7 +178,7 @@ def hashes(home: Path) -> dict[int, str]:
 
 
 @pytest.mark.long
-def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, corpus: Path) -> None:
+def test_killed_and_moved_and_still_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     """kill -9 in the middle on two ranks, gone on with on three, stopped, and ended on one: the
     hashes and steps of a run that was left alone, which compare-runs sees too.
     """
@@ -190,7 +192,7 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         "--set",
         "train.hash_every=5",
     ]
-    pool.run(1, run_warm, tmp_path, *train, "--save-dir", "whole")
+    samecurve(*train, "--save-dir", "whole", cwd=tmp_path)
     moved = [*train, "--save-dir", "moved"]
     with started(*moved, "--devices", "cpu:2", cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "moved") >= 13)
@@ -200,11 +202,11 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         "exact: 5 microbatches of 2 a step"
         in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
     )
-    pool.run(1, run_warm, tmp_path, *moved)
+    samecurve(*moved, cwd=tmp_path)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")
     assert sorted(hashes(tmp_path / "whole")) == [*range(5, 45, 5)]
     assert (
-        pool.run(1, warm_output, tmp_path, "compare-runs", "whole", "moved")[0]
+        samecurve("compare-runs", "whole", "moved", cwd=tmp_path).stdout
         == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the"
         " state, the arrays saved at step 40\n"
     )
@@ -249,16 +251,13 @@ def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> Non
     assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
 
 
-def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path) -> None:
+def test_a_race_in_one_gradient_is_found_by_its_array(tmp_path: Path) -> None:
     """The worked example of docs/exact.md: two runs of examples/race.yaml part, and compare-runs
     names the array in which they do.
     """
     root = Path(__file__).parents[1]
     for name in ("one", "two"):
-        pool.run(
-            1,
-            run_warm,
-            root,
+        samecurve(
             "train",
             "-f",
             "examples/race.yaml",
@@ -269,6 +268,7 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
             "optimizer.clip=0",
             "--save-dir",
             tmp_path / name,
+            cwd=root,
         )
     comparison = compare(tmp_path / "one", tmp_path / "two")
     assert comparison.arrays == [
@@ -329,9 +329,12 @@ def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: s
     run_plan = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
     engine = TorchEngine(task, run_plan, config.optimizer, Comm(), [torch.device("cpu")])
-    feed = Feed(run_plan, run_plan.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    feed = Feed(
+        run_plan, run_plan.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0
+    )
     try:
+        state = engine.init()  # which puts the step together
         with pytest.raises(UserError, match=says):
-            engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)
+            engine.step(state, next(iter(feed))[1], 1e-3, [0] * 4)
     finally:
         set_deterministic(False)

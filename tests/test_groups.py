@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from commands import refused, run_warm
+from commands import refused, samecurve
 from samecurve.core.planning.planner import plan
 from samecurve.core.weights.initial_values import values as initial_values
 from samecurve.observe.journal import read_events
@@ -161,7 +161,6 @@ def test_a_run_with_groups_moves_between_engines(
 
 
 def test_groups_are_refused_before_a_run_is_made_and_changes_are_said(
-    pool: Pool,
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,13 +181,13 @@ def test_groups_are_refused_before_a_run_is_made_and_changes_are_said(
     )
     assert not (tmp_path / "run").exists()
     groups({"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.5})
-    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 2)
+    samecurve(*train, "--stop-after", 2, cwd=tmp_path)
     groups({"match": "*norm*", "lr_scale": 0.5})
     assert "embed_tokens.weight was frozen when this run was last saved" in refused(
         monkeypatch, capsys, *train, cwd=tmp_path
     )
     groups({"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.25})
-    pool.run(1, run_warm, tmp_path, *train)
+    samecurve(*train, cwd=tmp_path)
     said = [
         event.values["text"]
         for event in read_events(tmp_path / "run" / "journal.jsonl")

@@ -233,7 +233,7 @@ def test_lines_train(page: Path, home: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_flags_that_a_page_names_are_there(page: Path) -> None:
     """In paragraphs and tables; the first column of a page for other tools has theirs."""
-    verbs = [verb for verb in map(find_verb, VERBS) if verb]
+    verbs = [find_verb(name) for name in VERBS]
     known = {
         name
         for verb in verbs
@@ -315,9 +315,9 @@ def is_planned(line: Line, flags: dict[str, Any]) -> bool:
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """The flags by name. ClickException: the verb has no such flag."""
-    command = find_verb(words[0])
-    if command is None:
+    if words[0] not in VERBS:
         raise click.UsageError(f"there is no verb {words[0]}")
+    command = find_verb(words[0])
     with cli.make_context("samecurve", [words[0]], resilient_parsing=True) as parent:
         return command.make_context(words[0], list(words[1:]), parent=parent).params
 
@@ -335,8 +335,6 @@ def missing_files(flags: dict[str, Any]) -> set[str]:
 def as_plan(words: list[str]) -> list[str]:
     """The same for `plan`: without what only the verb itself has."""
     plan, verb = find_verb("plan"), find_verb(words[0])
-    assert plan is not None
-    assert verb is not None
     known = {name for parameter in plan.params for name in parameter.opts}
     other = {
         name: parameter

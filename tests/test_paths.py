@@ -13,7 +13,7 @@ from samecurve.launch.script import bootstrap, script_attempt
 from samecurve.observe.heartbeat import read_beat
 from samecurve.run.directory.attempt import Attempt
 from samecurve.watch import flight_recorder, hang_watch
-from samecurve.worker import data_workers, main
+from samecurve.worker import data_workers, rank_main
 
 PACKAGE = Path(samecurve.__file__).parent
 
@@ -29,7 +29,7 @@ def strings() -> Iterator[tuple[Path, str]]:
 def test_our_modules_and_files_that_strings_name_are_there() -> None:
     """Modules to run with -m, engines to import late, files that stacks are told by."""
     modules = {text for _, text in strings() if re.fullmatch(r"samecurve(\.[a-z_]\w*)+", text)}
-    assert {"samecurve.worker.main", "samecurve.worker.data_workers"} <= modules
+    assert {"samecurve.worker.rank_main", "samecurve.worker.data_workers"} <= modules
     assert [name for name in sorted(modules) if not _is_there(name)] == []
     files = {
         file
@@ -60,7 +60,7 @@ def test_rooms_that_tracebacks_name_are_there() -> None:
 def test_processes_are_started_from_where_their_files_lie() -> None:
     """What the hang watch takes for a data worker, a rank's command, files run by their path."""
     assert data_workers.__name__ == hang_watch.DATA_WORKERS
-    assert main.__name__ in launchers.rank_command(Attempt("name", "run"), {}).arguments
+    assert rank_main.__name__ in launchers.rank_command(Attempt("name", "run"), {}).arguments
     assert Path(supervisor.__file__).with_name("orphan_guard.py").is_file()
     assert Path(str(bootstrap.__file__)) == script_attempt.BOOTSTRAP
     assert Path(bootstrap.PACKAGE) == PACKAGE

@@ -141,7 +141,7 @@ def test_neither_devices_nor_strategy_nor_engine_change_training(
         batch={"accumulate": accumulate},
     )
     outcome = outcomes[0]
-    assert (outcome.plan.strategy, outcome.plan.num_devices) == (strategy, world)
+    assert (outcome.plan.layout.strategy, outcome.plan.layout.num_devices) == (strategy, world)
     assert len(outcome.losses) == 50
     assert worst(outcome, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():

@@ -36,7 +36,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 
@@ -236,12 +236,12 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier(group)
-    comm = Comm() if alone or plan.backend == "none" else Comm(group)
+    comm = Comm() if alone or plan.layout.backend == "none" else Comm(group)
     engine: Engine
     if config.engine == "jax":
         engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
     else:
-        devices = [torch.device(tiny.device)] * len(plan.devices_of(index))
+        devices = [torch.device(tiny.device)] * len(plan.layout.devices_of(index))
         engine = TorchEngine(task, plan, config.optimizer, comm, devices)
     if tiny.fault == "mean of means":  # which the split check would refuse
         engine.check_split = lambda *_rows, **_options: []  # type: ignore[method-assign]

@@ -47,11 +47,24 @@ class UserError(SamecurveError):
 class InvalidConfigError(UserError):
     """All errors of a config, so that one edit can correct them all."""
 
+    errors: tuple[UserError, ...]
+    more: int  # beside these errors
+
     def __init__(self, errors: Sequence[UserError], more: int = 0) -> None:
-        """more: the number of errors beside these."""
-        super().__init__(f"{len(errors) + more} errors in the config")
-        self.errors, self.more = tuple(errors[:MOST_ERRORS]), more
-        self.more += len(errors) - len(self.errors)
+        """errors: an InvalidConfigError among them stands for its own errors.
+
+        more: the number of errors beside these
+        """
+        every: list[UserError] = []
+        for error in errors:
+            if isinstance(error, InvalidConfigError):
+                every += error.errors
+                more += error.more
+            else:
+                every.append(error)
+        super().__init__(f"{len(every) + more} errors in the config")
+        self.errors = tuple(every[:MOST_ERRORS])
+        self.more = more + len(every) - len(self.errors)
 
     def __str__(self) -> str:
         texts = [str(error) for error in self.errors]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from commands import losses, refused, run_warm
+from commands import losses, refused, samecurve
 from samecurve.cli.main import main
 from samecurve.run.directory.run_directory import Run
-from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
 OLD = """\
@@ -111,13 +110,13 @@ def test_what_is_written_is_planned_as_the_old_file_is(
     assert plans[0]["origins"]["batch.per_device"] == "old.yaml:2:33 trainer.batch_size"
 
 
-def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path, pool: Pool) -> None:
+def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path) -> None:
     """On two devices, stopped, and gone on with on three by `--resume PATH`: the batch stays."""
     for more in (
         ["--devices", "cpu:2", "--stop-after", 4],
         ["--devices", "cpu:3", "--resume", "kept/nano"],
     ):
-        pool.run(1, run_warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
+        samecurve("-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more, cwd=home)
     assert len(losses(home / "kept/nano")) == 6
     assert Run(home / "kept/nano").read_plan().global_batch_size == 8
     assert not (home / "runs").exists()

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 import nvml
-from commands import losses, refused, run_warm
+from commands import losses, refused, samecurve
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
-from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
 RUN_ONLY = {
@@ -146,6 +145,11 @@ PROGRAM = (
     + """
 import contextlib, io, json, os, sys
 from samecurve.cli.main import main
+from samecurve.run import describe
+from samecurve.run.fork_server import ForkServer
+server = ForkServer(["torch", "samecurve.tasks.adapter.torch_adapter"])  # imports torch once
+describe_task = describe._in_subprocess
+describe._in_subprocess = lambda config, cache, _: describe_task(config, cache, server)
 screens = []
 for environment, arguments in json.load(sys.stdin):
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -317,17 +321,15 @@ def test_whole_epochs(
     assert "train.steps 2ep" in capsys.readouterr().out
 
 
-def test_one_of_them_is_run_stopped_and_gone_on_with(
-    pool: Pool, tmp_path: Path, corpus: Path
-) -> None:
+def test_one_of_them_is_run_stopped_and_gone_on_with(tmp_path: Path, corpus: Path) -> None:
     """Flags of all five at once, typed again with --resume auto to go on."""
     line = f"""-f models/tiny.yaml -d {corpus} --devices cpu:2 --multi-gpu dp --seq-len 16
                --batch_size 2 --grad-accum-steps 2 --lr 1e-3 --weight-decay 0.1
                --warmup-epochs 0.1 --max-steps 6 --set model.num_layers=1 --bf16 --prefetch 4
                --max-checkpoints 2 --headless --distributed-data-loading
                --checkpoint_dir {tmp_path / "run"}"""
-    pool.run(1, run_warm, ROOT, *shlex.split(line), "--stop-after", 3)
-    pool.run(1, run_warm, ROOT, *shlex.split(line), "--resume", "auto")
+    samecurve(*shlex.split(line), "--stop-after", 3, cwd=ROOT)
+    samecurve(*shlex.split(line), "--resume", "auto", cwd=ROOT)
     assert len(losses(tmp_path / "run")) == 6
     planned = [
         event.values["plan"]

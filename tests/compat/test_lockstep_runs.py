@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import losses, run_warm, warm_output
+from commands import losses, samecurve
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
 from samecurve.tasks.user_class.class_place import Place
 from samecurve.tasks.user_class.load_class import load_class
-from worlds import Pool
 
 LOSSES = [
     5.5460978690346465,
@@ -39,9 +38,9 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
-def test_it_goes_on_with_the_same_curve(engine: str, home: Path, pool: Pool) -> None:
+def test_it_goes_on_with_the_same_curve(engine: str, home: Path) -> None:
     arguments = ("train", "-f", "small.yaml", "--save-dir", "run", "--devices", "cpu:1")
-    pool.run(1, run_warm, home, *arguments, "--engine", engine)
+    samecurve(*arguments, "--engine", engine, cwd=home)
     np.testing.assert_allclose(losses(home / "run"), LOSSES, rtol=1e-12)
     resumed = [
         event for event in read_events(home / "run/journal.jsonl") if event.kind == "resumed"
@@ -66,8 +65,8 @@ def test_a_task_that_imports_the_old_name_is_told_the_new_one(tmp_path: Path) ->
     assert "from samecurve import Mean" in str(refusal.value.remedy)
 
 
-def test_it_is_read(home: Path, pool: Pool) -> None:
-    answer = pool.run(1, warm_output, home, "eval", "run", "--devices", "cpu:1", "--json")[0]
+def test_it_is_read(home: Path) -> None:
+    answer = samecurve("eval", "run", "--devices", "cpu:1", "--json", cwd=home).stdout
     assert json.loads(answer)["loss"] == pytest.approx(VALIDATION_LOSS, rel=1e-12)
-    pool.run(1, run_warm, home, "export", "run", "--to", "weights")
+    samecurve("export", "run", "--to", "weights", cwd=home)
     assert (home / "weights/model.safetensors").is_file()

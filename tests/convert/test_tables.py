@@ -12,8 +12,8 @@ import pytest
 from samecurve.convert.rules import _Interpreter, _read_table
 
 TOOLS = ("axolotl", "llamafactory", "onetrainer", "oxidizr")
-SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "absent", "with"} | {
-    *("when", "unless", "if_new", "but", "in_file_order")
+SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "field"} | {
+    *("absent", "with", "when", "unless", "if_new", "but", "in_file_order")
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from samecurve.core.config.document import parse, parse_setting, read_file
 from samecurve.core.config.loading import load
-from samecurve.core.planning.batch import BatchSplit, _check_count
+from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
@@ -46,9 +46,9 @@ def read(setting: str) -> None:
 
 
 def test_more_microbatches_than_one_waits_for_are_refused() -> None:
-    _check_count(BatchSplit(global_batch_size=1 << 20, micro_batch_size=2, num_devices=1))
+    check_count(BatchSplit(global_batch_size=1 << 20, micro_batch_size=2, num_devices=1))
     with pytest.raises(UserError, match="has 1073741824 of them"):
-        _check_count(BatchSplit(global_batch_size=1 << 31, micro_batch_size=2, num_devices=1))
+        check_count(BatchSplit(global_batch_size=1 << 31, micro_batch_size=2, num_devices=1))
 
 
 def test_a_long_row_of_digits_is_read_at_once() -> None:

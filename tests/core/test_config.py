@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from generated_docs import generated_docs
-from samecurve.cli.config_flags import apply_batch
+from samecurve.cli.load_config import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.config.loading import LoadedConfig, TaskSections, load
@@ -147,18 +147,16 @@ def test_json_with_tabs() -> None:
 @pytest.mark.parametrize(
     ("section", "flags", "becomes"),
     [
-        ("{samples: 64}", (16, None, None), {"per_device": 16}),
-        ("{per_device: 4, accumulate: 2}", (16, None, None), {"per_device": 16, "accumulate": 2}),
-        ("{per_device: 4}", (None, 8, None), {"per_device": 4, "accumulate": 8}),
-        ("{per_device: 4, accumulate: 2}", (None, None, 32), {"samples": 32}),
-        ("{samples: 64}", (4, None, 32), {"samples": 32, "per_device": 4}),
+        ("{samples: 64}", {"per_device": 16}, {"per_device": 16}),
+        ("{per_device: 4, accumulate: 2}", {"per_device": 16}, {"per_device": 16, "accumulate": 2}),
+        ("{per_device: 4}", {"accumulate": 8}, {"per_device": 4, "accumulate": 8}),
+        ("{per_device: 4, accumulate: 2}", {"samples": 32}, {"samples": 32}),
+        ("{samples: 64}", {"per_device": 4, "samples": 32}, {"samples": 32, "per_device": 4}),
     ],
 )
-def test_batch_flags(
-    section: str, flags: tuple[int | None, int | None, int | None], becomes: dict[str, int]
-) -> None:
+def test_batch_flags(section: str, flags: dict[str, int], becomes: dict[str, int]) -> None:
     document = parse(f"batch: {section}\n", "c.yaml")
-    apply_batch(document, *flags)
+    apply_batch(document, {f"batch.{key}": (value, "--flag") for key, value in flags.items()})
     assert load(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
 
 
@@ -172,7 +170,7 @@ def test_batches_that_say_too_little_or_too_much(section: str) -> None:
 
 def test_grad_accum_alone_needs_a_batch_per_device() -> None:
     with pytest.raises(UserError, match="needs a batch per device"):
-        apply_batch(parse(LEAST, "c.yaml"), None, 4, None)
+        apply_batch(parse(LEAST, "c.yaml"), {"batch.accumulate": (4, "--grad-accum")})
 
 
 def test_what_the_docs_have_from_the_code_is_current() -> None:

@@ -63,7 +63,7 @@ def test_no_optimizer_is_refused_for_a_model_that_is_not_known_yet(optimizer: st
 
 def test_a_cap_on_what_a_device_takes_is_shown_beside_the_batch() -> None:
     capped = plan(config(batch={"samples": 64, "per_device": 4}), GPUS, FACTS)
-    assert capped.global_batch_size == 64
+    assert capped.batch.global_batch_size == 64
     assert capped.reasons["batch"] == "batch.samples, whatever the devices, at most 4 at once"
 
 
@@ -110,10 +110,10 @@ def test_defaults_that_hold_beside_a_tasks_own_optimizer_are_shown(
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_a_global_batch_is_served_exactly_by_any_devices(devices: int) -> None:
     made = plan(config(devices={"use": ",".join(map(str, range(devices)))}), GPUS, FACTS)
-    assert made.global_batch_size == 64
-    assert made.micro_batch_size * made.accumulation_steps * devices >= 64
-    assert made.strategy == ("single" if devices == 1 else "ddp")
-    assert made.backend == ("none" if devices == 1 else "nccl")
+    assert made.batch.global_batch_size == 64
+    assert made.batch.micro_batch_size * made.batch.accumulation_steps * devices >= 64
+    assert made.layout.strategy == ("single" if devices == 1 else "ddp")
+    assert made.layout.backend == ("none" if devices == 1 else "nccl")
 
 
 def test_memory_caps_the_micro_batch_not_the_batch() -> None:
@@ -124,14 +124,18 @@ def test_memory_caps_the_micro_batch_not_the_batch() -> None:
         cores=16,
     )
     made = plan(config(), small, FACTS)
-    assert (made.global_batch_size, made.accumulation_steps) == (64, 2)
+    assert (made.batch.global_batch_size, made.batch.accumulation_steps) == (64, 2)
     assert sum(term.bytes for term in made.memory) <= 0.9 * 16 * GIB
     assert "memory" in made.reasons["micro"]
 
 
 def test_per_device_batches_multiply_and_say_so() -> None:
     made = plan(config(batch={"per_device": 4, "accumulate": 2}), GPUS, FACTS)
-    assert (made.global_batch_size, made.micro_batch_size, made.accumulation_steps) == (32, 4, 2)
+    assert (
+        made.batch.global_batch_size,
+        made.batch.micro_batch_size,
+        made.batch.accumulation_steps,
+    ) == (32, 4, 2)
     assert "it grows with the devices" in made.reasons["batch"]
 
 
@@ -176,7 +180,7 @@ def test_the_cpu_devices_of_xla_flags_are_taken_or_said(
     machine = Machine(devices=(), links=(), host_bytes=64 * GIB, cores=4, xla_devices=8)
     small = replace(FACTS, params=10**6, trainable=10**6, bytes_per_sample=1 << 20)
     made = plan(config(engine=engine, devices={"use": use}), machine, small)
-    assert made.num_devices == count
+    assert made.layout.num_devices == count
     assert ("XLA_FLAGS asks for 8" in made.reasons["devices"]) == (use == "auto" and count == 8)
     assert any(says in warning for warning in made.warnings) == bool(says)
 
@@ -302,9 +306,10 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         world: plan(config(train={"exact": True}, devices={"use": f"cpu:{world}"}), GPUS, FACTS)
         for world in (1, 2, 3, 8)
     }
-    assert {(found.micro_batch_size, found.threads, found.exact) for found in made.values()} == {
-        (8, 1, True)
-    }
+    assert {
+        (found.batch.micro_batch_size, found.compute.threads, found.compute.exact)
+        for found in made.values()
+    } == {(8, 1, True)}
     again = plan(
         config(
             batch={"samples": 64, "per_device": 4},
@@ -315,7 +320,11 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         FACTS,
         made[3].fixed,
     )
-    assert (again.micro_batch_size, again.threads, again.accumulation_steps) == (8, 1, 4)
+    assert (
+        again.batch.micro_batch_size,
+        again.compute.threads,
+        again.batch.accumulation_steps,
+    ) == (8, 1, 4)
     assert any("threads a rank" in warning for warning in again.warnings)
     moved = plan(config(train={"exact": True}, devices={"use": "0"}), GPUS, FACTS, made[3].fixed)
     assert any(
@@ -344,9 +353,14 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
         host_bytes=64 * GIB,
         cores=16,
     )
-    assert plan(config(), GPUS, large).strategy == "ddp"
+    assert plan(config(), GPUS, large).layout.strategy == "ddp"
     made = plan(config(), small, large)
-    assert (made.strategy, made.shards, made.world_size, made.layout.every_rank_every_round) == (
+    assert (
+        made.layout.strategy,
+        made.layout.shards,
+        made.layout.world_size,
+        made.layout.every_rank_every_round,
+    ) == (
         "fsdp",
         4,
         4,
@@ -356,12 +370,17 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
     with pytest.raises(UserError, match="under ddp") as caught:
         plan(config(devices={"strategy": "ddp"}), small, large)
     assert "--strategy fsdp" in caught.value.remedy
-    assert plan(config(devices={"memory": "38GiB"}), GPUS, large).strategy == "fsdp"
+    assert plan(config(devices={"memory": "38GiB"}), GPUS, large).layout.strategy == "fsdp"
 
 
 def test_dp_is_one_process_whose_first_device_holds_more() -> None:
     made = plan(config(devices={"strategy": "dp"}), GPUS, FACTS)
-    assert (made.world_size, made.num_devices, made.backend, list(made.devices_of(0))) == (
+    assert (
+        made.layout.world_size,
+        made.layout.num_devices,
+        made.layout.backend,
+        list(made.layout.devices_of(0)),
+    ) == (
         1,
         4,
         "none",
@@ -372,7 +391,7 @@ def test_dp_is_one_process_whose_first_device_holds_more() -> None:
 
 def test_hsdp_repeats_groups_of_shards() -> None:
     made = plan(config(devices={"strategy": "hsdp"}), GPUS, FACTS)
-    assert (made.shards, made.num_devices) == (2, 4)
+    assert (made.layout.shards, made.layout.num_devices) == (2, 4)
     assert "2 copies of the model" in made.reasons["strategy"]
 
 
@@ -465,7 +484,7 @@ def test_amp_follows_the_devices(
     devices = () if gpu is None else tuple(replace(one, **gpu) for one in GPUS.devices)
     use = {"use": "cpu:2"} if gpu is None else {}
     planned = plan(config(train=train, devices=use), replace(GPUS, devices=devices), FACTS)
-    assert planned.precision == precision
+    assert planned.compute.precision == precision
     assert reason in planned.reasons["precision"]
     wide = plan(config(train={"precision": precision}, devices=use), GPUS, FACTS)
     assert [term.bytes for term in planned.memory] == [term.bytes for term in wide.memory]

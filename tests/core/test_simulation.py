@@ -238,7 +238,9 @@ def test_the_plan_is_the_one_that_train_would_make_there() -> None:
     }
     assert len(found) == 9
     assert all(
-        row.plan is not None and row.plan.global_batch_size == 512 and row.plan.num_devices == 32
+        row.plan is not None
+        and row.plan.batch.global_batch_size == 512
+        and row.plan.layout.num_devices == 32
         for row in found.values()
     )
     none, again = found["fsdp", "none"], found["fsdp", "block"]
@@ -289,7 +291,7 @@ def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -
         ({"engine": "jax"}, "jax"),
         ({"train": {"exact": True, "precision": "bf16"}}, "--exact"),
         ({"devices": {"strategy": "dp"}}, "dp"),
-        ({"devices": {"balance": [2, 1]}}, "are alike"),
+        ({"devices": {"balance": [2, 1]}}, "predicts equal devices"),
         ({"devices": {"use": "cpu:2"}}, "cpu:2"),
         ({"train": {"precision": "f64"}}, "no peak of L40S"),
     ],

@@ -11,7 +11,7 @@ from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
-from samecurve.core.planning.balance import (
+from samecurve.core.planning.batch import (
     largest_close_to_best,
     microbatch_seconds,
     predict_step_seconds,
@@ -52,15 +52,15 @@ def measured(*devices: tuple[float, float]) -> Facts:
 def test_microbatches_are_assigned_by_speeds_given_by_hand() -> None:
     found = made([3, 1])
     assert (
-        found.global_batch_size,
-        found.micro_batch_size,
-        found.accumulation_steps,
+        found.batch.global_batch_size,
+        found.batch.micro_batch_size,
+        found.batch.accumulation_steps,
         found.batch.microbatches_per_device,
     ) == (64, 16, 3, (3, 1))
-    assert found.assignment(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
-    assert found.assignment(64, 1).rounds == (None, None, (48, 64))
+    assert found.batch.assignment(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
+    assert found.batch.assignment(64, 1).rounds == (None, None, (48, 64))
     assert (
-        found.assignment(20, 0).rounds
+        found.batch.assignment(20, 0).rounds
         == (
             (0, 16),
             (16, 20),
@@ -108,7 +108,7 @@ def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
         assert (
             best
             <= predict_step_seconds(
-                facts.speeds, 64, found.micro_batch_size, found.batch.microbatch_seconds
+                facts.speeds, 64, found.batch.micro_batch_size, found.batch.microbatch_seconds
             )
             <= 1.03 * best
         )
@@ -131,7 +131,7 @@ def test_devices_within_the_noise_are_assigned_evenly() -> None:
     assert (
         found.batch.microbatch_seconds,
         found.batch.microbatches_per_device,
-        found.micro_batch_size,
+        found.batch.micro_batch_size,
     ) == (
         (),
         (1, 1),

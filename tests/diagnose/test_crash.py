@@ -87,7 +87,7 @@ def logs_of(home: Path, *texts: str) -> Path:
         (
             (BROKEN + f"{ATTEMPT_LINE} 2\n", ""),
             {0: 3},
-            "rank 0 left with exit code 3 and no word",
+            "rank 0 left with exit code 3 and no message",
             "rank 1 had not failed",
         ),
     ],
@@ -275,5 +275,5 @@ def test_a_killed_rank_says_whether_memory_ran_out(tmp_path: Path) -> None:
     again = [isinstance(error, RunError) and error.again for error in errors.values()]
     assert again == [True, True, False]
     assert "; the kernel does so when memory runs out" in str(errors[None])
-    assert "not for want of memory" in str(errors[0])
+    assert "memory had not run out" in str(errors[0])
     assert "memory ran out, and the kernel ended 2 processes" in str(errors[2])

@@ -95,6 +95,6 @@ def rehearsed(index: int, *arguments: Any) -> None:
 
 def fails_under_fsdp(index: int, group: Any, attempt: str, *arguments: Any) -> Any:
     """Every other strategy is measured."""
-    if RankContext.read_warm(attempt, index).plan.strategy == "fsdp":
+    if RankContext.read_warm(attempt, index).plan.layout.strategy == "fsdp":
         raise RunError("this one was planted", "take it out")
     return watch_rank(index, group, attempt, *arguments)

@@ -30,7 +30,7 @@ from samecurve.experiments.bench.bench_collectives import (
 )
 from samecurve.experiments.bench.bench_page import bench_files
 from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
-from samecurve.experiments.bench.bench_text import as_json, line, notes
+from samecurve.experiments.bench.bench_text import as_json, line, notes, table
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile.profile import plan_profile, run_profile
@@ -106,13 +106,14 @@ def test_every_number_follows_from_what_was_measured(pool: Pool, corpus: Path) -
     assert (
         ddp["parts"]["sync"]["seconds"] > 0.15 * slow.SECONDS
     )  # the mean of one that waits and one that does not
-    table = "\n".join(line(about, row, 8) for row in rows)
     assert re.search(
         rf"ddp:2 +2 x 1 .* {ddp['speedup']:.2f} +{ddp['efficiency']:.1%}"
         rf" +{ddp['shares']['compute']:.1%} +{ddp['shares']['sync']:.1%} ",
-        table,
+        table(about, rows),
     )
-    assert "hsdp:2    refused: strategy hsdp needs groups" in table
+    as_they_come = "\n".join(line(about, row) for row in rows)
+    assert f"ddp:2  {ddp['seconds']['median'] * 1e3:.4g} ms a step, " in as_they_come
+    assert "hsdp:2  refused: strategy hsdp needs groups" in as_they_come
     assert any(
         "threads in all: 1 (single), 2 (ddp:2, dp:2): a speed-up is bounded by cores, here by 2"
         in note
@@ -182,8 +183,8 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
         plan = layout_plan.plan
         assert plan is not None
         parts = {"forward": seconds / 2, "sync": seconds / 4}
-        steps = (Step(seconds, plan.global_batch_size, parts),) * 4
-        ranks = [profile_of(rank, steps, peaks) for rank in range(plan.world_size)]
+        steps = (Step(seconds, plan.batch.global_batch_size, parts),) * 4
+        ranks = [profile_of(rank, steps, peaks) for rank in range(plan.layout.world_size)]
         return Profile(plan, SCHEDULE, tuple(ranks))
 
     base = profile(single, 0.010, 3 << 30)
@@ -206,7 +207,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
     assert rows[1]["shares"] == pytest.approx(
         {"data": 0, "compute": 0.5, "sync": 0.25, "other": 0.25}
     )
-    assert "9.0 GiB the first, 2.0 GiB the other" in line(about, rows[1], 8)
+    assert "9.0 GiB the first, 2.0 GiB the other" in table(about, rows)
     assert any(note.startswith("MFU ") and "989T" in note for note in notes(about, rows))
     assert as_json(about, rows)["scaling"] == "weak"
 

@@ -123,7 +123,7 @@ def test_a_plan_that_is_refused_there_shows_what_would_not_be(
         main()
     output = capsys.readouterr()
     assert left.value.code == 2
-    assert "ddp       none       does not fit: needs" in output.out
+    assert "ddp       none       does not fit: 1" in output.out
     assert "fsdp      block" in output.out
     assert "need 1" in output.err
     assert "under ddp; H100 has 79.6 GiB" in output.err
@@ -169,7 +169,7 @@ def test_the_share_that_bench_measured_is_taken_and_what_is_not_one_is_refused(
             monkeypatch, capsys, "plan", *flags_of_run, "--from", bench, cwd=tmp_path
         )
     for flags, says in [
-        (("--mfu", 0.3, "--from", bench), "both say"),
+        (("--mfu", 0.3, "--from", bench), "both set the MFU"),
         (("--chart", "x.pdf"), "no name of a PNG"),
         (("--chart", "no/x.png"), "can't be written"),
         (("--probe-batch",), "--probe-batch tries this machine"),

@@ -47,7 +47,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
         engine.init(),
         Feed(
             plan,
-            plan.devices_of(0),
+            plan.layout.devices_of(0),
             task.train_data(),
             {"eval": task.eval_data()},
             engine.stage,
@@ -130,7 +130,7 @@ def conjugates(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str,
     import numpy as np
     from jax.sharding import Mesh, PartitionSpec
 
-    from samecurve.jax_engine.complex_pairs import descent, join, psum, split
+    from samecurve.jax_engine.complex_pairs import join, psum, split
 
     opened(values)  # sets jax up: float64, devices
     w, z = jnp.array([0.3 + 0.7j, -1.1 + 0.2j]), jnp.array([1.5 - 0.5j, 0.4 + 2.0j])
@@ -158,7 +158,6 @@ def conjugates(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str,
     )(tree)
     return {
         "raw": np.asarray(raw),
-        "descent": np.asarray(descent(raw)),
         "pairs": np.asarray(jax.grad(lambda pair: loss(join(pair)))(split(w))),
         "x": slope(1),
         "y": slope(1j),

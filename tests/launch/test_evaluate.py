@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import worlds
-from commands import refused, run_warm, samecurve, write_config
+from commands import refused, samecurve, write_config
 from samecurve.checkpoint.store import checkpoints, prune
 from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.observe.journal import read_events
@@ -30,14 +29,13 @@ def test_what_is_evaluated_stays_where_it_is_while_a_live_run_saves(
 
 
 def test_a_checkpoint_has_one_set_of_metrics(
-    pool: worlds.Pool,
     tmp_path: Path,
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = write_config(tmp_path, corpus, steps=8, save=4)
-    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run")
+    samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
     own = [
         event.values
         for event in read_events(tmp_path / "run/journal.jsonl")
@@ -58,6 +56,7 @@ def test_a_checkpoint_has_one_set_of_metrics(
     assert "1 x cpu single" in shown
     assert sorted(tmp_path.rglob("*")) == files
     for arguments, said in (
+        (("run", "--devices", "cpu:2", "--gpus", "0"), "both set devices.use"),
         (("none",), "neither a run directory nor a checkpoint"),
         (("run", "--set", "data.eval_samples=0"), "--on train evaluates on what it was trained on"),
         (("run", "--gpus", "0"), "no GPU"),

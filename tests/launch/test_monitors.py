@@ -13,13 +13,12 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from commands import losses, refused, run_warm, started, until, write_config
+from commands import losses, refused, samecurve, started, until, write_config
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from worlds import Pool
 
 SLEEPER = """
 import os
@@ -106,7 +105,7 @@ def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path
 
 
 def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(
-    pool: Pool, tmp_path: Path, corpus: Path
+    tmp_path: Path, corpus: Path
 ) -> None:
     """On the command line: stopped, gone on with while TensorBoard's directory can't be made, and
     again; its reader has each loss of the journal once.
@@ -121,23 +120,23 @@ def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(
         "cpu",
         "--tensorboard",
     )
-    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 25)
+    samecurve(*train, "--stop-after", 25, cwd=tmp_path)
     run, home = Run(tmp_path / "run"), tmp_path / "run/logs/tensorboard"
     assert len(_shown(home)) == 25
     shutil.move(home, tmp_path / "aside")
     home.write_text("in the way")
-    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 10)
+    samecurve(*train, "--stop-after", 10, cwd=tmp_path)
     assert _warned(run) == [
         f"TensorBoard: [Errno 17] File exists: '{Path('run/logs/tensorboard')}'; training goes on"
         " without it, and the same command sends later what is missing"
     ]
     home.unlink()
     shutil.move(tmp_path / "aside", home)
-    pool.run(1, run_warm, tmp_path, *train)
+    samecurve(*train, cwd=tmp_path)
     assert _shown(home) == dict(enumerate(map(np.float32, losses(tmp_path / "run")), 1))
     assert len(_shown(home)) == 60
     shutil.rmtree(home)
-    pool.run(1, run_warm, tmp_path, *train)
+    samecurve(*train, cwd=tmp_path)
     assert len(_shown(home)) == 60
 
 

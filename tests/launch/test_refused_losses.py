@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commands import refused, run_warm, samecurve
+from commands import refused, samecurve
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from worlds import Pool
 
 FILE = Path(__file__).parents[1] / "torch_engine" / "uneven_losses.py"
 
@@ -48,14 +47,14 @@ def test_verify_looks_first_of_all(
 
 
 @pytest.mark.long
-def test_one_device_trains_it_and_says_so_in_the_journal(pool: Pool, tmp_path: Path) -> None:
+def test_one_device_trains_it_and_says_so_in_the_journal(tmp_path: Path) -> None:
     config = write(tmp_path, "contrastive")
     arguments = ("train", "-f", str(config), "--save-dir", "run")
-    pool.run(1, run_warm, tmp_path, *arguments, "--devices", "cpu")
+    samecurve(*arguments, "--devices", "cpu", cwd=tmp_path)
     (line,) = _warned(tmp_path / "run")
     assert line.endswith("will not carry over to several")
     allow = ("--set", "train.allow_coupled=true", "--save-dir", "allowed")
-    pool.run(1, run_warm, tmp_path, *arguments, "--devices", "cpu:2", "--strategy", "dp", *allow)
+    samecurve(*arguments, "--devices", "cpu:2", "--strategy", "dp", *allow, cwd=tmp_path)
     (line,) = _warned(tmp_path / "allowed")
     assert line.endswith("Trained all the same (train.allow_coupled)")
     plan = Run(tmp_path / "allowed").read_plan()

@@ -117,8 +117,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
     assert live.returncode == 1
     error = output[output.index("error: ") :].splitlines()
     assert (
-        error[0] == "error: rank 1 was ended by SIGKILL; not for want of memory: somebody, or a"
-        " scheduler, did"
+        error[0] == "error: rank 1 was ended by SIGKILL; memory had not run out: a person or a"
+        " scheduler sent it"
     )
     assert [line.split(":")[0] for line in error[-2:]] == ["  remedy", "  log"]
     assert output.count("SIGKILL") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import refused, run_warm, write_config
+from commands import refused, samecurve, write_config
 from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
@@ -25,7 +25,6 @@ from samecurve.report.record import RunRecord
 from samecurve.report.summary import differences, outcome, samples_seen, summary
 from samecurve.report.thinning import BUCKETS, smooth, thin
 from samecurve.report.write_report import write_report
-from worlds import Pool
 
 pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
 
@@ -111,7 +110,7 @@ def parse_page(path: Path) -> ParsedPage:
 
 
 @pytest.fixture(scope="module")
-def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """`one` was left at step 25 and gone on with; `two` has another learning rate and batch."""
     home = tmp_path_factory.mktemp("reported")
     config = write_config(home, corpus, steps=40)
@@ -120,10 +119,7 @@ def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> 
         ("--save-dir", "one"),
         ("--save-dir", "two", "--lr", "1e-3", "--global-batch", "8", "--max-steps", "20"),
     ):
-        pool.run(
-            1,
-            run_warm,
-            home,
+        samecurve(
             "train",
             "-f",
             config,
@@ -132,6 +128,7 @@ def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> 
             "--set",
             "track.sensors_every=0",
             *more,
+            cwd=home,
         )  # a slow run would have lines of them, which tests lay in themselves
     return home
 

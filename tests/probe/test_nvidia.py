@@ -19,7 +19,7 @@ PROGRAM = """
 import json
 from samecurve.core.config.loading import load
 from samecurve.core.config.document import Document
-from samecurve.core.planning.devices import choose_devices
+from samecurve.core.planning.machine import choose_devices
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.tasks import Tasks

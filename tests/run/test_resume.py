@@ -10,9 +10,8 @@ from commands import (
     assert_same_run,
     losses,
     refused,
-    run_warm,
+    samecurve,
     steps_written,
-    warm_output,
     write_config,
 )
 from samecurve.core.config.document import Document, dump
@@ -27,7 +26,6 @@ from samecurve.run.preconditions import check_room, most_checkpoints
 from samecurve.run.resume import Origin
 from samecurve.tasks import Tasks
 from tiny import MACHINE, config_of, tiny_values
-from worlds import Pool
 
 FACTS = Facts(
     samples=100,
@@ -78,7 +76,6 @@ def test_and_notes_one_that_was_made(tmp_path: Path) -> None:
 
 def test_stop_after_and_what_a_resume_refuses_and_says(
     *,
-    pool: Pool,
     unbroken_run: Path,
     tmp_path: Path,
     corpus: Path,
@@ -86,7 +83,7 @@ def test_stop_after_and_what_a_resume_refuses_and_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = write_config(tmp_path, corpus)
-    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 25)
+    samecurve("train", "-f", config, "--save-dir", "run", "--stop-after", 25, cwd=tmp_path)
     assert steps_written(tmp_path / "run") == 25
     for change, says in (
         ("model.num_layers=3", "num_layers 2 -> 3"),
@@ -106,10 +103,7 @@ def test_stop_after_and_what_a_resume_refuses_and_says(
             change,
             cwd=tmp_path,
         )
-    (done,) = pool.run(
-        1,
-        warm_output,
-        tmp_path,
+    done = samecurve(
         "train",
         "-f",
         config,
@@ -122,7 +116,8 @@ def test_stop_after_and_what_a_resume_refuses_and_says(
         5,
         "--lr",
         1e-3,
-    )
+        cwd=tmp_path,
+    ).stdout
     assert "batch 5 = " in done
     assert "optimizer.lr 0.003 -> 0.001" in done
     twig = (
@@ -136,8 +131,8 @@ def test_stop_after_and_what_a_resume_refuses_and_says(
         "--global-batch",
         5,
     )
-    pool.run(1, run_warm, tmp_path, *twig, "--stop-after", 3)
-    (branch,) = pool.run(1, warm_output, tmp_path, *twig)
+    samecurve(*twig, "--stop-after", 3, cwd=tmp_path)
+    branch = samecurve(*twig, cwd=tmp_path).stdout
     assert "resume step 28" in branch
     assert "batch 10 = " in branch
     assert "would need --new-batch" in (tmp_path / "branch/plan.json").read_text()
@@ -193,13 +188,13 @@ def test_the_newest_the_best_and_a_new_one_lie_there_at_once() -> None:
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(
-    pool: Pool, unbroken_run: Path, tmp_path: Path, corpus: Path
+    unbroken_run: Path, tmp_path: Path, corpus: Path
 ) -> None:
     config = write_config(tmp_path, corpus)
-    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 45)
+    samecurve("train", "-f", config, "--save-dir", "run", "--stop-after", 45, cwd=tmp_path)
     hurt = tmp_path / "run/checkpoints/step-00000045/rank-0-of-1.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-50])
-    (done,) = pool.run(1, warm_output, tmp_path, "train", "-f", config, "--save-dir", "run")
+    done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path).stdout
     assert "step-00000045 is damaged" in done
     assert "resume step 40" in done
     assert_same_run(tmp_path / "run", unbroken_run)

@@ -6,32 +6,20 @@ import pytest
 
 from commands import (
     refused,
-    warm_output,
+    samecurve,
 )
-from worlds import Pool
 
 
 def test_sample_says_the_same_for_the_same_seed(
-    pool: Pool,
     unbroken_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, second, other = (
-        pool.run(
-            1,
-            warm_output,
-            tmp_path,
-            "sample",
-            unbroken_run,
-            "--prompt",
-            "the ",
-            "--tokens",
-            30,
-            "--seed",
-            seed,
-        )[0]
+        samecurve(
+            "sample", unbroken_run, "--prompt", "the ", "--tokens", 30, "--seed", seed, cwd=tmp_path
+        ).stdout
         for seed in (1, 1, 2)
     )
     assert first == second != other

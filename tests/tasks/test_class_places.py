@@ -19,6 +19,7 @@ from samecurve.tasks.registry import entry_of
 from samecurve.tasks.user_class import pickled_class
 from samecurve.tasks.user_class.class_pickler import task_of, write_pickled
 from samecurve.tasks.user_class.class_place import (
+    TASK_PICKLE,
     Place,
     code_of,
     find_pickled_class,
@@ -26,7 +27,7 @@ from samecurve.tasks.user_class.class_place import (
     place_of,
 )
 from samecurve.tasks.user_class.load_class import load_class
-from samecurve.tasks.user_class.pickled_class import TASK_PICKLE, read_header
+from samecurve.tasks.user_class.pickled_class import read_header
 
 SESSION = """
 import functools

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from hf_runs import squares, write_lines
-from peft import PeftModel
 from safetensors.numpy import load_file
 from test_huggingface import MODELS, config
 from test_huggingface_weights import library_model
@@ -18,7 +17,7 @@ from commands import losses as losses_of
 from commands import samecurve
 from one_curve import check_one_curve
 from samecurve.checkpoint.manifest import read_manifest
-from samecurve.core.planning.optimizer_state import optimizer_state
+from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
@@ -179,6 +178,8 @@ def test_merged_and_adapter_forms_agree(
     name: str, kind: str, pool: Pool, tmp_path: Path, cache: Path
 ) -> None:
     """As the libraries load them, and as samecurve.load() has it."""
+    from peft import PeftModel  # takes 5 s, in each process that collects tests
+
     if name == "gpt2":
         MODELS["gpt2"] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     make_base(tmp_path, name)

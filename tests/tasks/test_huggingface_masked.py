@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import samecurve as program
 from commands import losses as losses_of
-from commands import warm_output
+from commands import samecurve
 from one_curve import check_one_curve, compare
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import row_keys
@@ -190,10 +190,10 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
 
 
 @pytest.mark.long
-def test_every_evaluation_hides_the_same(trained: Path, pool: Pool) -> None:
+def test_every_evaluation_hides_the_same(trained: Path) -> None:
     """On one device as on the two that trained."""
     line = ("eval", "run", "--devices", "cpu:1", "--json")
-    alone = json.loads(pool.run(1, warm_output, trained, *line)[0])
+    alone = json.loads(samecurve(*line, cwd=trained).stdout)
     both = [
         event.values
         for event in read_events(trained / "run" / "journal.jsonl")

@@ -178,7 +178,7 @@ def test_plan_is_near_published_figures(row: Row, described: Callable[[Row], Fac
         devices=tuple(gpus), links=(), host_bytes=1 << 40, cores=128, hosts=row.devices // 8
     )
     planned = plan(llama_8b(row.length, row.how, row.rows), hosts, described(row))
-    assert (planned.strategy, planned.shards) == ("fsdp", row.devices)
-    assert planned.micro_batch_size == row.rows
+    assert (planned.layout.strategy, planned.layout.shards) == ("fsdp", row.devices)
+    assert planned.batch.micro_batch_size == row.rows
     assert planned.memory_estimate is not None
     assert planned.memory_estimate / 2**30 == pytest.approx(row.gib, rel=0.1)

@@ -16,7 +16,8 @@ def test_twenty_steps_are_those_of_hf_trainer(
 ) -> None:
     """Documents of unlike length in our order; the library's Trainer takes the library's mean."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.same_batch import ours, spread
+    from benchmarks.common import spread
+    from benchmarks.same_batch import ours
     from benchmarks.same_batch_sides import CASES, ORDERED, run_cases
 
     mine = ours(CASES[ORDERED], 1, tmp_path / "ours")

@@ -329,7 +329,7 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path, cache: Path
 
 def test_nobody_s_windows_can_t_be_split_by_subject(tmp_path: Path, cache: Path) -> None:
     np.savez(tmp_path / "w.npz", x=np.ones((4, 2, 3)), label=[0, 1, 0, 1])
-    with pytest.raises(UserError, match="says of no window whose it is"):
+    with pytest.raises(UserError, match="the data names no subjects"):
         task_of(tmp_path / "w.npz", cache).train_data()
     task = task_of(tmp_path / "w.npz", cache, validation=0.0)
     assert (len(task.train_data()), task.eval_data(), task.test_data()) == (4, None, None)

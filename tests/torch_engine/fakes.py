@@ -119,7 +119,7 @@ def counted(
         state = engine.init()
         counting = Counting()
         for step, batch in Feed(
-            made, made.devices_of(0), opened.train_data(), None, engine.stage, prefetch=0
+            made, made.layout.devices_of(0), opened.train_data(), None, engine.stage, prefetch=0
         ):
             if step == 2:  # the second one begins with buckets made anew
                 counting.__enter__()  # type: ignore[no-untyped-call]

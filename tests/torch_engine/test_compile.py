@@ -16,9 +16,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from commands import losses, samecurve, write_config
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
-from samecurve.torch_engine.model.batch_norm import (
-    synchronise_batch_norms,
-)
+from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.compile_blocks import compile_model
 from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm

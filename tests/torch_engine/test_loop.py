@@ -35,7 +35,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
-from samecurve.worker.main import lr_factor
+from samecurve.worker.rank_main import lr_factor
 from tiny import MACHINE
 from worlds import Pool
 
@@ -166,7 +166,7 @@ def engine_and_feed(config: Config) -> tuple[TorchEngine, Feed]:
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
-    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    feed = Feed(made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
     return engine, feed
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import STEP_BUFFERS, WIDTH
+from models import WIDTH
 from torch import nn
 
 from samecurve.checkpoint.format import load
@@ -18,14 +18,15 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.torch_engine.model.batch_norm import coupling_layers, synchronise_batch_norms
+from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_setup import cast_weights
+from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 
@@ -83,7 +84,6 @@ def train_one(index: int, group: Any, home: str) -> None:
     context = RankContext.read_warm(Attempt("test", home).to_json(), index)
     task = open_task(context.config, "")
     engine: Any = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
-    engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
     train_rank(context, engine, task, Requests(None))
 
 

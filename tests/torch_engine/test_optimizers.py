@@ -24,10 +24,10 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.optimizers.adamw_8bit import levels, quantized
-from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.optimizers.muon import orthogonal
+from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.state import State
+from samecurve.torch_engine.step.setup import State
 from tiny import MACHINE
 from worlds import Pool
 
@@ -75,7 +75,9 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
-    return engine, Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    return engine, Feed(
+        made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0
+    )
 
 
 Make = Callable[[Mapping[str, torch.nn.Parameter]], list[torch.optim.Optimizer]]
@@ -280,8 +282,8 @@ def with_local_statistics(
     index: int, group: Any, function: Callable[..., Any], *arguments: Any
 ) -> Any:
     from samecurve.torch_engine.optimizers import adamw_8bit
+    from samecurve.torch_engine.strategies.base import Strategy as Single
     from samecurve.torch_engine.strategies.fsdp import FSDP
-    from samecurve.torch_engine.strategies.single import Single
 
     def of_shards(_self: Any, _params: Any, matrices: Any, function: Any) -> Any:
         return ((number, function(matrix)) for number, matrix in enumerate(matrices))

@@ -48,7 +48,9 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
-    return engine, Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    return engine, Feed(
+        made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -542,12 +542,12 @@ def test_a_plain_loop_with_this_noise_given_has_the_same_losses() -> None:
     engine = TorchEngine(task, made, config.optimizer, Comm(), [CPU])
     state = engine.init()
     model = copy.deepcopy(state.model)
-    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    feed = Feed(made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
     losses = [
         engine.step(state, batch, made.lr_at(step), [0] * 4)[1].read().loss for step, batch in feed
     ]
     engine.close()
-    assert made.accumulation_steps == 3
+    assert made.batch.accumulation_steps == 3
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step, ids in enumerate(made.order.ids(range(5))):
         keys = row_keys(11, made.order.position(step).epoch, ids).tolist()

@@ -97,12 +97,12 @@ def planned(config: Config) -> tuple[Task, Plan]:
     """Without what is found while a task is described."""
     task = open_task(config, "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samecurve.tasks.adapter.torch_adapter.try_loss", lambda *_: None)
+        patch.setattr("samecurve.tasks.adapter.torch_facts.try_loss", lambda *_: None)
         return task, plan(config, MACHINE, task.facts())
 
 
 def feed_of(engine: TorchEngine) -> Feed[Any]:
-    places = engine.plan.devices_of(engine.comm.rank)
+    places = engine.plan.layout.devices_of(engine.comm.rank)
     return Feed(engine.plan, places, engine.task.train_data(), None, engine.stage, prefetch=0)
 
 
@@ -110,7 +110,7 @@ def said_of(config: Config, group: dist.ProcessGroup | None = None, **how: bool)
     """What the check says; '': nothing."""
     with opened(config, group) as engine:
         state = engine.init()
-        rows = feed_of(engine).trial_rows(samples_tried(engine.plan.micro_batch_size))
+        rows = feed_of(engine).trial_rows(samples_tried(engine.plan.batch.micro_batch_size))
         try:
             return "\n".join(engine.check_split(state, rows, **how))
         except UserError as error:

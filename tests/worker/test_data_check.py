@@ -7,7 +7,7 @@ import pytest
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
-from samecurve.worker.main import _check_data
+from samecurve.worker.rank_main import _check_data
 from tiny import MACHINE, config_of, tiny_values
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-import worlds
-from commands import losses, run_warm, samecurve
+from commands import losses, samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -160,18 +159,18 @@ def test_what_a_source_raises_comes_back_with_its_place(
         opened.kill()
 
 
-def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) -> None:
+def test_a_run_goes_on_after_a_workers_death(tmp_path: Path) -> None:
     config(tmp_path)
     (tmp_path / "sums.yaml").write_text(
         "task: sums.py:Sums\nbatch: {samples: 10}\ntrain: {steps: 12, save_every: 2, precision:"
         " f64}\n"
     )
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
-    pool.run(1, run_warm, tmp_path, *line, "whole")
+    samecurve(*line, "whole", cwd=tmp_path)
     (tmp_path / "die").touch()
     error = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
     assert error.count("was ended by SIGKILL while it read samples") == 1
     assert "Traceback" not in error
     (tmp_path / "die").unlink()
-    pool.run(1, run_warm, tmp_path, *line, "run")
+    samecurve(*line, "run", cwd=tmp_path)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")

@@ -1,17 +1,18 @@
-"""Samecurve from Python: plan, train and verify in scripts and notebooks, and read what a run left.
+"""Samecurve from Python: plan, train and verify in scripts and notebooks, and read run directories.
 
-Training runs in fresh processes through the command line, so that it is the same run as on a
-terminal. An interrupt stops it in order, and it ends with the process that began it.
+Training runs in fresh processes through the command line, so that the run is the same as on a
+terminal. An interrupt stops the run in order. The run ends when the process that began it ends.
 """
 
 import json
+import sys
 from typing import Any
 
-from samecurve.api.arguments import Configured, command_line, parse
-from samecurve.api.process import error_of, follow, read_answer, verb_process
+from samecurve.api.arguments import Configured, command_line
+from samecurve.api.process import Progress, error_of, run_verb
 from samecurve.api.results import Run as Run
 from samecurve.api.results import Verified as Verified
-from samecurve.cli.config_flags import load_config
+from samecurve.cli.load_config import load_config
 from samecurve.cli.options import probe_facts, speed_measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.machine import predict, read_request
@@ -28,8 +29,7 @@ def plan(
 
     UserError: anything that can't be honoured.
     """
-    with command_line("plan", task, config, flags) as arguments:
-        options = parse("plan", arguments)
+    with command_line("plan", task, config, flags) as (_, options):
         request = read_request(
             options["machine"], options["mfu"], options["bench"], options["chart"]
         )
@@ -50,19 +50,27 @@ def train(
 ) -> Run:
     """Train as `samecurve train` does, show the progress, and return the run.
 
-    task: a class of one's own, wherever it stands; its config may name no other. Or the config
+    task: your own class, wherever it is defined; the config then names no task. Or the config
     config: a file, or its content as a mapping
-    quiet: shows nothing but what the user's own code prints
+    quiet: show nothing but what the user's own code prints
     flags: as plan()
 
     UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
     in order, after saving, and the same call goes on.
     """
-    with command_line("train", task, config, flags) as arguments:
-        parse("train", arguments)
-        with verb_process("train", [*arguments, "--headless"]) as process:
-            directory = follow(process, quiet=quiet)
-    return Run(directory or flags.get("save_dir") or flags["resume"])
+    progress = Progress(quiet=quiet)
+    with command_line("train", task, config, flags) as (arguments, _):
+        try:
+            code, errors = run_verb("train", arguments, progress.show, sys.stderr)
+        except KeyboardInterrupt:
+            if progress.directory is None:
+                raise KeyboardInterrupt("stopped before anything was trained") from None
+            raise KeyboardInterrupt(
+                f"stopped; {progress.directory} holds what was trained, and the same call goes on"
+            ) from None
+        if 0 < code < 128 or code < 0:
+            raise error_of(errors, code)
+    return Run(progress.directory or flags.get("save_dir") or flags["resume"])
 
 
 def verify(
@@ -75,15 +83,15 @@ def verify(
     """Test whether the number of devices changes the result, as `samecurve verify` does.
 
     task, config: as train() has them
-    quiet: does not show the table as it goes
+    quiet: do not show the rows of the table as they come
     flags: as plan()
 
     UserError: something can't be honoured; RunError: it could not be tried.
     """
-    with command_line("verify", task, config, flags) as arguments:
-        parse("verify", arguments)
-        with verb_process("verify", [*arguments, "--headless"]) as process:
-            answer, error_lines = read_answer(process, quiet=quiet)
-            if process.returncode not in {0, 1} or not answer:
-                raise error_of(error_lines, process.returncode)
-    return Verified(json.loads(answer))
+    answer: list[str] = []
+    table = None if quiet else sys.stdout
+    with command_line("verify", task, config, flags) as (arguments, _):
+        code, errors = run_verb("verify", arguments, answer.append, table)
+        if code not in {0, 1} or not answer:
+            raise error_of(errors, code)
+    return Verified(json.loads("".join(answer)))

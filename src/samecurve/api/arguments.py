@@ -27,11 +27,12 @@ def command_line(
     task: type | Configured | None,
     config: Configured | None,
     flags: Mapping[str, Any],
-) -> Iterator[list[str]]:
-    """The arguments of the command line that says the same as a call, valid inside the block.
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The arguments of the command line that says the same as a call, and the values of its
+    options. Both are valid inside the block.
 
-    UserError: the task is no task, or a flag is unknown. Errors that the block raises name a config
-    that was given as a mapping `config`.
+    UserError: the task is no task, a flag is unknown, or a flag's value has the wrong type. Errors
+    that the block raises name a config that was given as a mapping `config`.
     """
     if is_loading():
         raise StartedWhileLoading
@@ -47,7 +48,8 @@ def command_line(
             _refuse_other_task(task_class, file, flags)
             arguments += ["--set", f"task={json.dumps(task_of(task_class, Path(home)))}"]
         try:
-            yield arguments
+            options = _parse(verb, arguments)
+            yield [*arguments, "--headless"], options
         except SamecurveError as error:
             if str(path) not in str(error):
                 raise
@@ -98,7 +100,7 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
     """The flags as words of a command line. UserError: the verb has no such flag."""
     known = {
         option.removeprefix("--").replace("-", "_")
-        for parameter in _command(verb).params
+        for parameter in find_verb(verb).params
         for option in parameter.opts
         if option.startswith("--")
     } - {"file", "headless", "json"}
@@ -127,16 +129,10 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
     return arguments
 
 
-def _command(verb: str) -> click.Command:
-    command = find_verb(verb)
-    assert command is not None
-    return command
-
-
-def parse(verb: str, arguments: list[str]) -> dict[str, Any]:
-    """The flags' values by name. UserError: a value has the wrong type."""
+def _parse(verb: str, arguments: list[str]) -> dict[str, Any]:
+    """The options' values by name. UserError: a value has the wrong type."""
     try:
         with cli.make_context("samecurve", [verb], resilient_parsing=True) as parent:
-            return _command(verb).make_context(verb, list(arguments), parent=parent).params
+            return find_verb(verb).make_context(verb, list(arguments), parent=parent).params
     except click.ClickException as error:
         raise UserError(error.format_message(), f"`samecurve {verb} --help`") from None

@@ -5,18 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run as Files
 
-_BOOKKEEPING = {
-    "seconds",
-    "best_loss",
-    "best_value",
-    "best_step",
-}  # what an evaluation's line has beside metrics
 _ENDS = {"started", "finished", "stopped", "failed"}
 
 
@@ -52,7 +46,7 @@ class Run:
         evaluations = []
         for event in self.events:
             if event.kind == "evaluated":
-                metrics = {k: value for k, value in event.values.items() if k not in _BOOKKEEPING}
+                metrics = {k: value for k, value in event.values.items() if k not in BESIDE_METRICS}
                 evaluations.append({"step": event.step, **metrics})
         return evaluations
 

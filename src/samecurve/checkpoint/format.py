@@ -43,14 +43,6 @@ class Written:
     # the boxes in the file: name -> dtype, shape of the whole array, offsets of the box
     arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-            "arrays": self.arrays,
-        }
-
 
 def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     """Write one rank's arrays into one file, which is on disk when this returns.
@@ -89,7 +81,7 @@ def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]])
     """A checkpoint's manifest.
 
     meta: step, epoch, consumed, config, fixed, loop, versions.
-    written: Written.to_json() of every rank.
+    written: the fields of Written of every rank.
     """
     arrays: dict[str, Any] = {}
     for rank in written:
@@ -147,7 +139,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self._path, self._arrays = path, manifest["arrays"]
         self._open: dict[str, Any] = {}
-        self._names_in: dict[str, set[str]] = {}  # by file
+        self._names_in: dict[str, set[str]] = {}  # file -> names of its arrays
         self._checked: set[str] = set()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -168,7 +160,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
                 self._file(box["file"])
 
     def check(self, name: str) -> None:
-        """CorruptCheckpointError: the files don't hold this array as the manifest says."""
+        """Check an array. CorruptCheckpointError: its files contradict the manifest."""
         if name in self._checked:
             return
         entry, boxes = self._arrays[name], []

@@ -31,7 +31,7 @@ DTYPES = {
     "I32": "int32",
     "U8": "uint8",
 }
-_MOST_BYTES = 1 << 30  # of a manifest; 100 bytes an array and rank
+_MOST_BYTES = 1 << 30  # of a manifest, which has 100 bytes for each array and rank
 _MOST_DIMENSIONS = 32
 _LARGEST = 1 << 62
 _MOST_LOSS = sys.float_info.max
@@ -204,9 +204,8 @@ def check_cover(
 
     Returns what is wrong; None: nothing is.
     """
-    begun: list[
-        tuple[Sequence[int], list[int]]
-    ] = []  # boxes that reach beyond the last one's begin
+    # boxes that end after the last box begins
+    begun: list[tuple[Sequence[int], list[int]]] = []
     covered = 0
     for offsets, size in sorted(boxes, key=lambda box: tuple(box[0])):
         ends = [begin + length for begin, length in zip(offsets, size, strict=True)]

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from samecurve.units import show_bytes
 _POLL = 0.01
 _LAST_MOMENT = 3.0  # seconds
 _LOOKS = 10  # tries to find a checkpoint that is not removed while it is read
-_HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
+_HEADROOM = 1.05  # factor of the arrays' bytes: headers and the file system need some too
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Store:
         """Write this rank's file, and then the marker that says that the file is whole."""
         index, world_size = self._rank.index, self._rank.world_size
         written = write_pieces(scratch / f"rank-{index}-of-{world_size}.safetensors", pieces)
-        write_json(scratch / _marker(index), written.to_json())
+        write_json(scratch / _marker(index), asdict(written))
 
     def _publish(
         self, publisher: Publisher, step: int, scratch: Path, meta: Mapping[str, object]
@@ -281,13 +281,8 @@ def newest(home: Path) -> tuple[Path | None, list[str]]:
 
 def sweep(home: Path) -> None:
     """Remove what interrupted saves left. The caller holds the run's lock."""
-    for path in _scratches(home):
+    for path in home.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _scratches(home: Path) -> Iterator[Path]:
-    if home.is_dir():
-        yield from home.glob(".step-*")
 
 
 def _looks_whole(path: Path) -> bool:

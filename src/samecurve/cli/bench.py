@@ -7,14 +7,12 @@ from typing import Any
 
 import click
 
-from samecurve.cli.config_flags import load_config
-from samecurve.cli.config_options import config_options
-from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.cli.load_config import load_config
+from samecurve.cli.options import ConfigVerb, exit_on_sigterm
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
-@config_options
+@click.command(cls=ConfigVerb)
 @click.option(
     "--worlds",
     metavar="1,2,4",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, exit_on_sigterm, trust_option
+from samecurve.cli.options import Verb, add_typed, exit_on_sigterm, trust_option
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
@@ -70,7 +70,10 @@ def evaluate(
 
 
 def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """The settings that replace the run's own: config key -> (value, the flag that gave it)."""
+    """The settings that replace the run's own: config key -> (value, the flag that gave it).
+
+    UserError: two flags set the same key
+    """
     from samecurve.core.config.document import parse_setting
 
     values = {
@@ -80,7 +83,10 @@ def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         "--engine": ("engine", flags["engine"]),
         "--dtype": ("train.precision", flags["dtype"]),
     }
-    settings = {key: (value, flag) for flag, (key, value) in values.items() if value is not None}
+    settings: dict[str, tuple[Any, str]] = {}
+    for flag, (key, value) in values.items():
+        if value is not None:
+            add_typed(settings, key, value, flag)
     for text in flags["settings"]:
         key, value = parse_setting(text)
         settings[key] = (value, f"--set {key}")
@@ -97,6 +103,7 @@ def _line(evaluated: "Evaluated") -> str:
         if not isinstance(value, list)  # --json has a confusion matrix and its like
     )
     return (
-        f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples, {plan.num_devices}"
-        f" x {plan.devices[0].kind} {plan.strategy}, {show_seconds(evaluated.seconds)})"
+        f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples,"
+        f" {plan.layout.num_devices} x {plan.layout.devices[0].kind} {plan.layout.strategy},"
+        f" {show_seconds(evaluated.seconds)})"
     )

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -29,24 +28,17 @@ _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb'
 _LATER_VERBS = {"check", "init", "submit", "ui"}
 
 
-def _verb_files() -> Iterator[tuple[str, str]]:
-    """Each verb and its file in cli/, in alphabetical order; the click command is named as the
-    file.
-    """
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        with open(path, encoding="utf-8") as file:
-            if match := _VERB.match(file.readline()):
-                yield match[1], path.stem
+# each verb and its file in cli/, in alphabetical order; the click command is named as the file
+VERBS = {
+    match[1]: path.stem
+    for path in sorted(Path(__file__).parent.glob("*.py"))
+    if (match := _VERB.match(path.read_text(encoding="utf-8")))
+}
 
 
-VERBS = dict(_verb_files())
-
-
-def find_verb(name: str) -> click.Command | None:
-    """The command of a verb; None: there is no such verb."""
-    file = VERBS.get(name)
-    if file is None:
-        return None
+def find_verb(name: str) -> click.Command:
+    """The command of a verb. KeyError: there is no such verb."""
+    file = VERBS[name]
     command = getattr(import_module(f"samecurve.cli.{file}"), file)
     assert isinstance(command, click.Command)
     return command
@@ -59,7 +51,7 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        return find_verb(name)
+        return find_verb(name) if name in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
@@ -94,7 +86,7 @@ def cli(context: click.Context) -> None:
     samecurve train -f models/tiny.yaml --devices cpu:2
     samecurve plan  -f models/tiny.yaml
     """
-    if context.invoked_subcommand != "run":  # whose scripts start as torchrun starts them
+    if context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
         let_threads_wait()
 
 

@@ -6,18 +6,37 @@ from pathlib import Path
 
 import click
 
+from samecurve.cli.options import Flags, Typed
 from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
+from samecurve.core.config.unsupported import task_needed, task_that_has
 from samecurve.core.system.installation import checkout
-from samecurve.errors import UserError
+from samecurve.errors import InvalidConfigError, UserError
+from samecurve.tasks import Tasks
 
 _FOLDERS = ("models", "examples")
 _FIRST = "tiny.yaml"  # the one that is quick anywhere
 _MOST_FILES, _MOST_NAMES = 200, 12
 
 
-def no_config(runs: Iterable[Path] = (), task: str | None = None) -> UserError:
+def no_config(flags: Flags, typed: Typed) -> UserError:
     """The refusal of a command line without -f.
+
+    It suggests a config of the task that has the typed flags, and names flags that no task has.
+    """
+    runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
+    served = [task_that_has(key) for key in typed if Tasks().knows(task_that_has(key))]
+    errors = [_suggestion(runs, served[0] if served else None)]
+    for key, (_, flag) in typed.items():
+        needed = task_needed(key)
+        if needed and task_that_has(key) not in served:
+            what, remedy = needed
+            errors.append(UserError(f"{key} is for {what}", remedy, flag))
+    return errors[0] if len(errors) == 1 else InvalidConfigError(errors)
+
+
+def _suggestion(runs: Iterable[Path], task: str | None) -> UserError:
+    """The configs at hand, and the typed line with one of them.
 
     runs: run directories that the line names; each holds the config that its run began with
     task: the task that has the typed flags, if only one has them

@@ -1,18 +1,27 @@
-"""Code that verbs share: how flags and names are read, and options that several verbs have."""
+"""The options of the command line: how they are read, and those that several verbs have.
 
-import math
+CONFIG_OPTIONS is the one table of the options that say what the config says; load_config.py makes a
+config of their values.
+"""
+
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.core.strategies import strategy_help
+from samecurve.errors import UserError
+
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
 
+Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
+Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 _HOSTS = (
     "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
     " --node-rank I, on each of them"
@@ -42,31 +51,61 @@ class Verb(click.Command):
         ctx.meta["arguments"] = list(args)
         own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
-            check_text(argument, ctx)
+            try:
+                argument.encode()
+            except UnicodeEncodeError:  # no file could name it again
+                raise click.UsageError(f"{argument} is not UTF-8 text", ctx) from None
             flag = dashes(argument.partition("=")[0])
             if flag in TORCHRUN_HINTS.keys() - own:
                 raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
         return super().parse_args(ctx, args)
 
 
-def check_text(argument: str, ctx: click.Context) -> None:
-    """Refuse an argument whose bytes are no text: no file could name it again."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        raise click.UsageError(f"{argument} is not UTF-8 text", ctx) from None
+class Option(click.Option):
+    """An option whose help shows its own name only; the names of other tools work too."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names = self.opts
+        first_long = 0 if names[0].startswith("--") else 1
+        self.opts = names[: first_long + 1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
 
 
-class Finite(click.FloatRange):
-    """An option's type: a number in a range, and no nan."""
+class ConfigOption(Option):
+    """An option of every verb that reads a config. Its value is what the config's key is set to."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value} is no number", param, ctx)
-        return number
+    def __init__(
+        self,
+        names: str,
+        key: str = "",
+        help_option: str = "",
+        *,
+        sets: object = None,
+        convert: Callable[[Any], Any] | None = None,
+        **attributes: Any,
+    ) -> None:
+        """An option without a help text is hidden.
+
+        names: with blanks between them; after the first, spellings of other tools
+        key: the config's key; '' where load_config.py has code for the option
+        sets: the value that a switch sets; None: the user types the value
+        convert: makes the key's value from the typed one
+        """
+        self.key = key
+        if sets is not None:  # is_flag=False would have click read `--lr -1` as two flags
+            attributes["is_flag"] = True
+
+        def value(_context: click.Context, _option: click.Parameter, typed: Any) -> Any:
+            if sets is not None:
+                return sets if typed else None
+            return typed if typed is None or convert is None else convert(typed)
+
+        super().__init__(
+            names.split(), help=help_option, hidden=not help_option, callback=value, **attributes
+        )
 
 
 def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:
@@ -86,17 +125,152 @@ def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:
     return parse
 
 
-class Option(click.Option):
-    """An option whose help shows its own name only; the names of other tools work too."""
+def _gpus(indices: str) -> str:
+    if indices.startswith("cpu"):
+        raise UserError(f"--gpus {indices} names no GPU", f"--devices {indices}", "--gpus")
+    return indices
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        names = self.opts
-        first_long = 0 if names[0].startswith("--") else 1
-        self.opts = names[: first_long + 1]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = names
+
+def _first_gpus(count: int) -> str:
+    if count < 0:
+        raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
+    return ",".join(map(str, range(count))) or "all"
+
+
+def _epochs(count: float) -> str:
+    return f"{count:.9f}".rstrip("0").rstrip(".") + "ep"
+
+
+_option = ConfigOption
+_integer = partial(ConfigOption, type=int)
+_number = partial(ConfigOption, type=float)
+_switch = partial(ConfigOption, sets=True)
+CONFIG_OPTIONS = (
+    # what is trained, on what, and where
+    _option("-f --file --config-path", "", "the config, YAML or JSON", type=Path),
+    _option(
+        "-d --data",
+        "data.source",
+        "data.source: text, a directory, a glob, a .bin of raw tokens, python-stdlib",
+    ),
+    _option(
+        "--gpus --gpu-ids --device-ids",
+        "devices.use",
+        "GPUs by index, as CUDA_VISIBLE_DEVICES leaves them",
+        convert=_gpus,
+        metavar="0,1",
+    ),
+    _option(
+        "--num-gpus --nproc --nproc-per-node",
+        "devices.use",
+        convert=_first_gpus,
+        type=rank_count(each_gpu=0),
+    ),
+    # values
+    _option("--devices", "devices.use", "auto, all, cpu, cpu:N, or indices: 0,1"),
+    _option("--strategy --multi-gpu", "devices.strategy", strategy_help()),
+    _option("--engine", "engine", "torch, jax"),
+    _option(
+        "--sync-backend --backend --distributed-backend", "devices.sync", "auto, cpu, gloo, nccl"
+    ),
+    _option("--dtype", "train.precision", "f32, bf16, f16, f64"),
+    _integer("--seq-len", "model.max_seq_len", "tokens of a sample"),
+    _number("--lr", "optimizer.lr", "peak learning rate"),
+    _number("--weight-decay", "optimizer.weight_decay", "on matrices only"),
+    _option(
+        "--scale-lr", "schedule.scale_lr", "none, linear, sqrt: by batch / schedule.base_batch"
+    ),
+    _integer("--warmup", "schedule.warmup", "steps"),
+    _option(
+        "--balance",
+        "devices.balance",
+        "even, measured, or relative speeds: 2,1; dp and ddp assign microbatches by them; same"
+        " results",
+    ),
+    _option(
+        "--compress",
+        "devices.compress",
+        "none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results",
+    ),
+    _integer(
+        "--num-workers",
+        "data.workers",
+        "processes a device that read samples; 0: a thread of the rank",
+    ),
+    _integer("--prefetch", "data.prefetch", "steps prepared ahead"),
+    _integer("--max-checkpoints", "train.keep", "newest checkpoints kept, beside the best; 0: all"),
+    _integer(
+        "--max-restarts", "devices.max_restarts", "starts after a failure, from the last save"
+    ),
+    _option("--launcher", "devices.launcher", "direct, elastic, spawn"),
+    _integer("--port --master-port", "devices.port", "of the rendezvous; 0: any free one"),
+    _option("--wandb", "track.wandb", "off, offline, online: W&B too"),
+    # fields of some tasks only
+    _option("--mode", "data.mode"),
+    _option("--arch", "model.arch"),
+    _option("--cssm", "model.cssm"),
+    # switches
+    _switch("--no-amp", "train.precision", "precision f32", sets="f32"),
+    _switch("--bf16", "train.precision", sets="bf16"),
+    _switch("--exact", "train.exact", "the same bits on any number of devices"),
+    _switch(
+        "--compile", "train.compile", "compile the model's blocks: faster steps, slower first ones"
+    ),
+    _switch(
+        "--tensorboard",
+        "track.tensorboard",
+        "TensorBoard too: logs/tensorboard in the run directory",
+    ),
+    _switch(
+        "--no-preflight",
+        "devices.preflight",
+        "no first collective with a time limit before training",
+        sets=0,
+    ),
+    _switch("--spawn", "devices.launcher", sets="spawn"),
+    _switch("--distributed-data-loading"),
+    # how much, how long, and any other value
+    _integer("--batch-size", "batch.per_device", "samples per device and accumulation step"),
+    _integer(
+        "--grad-accum --grad-accum-steps",
+        "batch.accumulate",
+        "accumulation steps before an optimizer step",
+    ),
+    _integer(
+        "--global-batch",
+        "batch.samples",
+        "samples of a step over all devices, whatever their number",
+    ),
+    _number("--epochs", "train.steps", "length of the run in epochs", convert=_epochs),
+    _integer(
+        "--max-steps", "train.steps", "length of the run in steps; 0 with --epochs: whole epochs"
+    ),
+    _number("--warmup-epochs", "schedule.warmup", "warm-up in epochs", convert=_epochs),
+    _option(
+        "--set settings",
+        "",
+        "any config value: --set optimizer.clip=0.5",
+        multiple=True,
+        metavar="KEY=VALUE",
+    ),
+)
+
+
+class ConfigVerb(Verb):
+    """A verb that reads a config: CONFIG_OPTIONS stand before its own options."""
+
+    def __init__(self, *, params: list[click.Parameter], **attributes: Any) -> None:
+        super().__init__(params=[*CONFIG_OPTIONS, *params], **attributes)
+
+
+def add_typed(typed: dict[str, tuple[Any, str]], key: str, value: object, flag: str) -> None:
+    """Note that a flag sets a key of the config. UserError: another flag sets the same key."""
+    if key in typed:
+        _, other = typed[key]
+        raise UserError(
+            f"{other} and {flag} contradict each other: both set {key}", "give one of them", other
+        )
+    typed[key] = value, flag
 
 
 init_from_option = click.option(
@@ -143,8 +317,4 @@ def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
 
 def exit_on_sigterm() -> None:
     """Leave at a SIGTERM, as long as nothing runs that could be left half done."""
-    signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.config_flags import load_config
-from samecurve.cli.config_options import config_options
+from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
-    Verb,
+    ConfigVerb,
     init_from_option,
     probe_facts,
     probe_option,
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from samecurve.experiments.machine import PredictionRequest
 
 
-@click.command(cls=Verb)
-@config_options
+@click.command(cls=ConfigVerb)
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
 @click.option(
     "--machine",
@@ -77,7 +75,7 @@ def plan(
         _plan_machine(loaded, other_machine, as_json=as_json)
         return
     from samecurve.core.config.section import flatten
-    from samecurve.observe.plan_text import table
+    from samecurve.observe.plan_table import table
     from samecurve.run.prepare import make_plan
     from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import entry_of
@@ -109,7 +107,7 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
     """
     from samecurve.core.config.section import flatten
     from samecurve.experiments.machine import predict
-    from samecurve.observe.plan_text import table
+    from samecurve.observe.plan_table import table
 
     prediction = predict(loaded, request)
     plan, formulas = prediction.plan, prediction.facts.formulas

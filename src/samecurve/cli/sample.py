@@ -1,12 +1,26 @@
 """`samecurve sample`."""
 
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from samecurve.cli.options import Finite, Verb, trust_option
+from samecurve.cli.options import Verb, trust_option
 from samecurve.terminal import echo
+
+
+class Finite(click.FloatRange):
+    """An option's type: a number in a range, and no nan."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
 
 
 @click.command(cls=Verb)

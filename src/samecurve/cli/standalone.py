@@ -21,18 +21,20 @@ _PLACES = ("devices", "gpus", "num_gpus")  # flags that say which devices
 
 @dataclass(frozen=True)
 class Standalone:
-    """A script. strategy: on several devices; config: what it trains where no -f says it."""
+    """A script of this kind."""
 
     script: str
-    config: Path
-    strategy: str
+    config: Path  # what it trains where the user types no -f
+    strategy: str  # on several devices
 
     def command_line(
         self, arguments: Sequence[str], environment: Mapping[str, str], gpus: int
     ) -> tuple[list[str], str]:
         """The arguments for `samecurve`, and a note to print first, or ''.
 
-        The script's own values come first, so that flags win. gpus: that are visible
+        The script's own values come first, so that flags win.
+
+        gpus: how many are visible
         """
         from samecurve.worker.cluster_env import started
 
@@ -56,9 +58,7 @@ class Standalone:
 
 def _typed(arguments: Sequence[str]) -> Mapping[str, object]:
     """The typed flags by name; `train` itself reports wrong ones."""
-    train = find_verb("train")
-    assert train is not None
-    return train.make_context("train", list(arguments), resilient_parsing=True).params
+    return find_verb("train").make_context("train", list(arguments), resilient_parsing=True).params
 
 
 def run_standalone(standalone: Standalone) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from samecurve.cli.config_flags import load_config
-from samecurve.cli.config_options import config_options
+from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
+    ConfigVerb,
     Option,
-    Verb,
     exit_on_sigterm,
     init_from_option,
     probe_facts,
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from samecurve.run.resume import Options
 
 
-@click.command(cls=Verb)
-@config_options
+@click.command(cls=ConfigVerb)
 @click.option(
     "--save-dir",
     "--checkpoint-dir",
@@ -113,8 +111,7 @@ def train(
             prepared.lock.release()
             echo(done_line(prepared), err=headless)
             return
-        server = warm_start.server
-        code = launch(prepared, loaded.config.devices, headless=headless, server=server)
+        code = launch(prepared, loaded.config.devices, headless=headless, server=warm_start.server)
     sys.exit(code)
 
 

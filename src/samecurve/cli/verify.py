@@ -1,19 +1,16 @@
 """`samecurve verify`."""
 
 import sys
-from functools import partial
 from typing import Any
 
 import click
 
-from samecurve.cli.config_flags import load_config
-from samecurve.cli.config_options import config_options
-from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.cli.load_config import load_config
+from samecurve.cli.options import ConfigVerb, exit_on_sigterm
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
-@config_options
+@click.command(cls=ConfigVerb)
 @click.option(
     "--layouts",
     metavar="LIST",
@@ -53,13 +50,11 @@ def verify(
     else:
         flags["dtype"] = flags["dtype"] or "f64"
     loaded = load_config(flags, say=not as_json and not headless)
-    if as_json and not headless:
-        show = _show_nothing
-    else:
-        show = partial(echo, err=headless)
+    has_table = headless or not as_json
+
+    def show(line: str) -> None:
+        if has_table:
+            echo(line, err=headless)
+
     as_json = as_json or headless
     sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json, show=show))
-
-
-def _show_nothing(line: str) -> None:
-    del line

@@ -5,13 +5,7 @@ Values pass unchecked: our own config refuses a wrong value, at its place in the
 
 from collections.abc import Iterable, Mapping
 
-from samecurve.convert.converted_config import (
-    FieldReading,
-    Outcome,
-    Refusal,
-    one_line,
-    short_text,
-)
+from samecurve.convert.converted_config import FieldReading, Outcome, Refusal, one_line, short_text
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.errors import UserError
 

@@ -6,16 +6,6 @@ from samecurve.convert.foreign_config import ForeignConfig
 from samecurve.convert.values import epochs
 
 
-def never(value: object) -> bool:
-    """Whether a strategy of saving or evaluating is `no`."""
-    return str(value).upper() == "NO"
-
-
-def each_epoch(value: object) -> bool:
-    """Whether a strategy of saving or evaluating is `epoch`."""
-    return str(value).upper() == "EPOCH"
-
-
 def part_of_run(value: object) -> bool:
     """Whether a number of steps is a share of the run, as in transformers 5."""
     return isinstance(value, float) and 0 < value < 1

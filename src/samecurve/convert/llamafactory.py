@@ -35,11 +35,6 @@ def packs(foreign: ForeignConfig) -> bool:
     return foreign.value("packing") is None and foreign.value("stage") == "pt"
 
 
-def every_steps(value: object) -> bool:
-    """Whether a strategy of evaluation is `steps`."""
-    return str(value).lower() == "steps"
-
-
 def interval(value: object) -> object:
     """The interval that a strategy of evaluation means."""
     word = str(value).lower()

@@ -9,11 +9,6 @@ def not_switch(value: object) -> bool:
     return not isinstance(value, bool)
 
 
-def cpu(value: object) -> bool:
-    """Whether a device is the CPU."""
-    return isinstance(value, str) and value.lower() == "cpu"
-
-
 def cuda(value: object) -> bool:
     """Whether a device is a GPU; it is one where the file names none."""
     return value is None or (isinstance(value, str) and value.lower().startswith("cuda"))
@@ -22,21 +17,6 @@ def cuda(value: object) -> bool:
 def averaged(value: object) -> bool:
     """Whether an average of the weights is kept."""
     return value is not None and str(value).upper() != "OFF"
-
-
-def scaled_loss(value: object) -> bool:
-    """Whether a loss is scaled by the batch."""
-    return value not in (None, "NONE")
-
-
-def parameters(value: object) -> bool:
-    """Whether a schedule has parameters of its own."""
-    return value not in (None, [])
-
-
-def custom(value: object) -> bool:
-    """Whether a schedule is a class of the user's."""
-    return value not in (None, "")
 
 
 def other_formulas(name: object) -> bool:

@@ -24,11 +24,6 @@ def on_or_absent(value: object) -> bool:
     return value is None or bool(value)
 
 
-def gpu(value: object) -> bool:
-    """Whether the target device is `gpu`, in small letters."""
-    return value == "gpu"
-
-
 def zero(value: object) -> bool:
     """Whether a number of steps is 0, or left out."""
     return value is None or (value == 0 and not isinstance(value, bool))
@@ -86,16 +81,6 @@ def skip_switched_off(foreign: ForeignConfig) -> None:
     for field in foreign.open_fields("model."):
         if not foreign.value(field):
             foreign.ignore(field, "switched off")
-
-
-def max_length(foreign: ForeignConfig) -> object:
-    """The longest row of the model."""
-    return foreign.value("model.max_seq_len")
-
-
-def heads(foreign: ForeignConfig) -> object:
-    """The number of attention heads."""
-    return foreign.value("model.num_heads")
 
 
 def width(foreign: ForeignConfig) -> object:

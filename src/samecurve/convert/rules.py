@@ -12,14 +12,16 @@ same: {FIELD: KEY} are read as they stand
 skip: FIELDS       are not needed, `why`; `lora_*` is every field that begins so, `but` one
 refuse: FIELD      can't be honoured, `why`, `remedy`; a flag that sets `key` settles that
 refuse_on: {FIELD: [WHY, REMEDY]}  are refused where they are switched on
-default: KEY       gets `value` (or `compute`), `why`; with `if_new` only if no field has set it
+default: KEY       gets `value` (or `compute`, or the value of another `field`), `why`; with
+                   `if_new` only if no field has set it
 run_directory: FIELD
 call: FUNCTION     does it all
 use: GROUP         (or the one that `compute` names): rules of `groups`, or of the table that is
                    `shared`; `with: {NAME: VALUE}` fills in each <NAME>
 group: RULES       share a condition
 
-`when` and `unless` are conditions on fields: a value, a list of values, or `is FUNCTION`.
+`when` and `unless` are conditions on fields: a value, a list of values, `is FUNCTION`, or
+`word WORD` (in small letters or capitals).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -88,6 +90,8 @@ class _Interpreter:
         value = self.foreign.value(field)
         if isinstance(test, str) and test.startswith("is "):
             return bool(self.functions[test.removeprefix("is ")](value))
+        if isinstance(test, str) and test.startswith("word "):
+            return str(value).upper() == test.removeprefix("word ").upper()
         if isinstance(test, list):
             return value in test
         if isinstance(test, bool):
@@ -120,10 +124,10 @@ class _Interpreter:
             self.foreign.refuse(field, why, rule["remedy"], rule["key"])
 
     def _computed(self, rule: Rule, value: Any) -> Any:
-        """The result of the function `compute`, or else the value."""
+        """The result of the function `compute`, or another field's value, or else the value."""
         if "compute" in rule:
             return self.functions[rule["compute"]](self.foreign)
-        return value
+        return self.foreign.value(rule["field"]) if "field" in rule else value
 
     def _same(self, keys: Mapping[str, str], _rule: Rule) -> None:
         for field, key in keys.items():

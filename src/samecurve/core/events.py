@@ -33,6 +33,8 @@ Activity = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+# the values of an `evaluated` or `tested` line that are no metrics
+BESIDE_METRICS = frozenset({"seconds", "best_loss", "best_value", "best_step"})
 
 
 class Beat(NamedTuple):

@@ -33,7 +33,6 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check.additivity import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
-from samecurve.core.weights.digest import combined
 from samecurve.units import join_words
 
 Outcome = Literal["finished", "stopped"]
@@ -79,11 +78,11 @@ def train(
     counters = Counters.from_loop(saved.loop) if saved else Counters()
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
-    exact = {"exact": True} if plan.exact else {}
+    exact = {"exact": True} if plan.compute.exact else {}
     context.record(Event("started", done, {**exact, **context.started}))
     _check_split(context, state, done)
 
-    is_alone = plan.world_size == 1  # nobody else is to agree to what this rank is asked
+    is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
     ends_early = plan.stops_early(counters.early_waited)
 
@@ -164,7 +163,7 @@ def _check_split(context: LoopContext[State, Staged], state: State, done: int) -
     """Before the first step of a start. UserError: the loss does not add up over samples."""
     if done >= context.plan.steps:
         return
-    rows = context.feed.trial_rows(samples_tried(context.plan.micro_batch_size))
+    rows = context.feed.trial_rows(samples_tried(context.plan.batch.micro_batch_size))
     lines = context.engine.check_split(state, rows, as_if_split=context.as_if_split)
     for line in lines:
         context.record(Event("warned", done, {"text": line}))
@@ -206,6 +205,8 @@ def run_due_actions(
         _sample(context, state, step)
     if "hash" in due:
         context.heartbeat(step, "save")
+        from samecurve.core.weights.digest import combined
+
         digests = engine.digests(state)
         context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))
     if save:

@@ -62,7 +62,7 @@ class RowReader(Source, Protocol):
     def read(self, ids: Ids, epoch: int) -> Mapping[str, NDArray[Any]]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: two are made for every microbatch
 class MicroBatch:
     """A microbatch: the samples that one device computes at once.
 
@@ -186,12 +186,18 @@ class StepMetrics:
 class Task(Protocol):
     """A task: a class with these methods, and no base class.
 
+    after_step: called after each update; None: the task has none.
+    follows_progress: whether the loss asks for the step or the epoch.
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
     frozen_base: what is not trained comes from elsewhere: checkpoints leave it out.
     initial: None for the value that the model itself gave the parameter.
     init_module: gives a module of a model, whose own parameters are real and empty, their first
         values, with torch's generators; None: initial() and the model itself do.
+    lr_factor: the factor of the learning rate at a step, by the task's own schedule; None: the
+        config's schedule holds.
+    optimizer: makes the task's own optimizer; None: the config's is used.
+    phases: patterns of parameter names by phase of a step; empty: a step is one update.
     loss: of a microbatch. Where Facts.whole_batch, features() of a microbatch, one row a sample,
         and batch_loss() of those of a whole batch stand for it.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
@@ -203,6 +209,16 @@ class Task(Protocol):
     def frozen_base(self) -> bool: ...
     @property
     def init_module(self) -> Callable[[Any, Any], None] | None: ...
+    @property
+    def phases(self) -> Mapping[str, Sequence[str]]: ...
+    @property
+    def optimizer(self) -> Callable[..., Any] | None: ...
+    @property
+    def after_step(self) -> Callable[[Any, int], None] | None: ...
+    @property
+    def follows_progress(self) -> bool: ...
+    @property
+    def lr_factor(self) -> Callable[[int], float] | None: ...
     def facts(self) -> Facts: ...
     def fingerprint(self) -> str: ...
     def train_data(self) -> RowReader: ...

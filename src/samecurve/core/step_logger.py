@@ -3,11 +3,10 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
 from samecurve.core.events import REQUESTS, Event, Request
-from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Batch,
@@ -18,6 +17,9 @@ from samecurve.core.protocols import (
     StepMetrics,
 )
 from samecurve.errors import RunError
+
+if TYPE_CHECKING:
+    from samecurve.core.measurement.stragglers import StragglerDetector
 
 # what a step's line says of itself beside the loss
 STEP_VALUES = frozenset(
@@ -61,7 +63,7 @@ class StepLogger:
         self._deferred: _Deferred | None = None
         self._began = self._clock = time.perf_counter()
         self._step_seconds, self._steps = 0.0, 0  # of this start
-        self._peak_bytes = [0] * plan.num_devices
+        self._peak_bytes = [0] * plan.layout.num_devices
         self._stragglers = _straggler_detector(plan)
 
     def add(self, step: int, batch: Batch, lr: float, metrics: PendingMetrics) -> set[Request]:
@@ -138,7 +140,7 @@ class StepLogger:
         if plan.tokens_per_sample > 1:
             values["tokens_per_second"] = metrics.weight / seconds
         if plan.flops_per_step:
-            flops = plan.flops_per_step * samples / plan.global_batch_size / seconds
+            flops = plan.flops_per_step * samples / plan.batch.global_batch_size / seconds
             values["flops_per_second"] = flops
             if plan.peak_flops:
                 values["mfu"] = flops / plan.peak_flops
@@ -163,7 +165,7 @@ class StepLogger:
         values["grad_norm"] = None
         self.counters.skipped += 1
         finds_scale = (
-            self._plan.precision == "f16"
+            self._plan.compute.precision == "f16"
             and math.isfinite(loss)
             and metrics.scale > _SMALLEST_SCALE
         )
@@ -194,12 +196,14 @@ def requests_in(counts: Sequence[int]) -> set[Request]:
     return {request for request, count in zip(REQUESTS, counts, strict=True) if count}
 
 
-def _straggler_detector(plan: Plan) -> StragglerDetector | None:
+def _straggler_detector(plan: Plan) -> "StragglerDetector | None":
     """The detector of slow ranks, where there are several. Shares by measured speed are no fault of
     a rank; where a run could have such shares, the detector says so.
     """
-    if plan.world_size == 1:
+    if plan.layout.world_size == 1:
         return None
+    from samecurve.core.measurement.stragglers import StragglerDetector
+
     if plan.batch.microbatch_seconds:
         return StragglerDetector(plan.batch.microbatches_per_device)
     if plan.layout.can_be_uneven:

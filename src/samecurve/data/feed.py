@@ -1,13 +1,13 @@
 """The batches of one process, in the run's order, prepared ahead by a background thread.
 
-The thread computes ids for many steps at once and gathers rows, or lets workers gather them for
-some steps to come; with prefetch 0 the same happens in place. Batches are the same in every way,
-and a feed can be opened at any step.
+The thread computes ids for many steps at once, and reads rows itself or asks workers for the rows
+of the next steps. With prefetch 0 the calling thread does the same. The batches do not depend on
+who reads them, and a feed can be opened at any step.
 
-Rows are read `prefetch` steps ahead of the one that trains, a step at a time. Where that is a
-matter of microseconds and of less than a megabyte they come for several steps together, since a
-thread that wakes at each step takes the interpreter's lock from the one that computes: a tiny
-model's step took 1.4 times as long.
+Rows are read `prefetch` steps ahead of the step that trains, one step at a time. If a read takes
+microseconds and brings less than a megabyte, rows of several steps are read together: a thread
+that wakes at each step takes the interpreter's lock from the thread that computes (the step of a
+tiny model took 1.4 times as long).
 """
 
 import queue
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice, takewhile
-from typing import Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,23 +46,26 @@ from samecurve.data.rounds import (
     Rounds,
     cut_rows,
 )
-from samecurve.data.trial_rows import LOOKED_AT, unlike_rows
-from samecurve.data.workers import Workers
+
+if TYPE_CHECKING:
+    from samecurve.data.workers import Workers
 
 _IDS_AT_ONCE = 65_536
-_TOGETHER = 16  # steps at most whose rows are read at once
-_QUICK, _SMALL = 1e-3, 1 << 20  # seconds and bytes of such a read at most
+_TOGETHER = 16  # most steps whose rows are read at once
+_QUICK, _SMALL = 1e-3, 1 << 20  # most seconds and bytes of a read of several steps
+_LOOKED_AT = 128  # samples among which trial_rows() chooses
 
 
 class Feed(Generic[Staged]):
-    """The steps from `start` to the plan's end, for these of the plan's devices.
+    """The steps from `start` to the plan's end, for some of the plan's devices.
 
-    held_out: what is evaluated, and tested; None: nothing is.
-    stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or
-        on the device).
-    prefetch: groups of steps to prepare ahead, in a thread, a group being one step but for quick
-        and small reads; 0: in place.
-    workers: who reads the two sources; None: this thread.
+    devices: numbers of this process's devices in the plan.
+    held_out: the evaluation and the test data; None: neither exists.
+    stage: (rounds of host arrays, number of rounds in a whole step) -> what the engine takes
+        (pinned, or on the device).
+    prefetch: groups of steps that a thread prepares ahead; a group is one step, or several if reads
+        are quick and small. 0: the caller's thread reads.
+    workers: processes that read the sources; None: the feed's thread reads.
     """
 
     def __init__(
@@ -75,18 +78,19 @@ class Feed(Generic[Staged]):
         *,
         start: int = 0,
         prefetch: int = 2,
-        workers: Workers | None = None,
+        workers: "Workers | None" = None,
     ) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
         held = held_out or {}
+        self._train = train
         self._sources = (train, held.get("eval"), held.get("test"))
         self._workers = workers
         self._start, self._prefetch = start, prefetch
         self._rounds = Rounds(plan, self._ask)
         self._order = plan.order
-        self._assignments: dict[int, list[Assignment]] = {}  # by samples of a step
+        self._assignments: dict[int, list[Assignment]] = {}  # by the number of a step's samples
         self._together = 1  # steps read at once: more while reading is quick
-        # for each group that the thread may read, True; False: it is to end
+        # True: the thread may read one more group; False: the thread must end
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -102,9 +106,7 @@ class Feed(Generic[Staged]):
                 yield batch.step, batch
 
     def evaluation(self, which: Held = "eval") -> Iterator[Staged]:
-        """Held-out data, staged round by round: as many samples as the plan says, in their own
-        order.
-        """
+        """Held-out data, staged round by round, in the source's order."""
         source = TEST_SOURCE if which == "test" else HELD_OUT_SOURCE
         if self._sources[source] is None:
             return
@@ -123,23 +125,20 @@ class Feed(Generic[Staged]):
         return ids
 
     def trial_rows(self, most: int) -> TrialRows:
-        """At most so many samples of the first steps to come, whoever trains on them; unlike ones,
-        where rows can be looked at beforehand.
+        """At most `most` samples of the next steps, on whatever devices they train.
 
-        What is padded by microbatch is read anew for each part, so that a loss which follows the
-        padding is seen.
+        Samples of rare classes come first, if rows can be looked at beforehand. A source that pads
+        by microbatch is read again for each part, so that a loss that depends on padding shows.
         """
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
         steps = range(
-            step, min(step + -(-LOOKED_AT // self._plan.global_batch_size), self._plan.steps)
+            step, min(step + -(-_LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
         )
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
-        ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:LOOKED_AT]
-        source = self._sources[TRAIN_SOURCE]
-        assert source is not None
+        ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:_LOOKED_AT]
         rows: Arrays = {}
-        if source.by_microbatch:
+        if self._train.by_microbatch:
             ids = ids[:most]
         else:
             rows = self._ask(TRAIN_SOURCE, ids, epoch)()
@@ -156,18 +155,18 @@ class Feed(Generic[Staged]):
         return TrialRows(ids, step, pick)
 
     def close(self) -> None:
-        """End the thread, and wait for it: one still inside an engine's code when the interpreter
-        ends aborts the process.
+        """End the thread, and wait for it: a thread that is inside an engine's code when the
+        interpreter ends aborts the process.
         """
         self._permits.put(False)
         if self._thread is not None:
             self._thread.join()
 
     def _groups(self) -> Iterator[list[Batch[Staged]]]:
-        """Steps whose rows were read at once.
+        """Groups of steps whose rows were read at once.
 
-        Where each microbatch is a read of its own, one by one; workers are asked for as many steps
-        ahead as keep them busy.
+        If each microbatch is a read of its own, a group is one step, and workers are asked for
+        enough steps ahead to keep them busy.
         """
         if not self._reads_by_microbatch:
             numbered = self._numbered_ids()
@@ -184,8 +183,10 @@ class Feed(Generic[Staged]):
             yield [self._batch(*ahead.popleft())]
 
     def _read_group(self, group: Sequence[tuple[int, Ids]]) -> Iterator[list[Batch[Staged]]]:
-        """These steps, read at once; if that fails, one by one, so that what can be trained on
-        before the failure is. A failure stands, even if it does not come again.
+        """Read these steps at once.
+
+        If that fails they are read one by one, so that the steps before the failure are trained.
+        The failure is raised even if it does not happen again.
         """
         try:
             batches = self._read_at_once(group)
@@ -202,21 +203,15 @@ class Feed(Generic[Staged]):
     def _epochs_apart(
         self, group: Sequence[tuple[int, Ids]]
     ) -> Iterator[Sequence[tuple[int, Ids]]]:
-        """The group, cut between epochs where a row may follow the epoch."""
-        source = self._sources[TRAIN_SOURCE]
-        assert source is not None
-        if not source.by_epoch:
+        """Cut a group between epochs, if the source's rows may depend on the epoch."""
+        if not self._train.by_epoch:
             yield group
             return
         for _, of_one_epoch in groupby(group, lambda numbered: self._epoch(numbered[0])):
             yield list(of_one_epoch)
 
     def _read_at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch[Staged]]:
-        """Read once for each device of this process, however many microbatches and steps it has:
-        they are views of what was read.
-        """
-        source = self._sources[TRAIN_SOURCE]
-        assert source is not None
+        """Read once for each device of this process; microbatches are views of the rows read."""
         began, size = time.perf_counter(), 0
         epoch = self._epoch(group[0][0])
         assignments = [self._assigned(len(ids)) for _, ids in group]
@@ -228,7 +223,7 @@ class Feed(Generic[Staged]):
                 for (_, ids), assignment in zip(group, of_device, strict=True)
                 for begin, end in assignment.extent
             ]
-            rows = _read_joined(source, device_ids, epoch)
+            rows = _read_joined(self._train, device_ids, epoch)
             size += sum(array.nbytes for array in rows.values())
             first = 0
             for step_shares, assignment in zip(shares, of_device, strict=True):
@@ -246,51 +241,52 @@ class Feed(Generic[Staged]):
         return batches
 
     def _adapt_group_size(self, seconds: float, size: int) -> None:
-        """Twice as many steps next time, as long as that stays quick and small."""
+        """Double the steps of the next read while reads stay quick and small, else halve them."""
         if 2 * seconds < _QUICK and 2 * size < _SMALL:
             self._together = min(2 * self._together, _TOGETHER)
         elif seconds > _QUICK or size > _SMALL:
             self._together = max(self._together // 2, 1)
 
     def _steps_ahead(self, samples: int) -> int:
-        """Steps to ask for ahead: workers read a microbatch at a time."""
+        """Steps to ask the workers for ahead; a worker reads one microbatch at a time."""
         if not self._workers:
             return 0
         microbatches = sum(len(assignment.spans) for assignment in self._assigned(samples))
         return -(-self._workers.depth // max(1, microbatches))
 
     def _numbered_ids(self) -> Iterator[tuple[int, Ids]]:
-        at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
+        at_once = max(1, _IDS_AT_ONCE // self._plan.batch.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
-            yield from zip(steps, map(self._laid, self._order.ids(steps)), strict=True)
+            yield from zip(steps, self._laid(self._order.ids(steps)), strict=True)
 
-    def _laid(self, ids: Ids) -> Ids:
-        """A step's samples, those of a microbatch about equally long where rows are unlike; in
-        their order where the loss looks at the whole batch.
+    def _laid(self, ids_by_step: list[Ids]) -> list[Ids]:
+        """The samples of each step, those of a microbatch about equally long where rows are unlike;
+        in their order where the loss looks at the whole batch.
         """
-        source = self._sources[TRAIN_SOURCE]
-        assert source is not None
-        if source.lengths is None or self._plan.whole_batch:
-            return ids
-        return by_length(ids, source.lengths[ids], self._plan.micro_batch_size)
+        lengths = self._train.lengths
+        if lengths is None or self._plan.compute.whole_batch:
+            return ids_by_step
+        size = self._plan.batch.micro_batch_size
+        return [by_length(ids, lengths[ids], size) for ids in ids_by_step]
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
-        keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
-        least = 0 if self._plan.exact else 1
+        progress = self._plan.progress_at(step)
+        keys = partial(RowKeys, self._plan.fixed.seed, progress.epoch, step)
+        least = 0 if self._plan.compute.exact else 1
         rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
         return Batch(
-            self._stage(rounds, self._plan.accumulation_steps),
-            self._plan.progress_at(step),
+            self._stage(rounds, self._plan.batch.accumulation_steps),
+            progress,
             samples=len(ids),
-            num_microbatches=count_microbatches(len(ids), self._plan.micro_batch_size),
+            num_microbatches=count_microbatches(len(ids), self._plan.batch.micro_batch_size),
         )
 
     def _assigned(self, samples: int) -> list[Assignment]:
-        """The work of this process's devices in a step of so many samples."""
+        """The work of each of this process's devices in a step of this many samples."""
         if samples not in self._assignments:
             self._assignments[samples] = [
-                self._plan.assignment(samples, device) for device in self._devices
+                self._plan.batch.assignment(samples, device) for device in self._devices
             ]
         return self._assignments[samples]
 
@@ -299,13 +295,11 @@ class Feed(Generic[Staged]):
 
     @property
     def _reads_by_microbatch(self) -> bool:
-        """Whether a read brings one microbatch, else all of a device's, which neighbour."""
-        source = self._sources[TRAIN_SOURCE]
-        assert source is not None
-        return self._workers is not None or source.by_microbatch
+        """Whether a read brings one microbatch; else it brings all microbatches of a device."""
+        return self._workers is not None or self._train.by_microbatch
 
     def _ask_shares(self, step: int, ids: Ids) -> list[DeviceShare]:
-        """The share of each device of this process in a step that is read by itself."""
+        """The share of each device of this process, for a step that is read alone."""
         shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
             intervals = assignment.spans if self._reads_by_microbatch else assignment.extent
@@ -319,12 +313,11 @@ class Feed(Generic[Staged]):
     def _read_in_turn(
         self, source: int, ids: Ids, spans: Sequence[tuple[int, int]]
     ) -> Iterator[Read]:
-        """Microbatch by microbatch, since held-out data may be more than memory holds; some are
-        asked for ahead.
+        """Read held-out data microbatch by microbatch, since it may not fit in memory.
+
+        Workers are asked for some microbatches ahead.
         """
-        most = 0
-        if self._workers:
-            most = self._workers.depth
+        most = self._workers.depth if self._workers else 0
         ahead: deque[Read] = deque()
         for begin, end in spans:
             ahead.append((begin, end, self._ask(source, ids[begin:end], 0)))
@@ -350,7 +343,7 @@ class Feed(Generic[Staged]):
                     ready.put(group)
                     if group is None:
                         return
-            except BaseException as error:  # raised in the loop, which takes it from the queue
+            except BaseException as error:  # the loop takes it from the queue and raises it
                 ready.put(error)
 
         for _ in range(self._prefetch):
@@ -370,7 +363,29 @@ class Feed(Generic[Staged]):
 def _read_joined(
     source: RowReader, ids: Sequence[Ids], epoch: int
 ) -> Mapping[str, NDArray[np.generic]]:
-    """The rows of all of these; nothing is read where there are none."""
+    """The rows of all these ids; without ids nothing is read."""
     if not ids:
         return {}
     return source.read(np.concatenate(ids) if len(ids) > 1 else ids[0], epoch)
+
+
+def unlike_rows(rows: Mapping[str, NDArray[Any]], count: int, most: int) -> list[int]:
+    """Choose at most `most` of `count` rows for the split check; their numbers, ascending.
+
+    Rows come first that have a whole number (a class, a domain) that no earlier row has. A loss may
+    weigh a rare class differently, which shows only if one of its samples is tried.
+    """
+    columns = [
+        array.tolist() for array in rows.values() if array.ndim == 1 and array.dtype.kind in "iub"
+    ]
+    seen: list[set[int]] = [set() for _ in columns]
+    chosen: list[int] = []
+    for row in range(count):
+        is_new = [column[row] not in values for column, values in zip(columns, seen, strict=True)]
+        if any(is_new) and len(chosen) < most:
+            chosen.append(row)
+            for column, values in zip(columns, seen, strict=True):
+                values.add(column[row])
+    others = (row for row in range(count) if row not in set(chosen))
+    chosen += [row for row, _ in zip(others, range(most - len(chosen)), strict=False)]
+    return sorted(chosen)

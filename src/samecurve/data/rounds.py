@@ -1,4 +1,4 @@
-"""Rounds of microbatches, of what was read for each device: who idles, who takes part with a dummy.
+"""Rounds of microbatches: which device idles in a round, and which computes a dummy.
 
 A dummy is a copy of a real row, whose loss is scaled by 0.
 """
@@ -14,7 +14,7 @@ from samecurve.core.protocols import Arrays, MicroBatch, Round
 
 ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
 KeysOf = Callable[[Ids], RowKeys]
-Read = tuple[int, int, ReadRows]  # of the positions [begin, end) of a step
+Read = tuple[int, int, ReadRows]  # begin, end, and the rows of positions [begin, end) of a step
 Ask = Callable[[int, Ids, int], ReadRows]  # (source, ids, epoch)
 TRAIN_SOURCE, HELD_OUT_SOURCE, TEST_SOURCE = 0, 1, 2
 
@@ -23,7 +23,7 @@ class DeviceShare(NamedTuple):
     """A device's share of a step, and the reads that bring its rows."""
 
     assignment: Assignment
-    reads: Iterable[Read]  # each of one microbatch or of several
+    reads: Iterable[Read]  # each brings one microbatch or several
 
 
 class Rounds:
@@ -35,8 +35,10 @@ class Rounds:
     def of(
         self, source: int, shares: list[DeviceShare], ids: Ids, keys: KeysOf, *, least: int
     ) -> Iterator[Round]:
-        """Rounds in which no device of this process has a microbatch are left out, unless all must
-        take part in each; `least` remain.
+        """The rounds of these shares, of which at least `least` remain.
+
+        A round in which no device of this process has a microbatch is left out, unless the strategy
+        needs every rank in every round.
         """
         assignments = [share.assignment for share in shares]
         microbatches = [self._microbatches(share, ids, keys) for share in shares]
@@ -55,8 +57,10 @@ class Rounds:
     def _with_dummies(
         self, by_device: list[MicroBatch | None], source: int, ids: Ids, keys: KeysOf
     ) -> Round:
-        """A copy of a row where a device must take part: each, or else the first of a process that
-        would have nothing.
+        """Add a dummy for each device that must take part without a microbatch.
+
+        If the strategy needs every rank in every round these are all devices; else it is the first
+        device of a process that has no microbatch in the round.
         """
         each = self._plan.layout.every_rank_every_round
         if all(by_device) or (any(by_device) and not each):
@@ -70,7 +74,7 @@ class Rounds:
         )
 
     def _microbatches(self, share: DeviceShare, ids: Ids, keys: KeysOf) -> Iterator[MicroBatch]:
-        """The microbatches of a device, views of what was read."""
+        """The microbatches of a device, as views of the rows read."""
         reads = iter(share.reads)
         first, last = 0, 0
         rows: Arrays = {}
@@ -81,7 +85,7 @@ class Rounds:
             yield MicroBatch(
                 cut_rows(rows, begin - first, end - first),
                 keys=keys(ids[begin:end]),
-                number=begin // self._plan.micro_batch_size,
+                number=begin // self._plan.batch.micro_batch_size,
             )
 
 

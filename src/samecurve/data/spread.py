@@ -1,4 +1,4 @@
-"""Some samples of a source, spread evenly over it."""
+"""A part of a source: samples that are spread evenly over it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,16 @@ import numpy as np
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import Source
+
+
+def spread_out(source: Source, count: int | None) -> Source | None:
+    """The held-out samples that an evaluation reads; None: there are none.
+
+    count: how many at most; None: all
+    """
+    if not len(source) or count == 0:
+        return None
+    return Spread(source, min(len(source), count or len(source)))
 
 
 class Spread:

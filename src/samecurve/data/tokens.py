@@ -1,6 +1,6 @@
 """Windows of a token file, as next-token samples.
 
-The file is mapped, not read; a batch is one vectorised gather.
+The file is memory-mapped; a batch is one vectorised gather.
 """
 
 from pathlib import Path
@@ -15,11 +15,11 @@ IGNORED = -100  # the label of a place that has no next token
 
 
 class TokenWindows:
-    """Sample i is tokens [first + i*length, +length) of the file, its labels the tokens one further
-    on.
+    """Samples of `length` tokens; labels are the tokens shifted by one.
 
-    The last window may be short: its rest is padded with label IGNORED, so that every token but the
-    first is predicted exactly once an epoch. Rows: tokens int64 [length], labels int64 [length].
+    Sample i begins at token first + i*length of the file. The last window may be short: its rest
+    has the label IGNORED. So each token but the first is predicted exactly once an epoch.
+    Rows: tokens int64 [length], labels int64 [length].
     """
 
     def __init__(self, path: Path, dtype: str, first: int, last: int, length: int) -> None:
@@ -41,5 +41,5 @@ class TokenWindows:
 
 
 def window_count(tokens: int, length: int) -> int:
-    """Windows of `length` predictions in so many tokens, the last one perhaps short."""
+    """The number of windows of `length` predictions in this many tokens; the last may be short."""
     return max(0, -(-(tokens - 1) // length))

@@ -1,9 +1,8 @@
-"""Processes that read samples, for sources that decode: the rows and their order stay the same,
-only who reads them changes.
+"""Processes that read samples, for sources that decode. Rows and their order stay the same.
 
-One process opens the sources and forks the workers, which share what it holds in memory; nothing is
-pickled but ids and rows. Jobs go to workers in turn and are answered in order, so that a slow
-sample delays and never reorders.
+One process opens the sources and forks the workers, which share its memory; only ids and rows
+travel through pipes. Jobs go to the workers in turn and are answered in order, so a slow sample
+delays other samples but never changes their order.
 """
 
 import json
@@ -27,10 +26,10 @@ from samecurve.errors import RunError, SamecurveError, UserError
 
 Rows = Mapping[str, NDArray[Any]]
 _DEPTH = 2  # jobs under way for each worker
-_PATIENCE = 5.0  # seconds for the word of how a worker ended
-_SHOWN = 8  # ids of an error
-_FRAMES = 4  # of its traceback, the innermost
-_PIPE = 1 << 20  # bytes; the most that Linux lets anybody have
+_PATIENCE = 5.0  # seconds to wait for the exit status of a worker that ended
+_SHOWN = 8  # ids that an error names
+_FRAMES = 4  # innermost frames of a traceback that an error shows
+_PIPE = 1 << 20  # bytes; the largest pipe that Linux gives an ordinary user
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
 
@@ -43,14 +42,14 @@ class _Job:
 
 @dataclass(frozen=True)
 class Line:
-    """The two pipes of a worker, as the asking process has them, or as the worker does."""
+    """The ends of a worker's two pipes that the asking process holds, or that the worker holds."""
 
     jobs: Connection
     rows: Connection
 
 
 def line() -> tuple[Line, Line]:
-    """(asker's, worker's) ends."""
+    """Open a worker's pipes: the asking process's ends, and the worker's ends."""
     jobs, ask = _pipe()
     take, rows = _pipe()
     return Line(ask, take), Line(jobs, rows)
@@ -62,15 +61,15 @@ def _pipe() -> tuple[Connection, Connection]:
         import fcntl
 
         fcntl.fcntl(writing, _SET_PIPE_SIZE, _PIPE)
-    except OSError:  # as large as the system has it, then
+    except OSError:  # the pipe keeps the system's default size
         pass
     return Connection(reading, writable=False), Connection(writing, readable=False)
 
 
 class Workers:
-    """The asking side. ask() may be called by several threads.
+    """The asking side of the workers. Several threads may call ask().
 
-    ended: waits so many seconds at most -> (worker, exit status) of one that ended, if any did.
+    ended: (most seconds to wait) -> worker and exit status of a worker that ended, or None.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class Workers:
 
     @property
     def depth(self) -> int:
-        """Jobs that keep all of them busy."""
+        """The number of jobs that keeps all workers busy."""
         return _DEPTH * len(self._lines)
 
     def ask(self, source: int, ids: Ids, epoch: int) -> Callable[[], Rows]:
-        """Begin to read the rows of an epoch; the result waits for it.
+        """Begin to read the rows of an epoch; calling the result waits for the rows.
 
-        RunError: a worker ended. Whatever the source raised comes back as an error of the run.
+        RunError: a worker ended. An exception of the source is raised here as an error of the run.
         """
         with self._lock:
             job = _Job(self._next % len(self._lines), ids)
@@ -110,7 +109,7 @@ class Workers:
                 except (EOFError, OSError):
                     raise self._lost() from None
                 self._under_way[job.worker].popleft()
-        rows, job.rows = job.rows, {}  # read once, then let go of
+        rows, job.rows = job.rows, {}  # the job keeps no rows: they are taken once
         return rows
 
     def _lost(self) -> RunError:
@@ -141,11 +140,11 @@ class Workers:
 
 
 def serve(sources: Sequence[RowReader | None], pipes: Line) -> None:
-    """Serve as a worker, until nobody asks any more."""
+    """Serve as a worker, until the asking process closes its ends of the pipes."""
     jobs: queue.SimpleQueue[tuple[int, Ids, int] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        """So that nobody who asks ever waits for a worker that waits for its rows to be taken."""
+        """Take jobs in a thread: otherwise the asker could wait for a worker that waits for it."""
         try:
             while True:
                 jobs.put(pipes.jobs.recv())

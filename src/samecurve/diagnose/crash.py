@@ -18,15 +18,15 @@ from samecurve.diagnose.rank_failure import (
 from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
 
-# the remedy where one rank has ended before the others
+# the remedy if one rank has ended before the others
 SAME_CALLS = (
     "every rank must take the same number of steps and make the same calls: look for data of"
     " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank"
 )
 _MAX_FRAMES = 11  # lines of an unknown failure's traceback
-_MAX_FRAMES_KNOWN = 7  # and of a known one's
+_MAX_FRAMES_KNOWN = 7  # lines of a known failure's traceback
 _MAX_CAUSE = 400  # characters
-_MAX_RANKS = 8  # named one by one
+_MAX_RANKS = 8  # ranks that are named one by one
 _USER_LINE = re.compile(r"\.py:\d+$")  # a place in the user's own code
 _SAME_COMMAND = "the same command again goes on from the last save, where there is one"
 _RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
@@ -54,7 +54,8 @@ def explain(
     notes: what the failing ranks wrote down, by time
     exits: rank -> exit code, negative for a signal, of the ranks that did not end well, the first
         one first
-    oom_kills: processes that the kernel ended since the start for want of memory; None: not known
+    oom_kills: processes that the kernel ended since the start because memory ran out; None: not
+        known
     world_size: to name the ranks that did not fail; 0: not known
     left_early: ranks that had ended with 0 when the first one failed
     exit_places: rank -> where its own code ended it by sys.exit(), of ranks that left so
@@ -62,9 +63,8 @@ def explain(
     """
     failures = collect_failures(notes, exits, logs)
     if not failures:
-        return RunError(
-            "the ranks failed without a word", "their logs may say why", again=True, log=str(logs)
-        )
+        cause = "the ranks failed and left no message"
+        return RunError(cause, "their logs may say why", again=True, log=str(logs))
     first = find_first_failure(failures)
     if left_early and first.symptom:
         others = _describe_others(left_early[0], failures, world_size)
@@ -136,7 +136,7 @@ def _explain_first(
             trace=_join_lines(*map(clip, first.last_lines), others),
             log=log_path,
         )
-    missing = "traceback" if first.last_lines else "word"
+    missing = "traceback" if first.last_lines else "message"
     return RunError(
         f"rank {first.rank} left with exit code {first.exit_code} and no {missing}",
         _SAME_COMMAND,
@@ -196,7 +196,7 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
             place += f", in {frame.function},"
         remedy = f"{place} is where your own code led there"
         if frame is traceback.frames[-1]:
-            remedy = f"{place} is the line to mend"
+            remedy = f"{place} is the line to correct"
     return RunError(
         f"rank {rank}: {clip(message, _MAX_CAUSE)}",
         remedy,
@@ -216,7 +216,7 @@ def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple
     if oom_kills is None:
         return f"{cause}; the kernel does so when memory runs out", _SAME_COMMAND, True
     if oom_kills == 0:
-        cause += "; not for want of memory: somebody, or a scheduler, did"
+        cause += "; memory had not run out: a person or a scheduler sent it"
         return cause, _SAME_COMMAND, True
     processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
     return (

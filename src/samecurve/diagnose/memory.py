@@ -32,7 +32,7 @@ def explain_out_of_memory(
     text = _out_of_memory_text(error)
     if text is None:
         return None
-    device = plan.devices[plan.devices_of(rank)[0]]
+    device = plan.layout.devices[plan.layout.devices_of(rank)[0]]
     requested = _requested_bytes(text)
     cause = (
         f"rank {rank} ran out of memory on {device.place} ({device.name},"
@@ -40,7 +40,7 @@ def explain_out_of_memory(
     )
     if requested:
         cause += f" and asked for {show_bytes(requested)} more,"
-    cause += f" with {counted(plan.micro_batch_size, 'sample')} at once"
+    cause += f" with {counted(plan.batch.micro_batch_size, 'sample')} at once"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
         cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
@@ -74,19 +74,19 @@ def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
     The memory of one sample is estimated from what this step wanted.
     """
     ways = []
-    if plan.micro_batch_size > 1:
+    if plan.batch.micro_batch_size > 1:
         fixed_bytes = sum(term.bytes for term in plan.memory if term.name != "activations")
-        bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.micro_batch_size)
-        room = 0.9 * min(device.memory for device in plan.devices) - fixed_bytes
-        fits = max(1, min(plan.micro_batch_size // 2, int(room / bytes_per_sample)))
-        global_batch_size = plan.global_batch_size
-        rounds = -(-global_batch_size // (plan.num_devices * fits))
+        bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.batch.micro_batch_size)
+        room = 0.9 * min(device.memory for device in plan.layout.devices) - fixed_bytes
+        fits = max(1, min(plan.batch.micro_batch_size // 2, int(room / bytes_per_sample)))
+        global_batch_size = plan.batch.global_batch_size
+        rounds = -(-global_batch_size // (plan.layout.num_devices * fits))
         ways.append(
             f"--global-batch {global_batch_size} --batch-size {fits} keeps the batch of"
             f" {global_batch_size}, in {rounds} rounds of {fits}"
         )
-    if plan.recompute == "none":
+    if plan.compute.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")
-    if plan.shards == 1 and plan.num_devices > 1:
+    if plan.layout.shards == 1 and plan.layout.num_devices > 1:
         ways.append("--strategy fsdp shares the model's state out")
     return ", or ".join(ways or ["--set devices.offload=true, more devices, or a smaller model"])

@@ -24,9 +24,9 @@ class FailureNote:
     rank: int
     time: float  # seconds since 1970
     cause: str
-    remedy: str
-    where: str
-    trace: str  # the traceback as Python prints it; '' where the error explains itself
+    remedy: str = ""
+    where: str = ""
+    trace: str = ""  # the traceback as Python prints it; '' if the error explains itself
     exit_code: int
     again: bool = False  # starting again may help, as far as the error itself knows
 
@@ -45,7 +45,6 @@ def note_of(rank: int, error: BaseException, home: Path | None = None) -> Failur
             cause=error.cause,
             remedy=error.remedy,
             where=error.where,
-            trace="",
             exit_code=error.exit_code,
             again=isinstance(error, RunError) and error.again,
         )
@@ -53,8 +52,6 @@ def note_of(rank: int, error: BaseException, home: Path | None = None) -> Failur
         rank=rank,
         time=time.time(),
         cause=shorten(f"{type(error).__name__}: {message_of(error)}".strip(), _MOST_CAUSE),
-        remedy="",
-        where="",
         trace="".join(traceback.format_exception(error)),
         exit_code=1,
     )

@@ -14,7 +14,7 @@ from samecurve.diagnose.known_failures import Diagnosis, Symptom, diagnose
 from samecurve.diagnose.notes import FailureNote
 from samecurve.diagnose.tracebacks import Traceback, last_traceback, read_tail
 
-MAX_LINES = 4  # of an error, or of a log without a traceback
+MAX_LINES = 4  # lines that are shown of an error, or of a log without a traceback
 _END_OF_LOG = 40  # lines in which a process without a traceback may have said why
 _PREFLIGHT_TIMEOUT = re.compile(r"^pre-flight: .* did not end within ")  # waits for a failed rank
 
@@ -25,10 +25,10 @@ class RankFailure:
 
     rank: int
     exit_code: int  # negative: ended by that signal
-    note: FailureNote | None = None  # what it wrote down itself
-    traceback: Traceback | None = None  # of its note, or of its log
-    last_lines: tuple[str, ...] = ()  # of its log, where that has no traceback
-    diagnosis: Diagnosis | None = None  # it is a known failure
+    note: FailureNote | None = None  # the rank's own account of its failure
+    traceback: Traceback | None = None  # from the note, or from the log
+    last_lines: tuple[str, ...] = ()  # the log's last lines, if the log has no traceback
+    diagnosis: Diagnosis | None = None  # None: the failure is not a known one
     symptom: Symptom = ""  # "lost" another rank, or "waited" for one
 
     @property

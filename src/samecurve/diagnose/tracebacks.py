@@ -15,7 +15,7 @@ from pathlib import Path
 from samecurve.units import counted
 
 ATTEMPT_LINE = "=== attempt"  # begins a start of a run in its logs: what stands before is older
-_MAX_LINES = 200  # of a log's end
+_MAX_LINES = 200  # lines that are read at the end of a log
 _MAX_BYTES = 1 << 17
 _MAX_WIDTH = 150
 

@@ -1,11 +1,11 @@
 """devices.balance: measured.
 
-What a microbatch and a sample take each device, tried in throw-away processes before the run is
-planned, and kept for the next time.
+The time that each device needs for a microbatch and for a sample is measured in throw-away
+processes before the run is planned, and cached for the next time.
 
-All devices compute at once, as in the run, by its own engine, feed and loop: a few steps in which
-each takes one large microbatch, and a few in which it takes several small ones. The difference
-tells what a microbatch takes from what its samples take.
+All devices compute at once, as in the run, with the run's own engine, feed and loop. A few steps
+have one large microbatch for each device, a few have several small ones. The difference separates
+the time of a microbatch from the time of its samples.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from typing import Any
 import samecurve
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, durations
-from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
+from samecurve.core.planning.batch import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -39,18 +39,18 @@ from samecurve.units import join_words
 from samecurve.worker.jobs.profile_job import watch_rank
 
 _SCHEDULE = ProfileSchedule(warm=2, timed=6, traced=0)
-_PARTS = 4  # small microbatches for a large one
+_PARTS = 4  # small microbatches in place of a large one
 _PATIENCE = 1800.0  # seconds for the steps of one size
 
 
 def measure_speeds(
     config: Config, machine: Machine, facts: Facts, job: Callable[..., Any] = watch_rank
 ) -> Facts:
-    """Facts with the devices' speeds, if the config asks for them: from the cache, or measured now.
+    """Add the devices' speeds to the facts, if the config asks for them: cached, or measured now.
 
-    job: what a rank does, replaced only to plant slow ones
+    job: the work of a rank; tests replace it to simulate slow ranks
 
-    UserError: microbatches could not be assigned by them.
+    UserError: the plan can't assign microbatches by speed.
     """
     if config.devices.balance != "measured":
         return facts
@@ -65,13 +65,13 @@ def measure_speeds(
         if size > 1:
             sizes += f", and of {size // _parts(size)}"
         echo(
-            f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.num_devices} devices in"
+            f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.layout.num_devices} devices in"
             " throw-away processes",
             err=True,
         )
         with (
             scratch("balance") as home,
-            pool(large.world_size, home / "ranks.log", _PATIENCE) as ranks,
+            pool(large.layout.world_size, home / "ranks.log", _PATIENCE) as ranks,
         ):
             speeds = experiment.measure(ranks, home, job)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class _Experiment:
     facts: Facts
 
     def plan_large(self) -> tuple[Plan, int]:
-        """A plan with one microbatch for each device, as an even assignment has; and its size."""
+        """Plan one large microbatch for each device, as an even assignment has; and its size."""
         config = with_even_balance(self.config)
         even = plan(config, self.machine, self.facts)
         size = min(even.micro_batch_size, self.facts.samples // even.num_devices)
@@ -108,9 +108,9 @@ class _Experiment:
         return self.plan_microbatches(size, 1), size
 
     def plan_microbatches(self, size: int, count: int) -> Plan:
-        """So many microbatches of this size for each device."""
+        """Plan `count` microbatches of this size for each device."""
         config = with_even_balance(self.config)
-        num_devices = plan(config, self.machine, self.facts).num_devices
+        num_devices = plan(config, self.machine, self.facts).layout.num_devices
         sections = {
             "batch": Batch(samples=num_devices * size * count, per_device=size),
             "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
@@ -140,7 +140,7 @@ class _Experiment:
     def _run(
         self, plan: Plan, ranks: Pool, home: Path, job: Callable[..., Any]
     ) -> tuple[float, list[float]]:
-        """Seconds of a step beside forward and backward, and those of each device's in a step."""
+        """Seconds of a step outside forward and backward, and each device's seconds in them."""
         config = with_even_balance(self.config)
         profile = run_profile(config, plan, _SCHEDULE, ranks=ranks, home=home, job=job)
         shutil.rmtree(home / "run")
@@ -154,9 +154,9 @@ def _parts(size: int) -> int:
 
 
 def _speed_through(large: int, large_seconds: float, small: int, small_seconds: float) -> Speed:
-    """The line through the seconds of a microbatch of either size.
+    """Fit a line to the seconds of a microbatch of either size.
 
-    Noise may tilt it below what is possible: then all is the microbatch's, or the samples'.
+    If noise makes a coefficient negative, all time is given to the other coefficient.
     """
     slope = (large_seconds - small_seconds) / (large - small)
     per_sample = min(max(0.0, slope), large_seconds / large)
@@ -164,7 +164,7 @@ def _speed_through(large: int, large_seconds: float, small: int, small_seconds: 
 
 
 def _computing_seconds(profile: Profile) -> list[float]:
-    """Seconds by device: medians, since a machine may be busy for a moment."""
+    """Seconds of each device: medians, since a machine may be busy for a moment."""
     steps = profile.ranks[0].steps
     if steps[0].devices:
         return _column_medians([step.devices for step in steps])
@@ -179,7 +179,7 @@ def _column_medians(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size: int) -> Path:
-    """Where speeds are kept, by what they follow from, as far as that can be told."""
+    """The cache file of the speeds. Its name depends on everything known to affect them."""
     task = [
         samecurve.__version__,
         config.task,
@@ -187,15 +187,17 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         config.model.model_dump(mode="json"),
         asdict(replace(facts, largest_tried=None, speeds=None)),
     ]
-    devices = [[device.kind, device.index, device.name, device.driver] for device in plan.devices]
+    devices = [
+        [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices
+    ]
     computation = [
-        plan.strategy,
-        plan.backend,
-        plan.precision,
-        plan.threads,
-        plan.recompute,
+        plan.layout.strategy,
+        plan.layout.backend,
+        plan.compute.precision,
+        plan.compute.threads,
+        plan.compute.recompute,
         plan.layout.compress,
-        plan.exact,
+        plan.compute.exact,
         config.optimizer.model_dump(mode="json"),
     ]
     key = json.dumps(

@@ -1,8 +1,8 @@
 """`samecurve compare-runs A B`: are two runs equal to the last bit, and if not, where do they part?
 
-Read from what runs leave behind: every step's loss and gradient norm, in full precision; hashes of
-the state, array by array (train.exact); and, at the last step at which both saved, the arrays
-themselves. Nothing is trained, and live runs may be compared.
+The comparison reads files of runs: every step's loss and gradient norm in full precision, hashes of
+the state's arrays (train.exact), and the arrays of the last step at which both runs saved. Nothing
+is trained, and live runs may be compared.
 """
 
 import json
@@ -25,7 +25,7 @@ from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.terminal import echo
 
 _METRICS = ("loss", "grad_norm")
-# config keys that change no result
+# config keys that affect no result
 _NEUTRAL = (
     "devices.",
     "train.hash_every",
@@ -36,14 +36,14 @@ _NEUTRAL = (
     "train.keep",
     "data.prefetch",
 )
-_MAX_NAMES = 6  # arrays that are named
-# --json keeps the names that it had
+_MAX_NAMES = 6  # most arrays that are named
+# names in --json, which stay the same
 _JSON_KEYS = {"plan: microbatch": "plan: slot", "plan: computed on": "plan: made on"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first metric in which two runs part."""
+    """The first metric in which two runs differ."""
 
     step: int
     what: str  # loss or grad_norm
@@ -53,17 +53,17 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """A comparison of two runs: common steps, and where they part."""
+    """A comparison of two runs: common steps, and where the runs diverge."""
 
-    settings: dict[str, tuple[Any, Any]]  # what configs and plans say otherwise
+    settings: dict[str, tuple[Any, Any]]  # differences of configs and plans
     steps: int = 0  # compared
     hashes: int = 0  # compared
     saved: int | None = None  # the step whose saved arrays were compared
     metric: Difference | None = None
-    arrays: list[str] = field(default_factory=list)  # that differ, at the first hash or save
-    arrays_at: int | None = None  # the step of that
+    arrays: list[str] = field(default_factory=list)  # that differ at the step arrays_at
+    arrays_at: int | None = None  # the step of that hash or save
     num_arrays: int = 0
-    equal_until: int | None = None  # the last hash or save before it that was equal
+    equal_until: int | None = None  # the last equal hash or save before that step
 
     @property
     def equal(self) -> bool:
@@ -85,9 +85,9 @@ class Comparison:
 
 
 def compare_runs(first: Path, second: Path, *, as_json: bool) -> int:
-    """Prints how they compare.
+    """Print the comparison of two runs.
 
-    Returns the exit code: 0 if all that both runs have is equal, 1 if not.
+    Returns the exit code: 0 if everything that both runs have is equal, else 1.
     """
     comparison = compare(first, second)
     if as_json:
@@ -98,7 +98,7 @@ def compare_runs(first: Path, second: Path, *, as_json: bool) -> int:
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """UserError: one is no run, or they have nothing in common that could be compared."""
+    """Compare two runs. UserError: one is no run, or they have nothing in common."""
     runs = [_open_run(first), _open_run(second)]
     events = [read_events(run.journal) for run in runs]
     comparison = Comparison(_different_settings(*runs))
@@ -109,7 +109,7 @@ def compare(first: Path, second: Path) -> Comparison:
     if not (comparison.steps or comparison.hashes or comparison.saved):
         raise UserError(
             f"{first} and {second} have no step in common",
-            "runs that trained the same steps",
+            "compare runs that trained the same steps",
             str(second),
         )
     return comparison
@@ -127,7 +127,7 @@ def _open_run(path: Path) -> Run:
 
 
 def _by_step(events: Sequence[Event], kind: str) -> dict[int, Event]:
-    """The last of each: what came before a resume is void."""
+    """The last event of each step: earlier ones were made void by a resume."""
     return {event.step: event for event in events if event.kind == kind}
 
 
@@ -146,7 +146,7 @@ def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_in_both(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """A key that one program's version did not know yet is no difference; model and data differ."""
+    """Whether a key is compared: both runs have it, or it belongs to model or data."""
     return (key in one and key in other) or key.startswith(("model.", "data."))
 
 
@@ -156,17 +156,17 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
         "task": identity_of(str(config.get("task", "language"))),
-        "plan: microbatch": plan.micro_batch_size,
+        "plan: microbatch": plan.batch.micro_batch_size,
         "plan: seed": plan.fixed.seed,
-        "plan: threads": plan.threads if plan.engine == "torch" else None,
+        "plan: threads": plan.compute.threads if plan.layout.engine == "torch" else None,
         "plan: data": plan.fixed.fingerprint,
         "plan: computed on": plan.fixed.computed_on,
-        "plan: batch": plan.global_batch_size,
+        "plan: batch": plan.batch.global_batch_size,
     }
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config as it stands, by dotted keys: to be compared, it need not be understood."""
+    """A config with dotted keys. It is compared as it is, without validation."""
     values: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, dict):
@@ -192,7 +192,7 @@ def _compare_steps(
 def _compare_hashes(
     comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
 ) -> None:
-    """Up to the first in which an array differs."""
+    """Compare hashes up to the first step at which an array differs."""
     common = sorted(
         step
         for step in first.keys() & second.keys()
@@ -224,7 +224,7 @@ def _compare_arrays(
 def _compare_saved(
     comparison: Comparison, first: Mapping[int, Path], second: Mapping[int, Path]
 ) -> None:
-    """The arrays of the last step at which both saved."""
+    """Compare the arrays of the last step at which both runs saved."""
     common = sorted(first.keys() & second.keys())
     if not common:
         return
@@ -234,20 +234,20 @@ def _compare_saved(
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    """UserError: its files are not as they were written, or are gone meanwhile."""
+    """Digests of a checkpoint's arrays. UserError: its files are damaged or gone."""
     try:
         arrays = Arrays(checkpoint, verify(checkpoint))
         return {name: digest(array).hex() for name, array in arrays.items()}
     except (OSError, CorruptCheckpointError) as error:
         raise UserError(
             f"{checkpoint.name} can't be read: {error}",
-            "a run with whole checkpoints, that does not take its older ones away meanwhile",
+            "compare runs with complete checkpoints; a live run removes old ones (train.keep)",
             str(checkpoint),
         ) from None
 
 
 def describe_comparison(comparison: Comparison, first: Path, second: Path) -> list[str]:
-    """The lines that are printed; first, second: the runs' directories."""
+    """The lines that are printed. first, second: the runs' directories."""
     lines = [
         f"asked  {key}: {_short(value)} against {_short(other)}"
         for key, (value, other) in comparison.settings.items()
@@ -268,7 +268,7 @@ def describe_comparison(comparison: Comparison, first: Path, second: Path) -> li
 def _difference_lines(comparison: Comparison) -> list[str]:
     """Differences by step; within a step the loss, then the arrays, then the norm.
 
-    The arrays come after the loss, and say more than the norm of all gradients.
+    The arrays stand before the norm, since they say more than the norm of all gradients.
     """
     differences: list[tuple[int, int, str]] = []  # step, order within it, line
     if metric := comparison.metric:

@@ -1,8 +1,8 @@
-"""Trains the same few steps of one config in one layout after another, for `samecurve verify`.
+"""Train the same few steps of one config in one layout after another, for `samecurve verify`.
 
-The reference is one device, unbroken. Every other layout trains one step, saves, and goes on from
-what it saved, so that its restart is proved too; and what one layout saved is resumed by another.
-The global batch is the config's own.
+The reference trains on one device without interruption. Every other layout trains one step, saves,
+and resumes from its checkpoint, so the restart is tested too. Some layouts resume another layout's
+checkpoint. The global batch is the config's own.
 """
 
 import re
@@ -16,7 +16,7 @@ import numpy as np
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import CLIP_EPSILON
 from samecurve.core.planning.machine import Machine
@@ -32,7 +32,7 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import rehearse
 
-STEPS = 6  # of each layout, where nobody says
+STEPS = 6  # steps of each layout without --steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class Trajectory:
     """The losses, norms and arrays of a layout's steps."""
 
     losses: list[float | None]  # of each step; None: not finite
-    norms: list[float | None]  # of its gradient
-    arrays: StoredArrays  # of the last state
-    gradient: Mapping[str, np.ndarray]  # of the first step by parameter; empty: not saved
+    norms: list[float | None]  # norm of each step's gradient
+    arrays: StoredArrays  # arrays of the last state
+    gradient: Mapping[str, np.ndarray]  # the first step's gradients by parameter; empty: not saved
 
 
 class LayoutRunner:
-    """Runs layouts of one config on warm ranks."""
+    """Runner of layouts of one config on warm ranks."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class LayoutRunner:
         home: Path,
         job: Callable[..., Any] = rehearse,
     ) -> None:
-        """UserError: the config trains fewer steps.
+        """Prepare a runner. UserError: the config trains fewer steps.
 
-        facts: of the config's task
-        steps: optimizer steps of each layout; None: 6, or all that the run has
-        kind: of device: cpu or cuda
-        home: where the runs lie
-        job: what a rank does, replaced only to plant faults
+        facts: facts of the config's task
+        steps: optimizer steps of each layout; None: 6, or all steps of a shorter run
+        kind: kind of device: cpu or cuda
+        home: directory of the runs
+        job: the work of a rank; tests replace it to simulate faults
         """
         one_device = (
             _on_one_device(config, kind) if config.batch.samples else with_even_balance(config)
@@ -80,8 +80,8 @@ class LayoutRunner:
             )
         self.config, self.kind = config, kind
         self.steps = steps or min(STEPS, config_plan.steps)
-        self.global_batch_size = config_plan.global_batch_size
-        self._micro_batch_size = config_plan.micro_batch_size
+        self.global_batch_size = config_plan.batch.global_batch_size
+        self._micro_batch_size = config_plan.batch.micro_batch_size
         self._machine, self._facts = machine, facts
         self._pool, self._home, self._job = pool, home, job
         self._references: dict[str, Trajectory] = {}
@@ -91,7 +91,7 @@ class LayoutRunner:
         return self.config.train.exact
 
     def plan(self, layout: Layout) -> Plan:
-        """UserError: this model can't be laid out so on this machine."""
+        """Plan a layout. UserError: this layout is not possible for this model and machine."""
         return for_steps_alone(plan(self._config_of(layout), self._machine, self._facts))
 
     def _config_of(self, layout: Layout) -> Config:
@@ -108,7 +108,7 @@ class LayoutRunner:
             "compress": "none",
             "balance": self._balance(layout),
         }
-        # jax compiles anyway
+        # jax always compiles
         train = {"compile": config.train.compile and layout.engine == "torch"}
         return config.model_copy(
             update={
@@ -120,7 +120,7 @@ class LayoutRunner:
         )
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:
-        """The speeds that the config gives, where there are as many devices to assign by them."""
+        """The config's speeds, if the layout has as many devices; else an even assignment."""
         speeds = self.config.devices.balance
         if isinstance(speeds, str) or len(speeds) != layout.num_devices:
             return "even"
@@ -141,7 +141,7 @@ class LayoutRunner:
     def reference(self, engine: str) -> Trajectory:
         """Train the reference on one device, unbroken. Its first step runs again, to be saved.
 
-        The engine is this one where every bit counts, else the config's.
+        The engine is the given one if every bit counts, else the config's.
         """
         if not self.exact:
             engine = self.config.engine
@@ -153,7 +153,7 @@ class LayoutRunner:
         return self._references[engine]
 
     def trajectory(self, layout: Layout) -> Trajectory:
-        """JobFailedError: a rank failed."""
+        """Train a layout. JobFailedError: a rank failed."""
         if layout.resumed_by:
             count = len(layout.legs)
             legs = [
@@ -168,7 +168,7 @@ class LayoutRunner:
         return self._trajectory(run, run)
 
     def _run(self, name: str, legs: Sequence[tuple[Layout, int]]) -> Run:
-        """legs: layouts, each with the step at which it saves and the next one goes on."""
+        """Run layouts in turn. legs: each layout with the step at which the next one takes over."""
         name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
         checkpoint: Path | None = None
         for layout, until in legs:
@@ -180,16 +180,16 @@ class LayoutRunner:
         return run
 
     def _train(self, plan: Plan, attempt: Attempt) -> None:
-        grouped = 1 < plan.shards < plan.num_devices
-        if grouped and plan.num_devices < self._pool.size:
-            # its groups are made by all processes that there are
-            with pool(plan.num_devices) as ranks:
+        grouped = 1 < plan.layout.shards < plan.layout.num_devices
+        if grouped and plan.layout.num_devices < self._pool.size:
+            # all processes take part in making its groups
+            with pool(plan.layout.num_devices) as ranks:
                 run_on_ranks(ranks, plan, self._job, attempt.to_json())
         else:
             run_on_ranks(self._pool, plan, self._job, attempt.to_json())
 
     def _trajectory(self, run: Run, first_step: Run | None) -> Trajectory:
-        """first_step: the run that saved it; None: none did."""
+        """Read a trajectory. first_step: the run that saved the first step; None: none did."""
         steps = [event.values for event in read_events(run.journal) if event.kind == "step"]
         norms = [values["grad_norm"] for values in steps]
         arrays = load(run.checkpoints / name_of(self.steps)).arrays
@@ -201,9 +201,10 @@ class LayoutRunner:
         )
 
     def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
-        """The first step's gradient before clipping, from the optimizer's first moment after it.
+        """The first step's gradient before clipping, from the optimizer's first moment.
 
-        That is (1 - beta) x gradient (adamw, muon), or the gradient itself (sgd), after clipping.
+        The first moment is (1 - beta) x clipped gradient (adamw, muon), or the clipped gradient
+        itself (sgd).
         """
         arrays, optimizer = load(run.checkpoints / name_of(1)).arrays, self.config.optimizer
         shares = {"exp_avg": 1 - optimizer.betas[0], "momentum_buffer": 1.0}
@@ -222,7 +223,7 @@ class LayoutRunner:
 
 
 def _on_one_device(config: Config, kind: str) -> Config:
-    """The config on one device, where its batch does not depend on how many there are."""
+    """The config on one device, without compression and uneven shares."""
     devices = {
         "use": "cpu" if kind == "cpu" else config.devices.use,
         "strategy": "auto",

@@ -1,6 +1,6 @@
 """Layouts of `samecurve verify` and `samecurve bench`: how a model lies on devices, as text.
 
-Also which of them are tried where nobody says.
+The module also chooses the default layouts.
 """
 
 import re
@@ -17,7 +17,7 @@ from samecurve.core.strategies import (
 )
 from samecurve.errors import UserError
 
-JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
+JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # names of jax layouts -> strategies of engine jax
 OF_ONE_DEVICE = {row.name for row in STRATEGIES.values() if row.takes_one_device}
 _NAMES = "|".join([*STRATEGY_NAMES, *reversed(JAX)])
 _LEG = re.compile(rf"(?P<strategy>{_NAMES})(?::(?P<devices>\d+))?(?:/(?P<accumulation>\d+))?")
@@ -25,12 +25,12 @@ _LEG = re.compile(rf"(?P<strategy>{_NAMES})(?::(?P<devices>\d+))?(?:/(?P<accumul
 
 @dataclass(frozen=True)
 class Layout:
-    """Written ddp:2, with accumulation steps ddp:2/4, resumed by another layout ddp:2..fsdp:3."""
+    """A layout: ddp:2; with accumulation steps ddp:2/4; resumed by another layout ddp:2..fsdp:3."""
 
     strategy: str
     num_devices: int
-    accumulation_steps: int | None = None  # None: as many as the plan takes
-    resumed_by: "Layout | None" = None  # goes on from what this one saved half way
+    accumulation_steps: int | None = None  # None: the plan chooses them
+    resumed_by: "Layout | None" = None  # layout that resumes this one half way
 
     def __str__(self) -> str:
         text = self.strategy
@@ -59,19 +59,19 @@ class Layout:
 
     @property
     def legs(self) -> "list[Layout]":
-        """Itself, and those that go on one after the other."""
+        """This layout, and the layouts that resume it one after the other."""
         if self.resumed_by is None:
             return [self]
         return [self, *self.resumed_by.legs]
 
     @property
     def max_processes(self) -> int:
-        """Processes at once: jax's devices are all in one."""
+        """The most processes at once. All jax devices are in one process."""
         return max(1 if leg.engine == "jax" else leg.num_devices for leg in self.legs)
 
 
 def parse_layout(text: str) -> Layout:
-    """'ddp:2', 'fsdp:3/4', 'ddp:2..fsdp:3'. UserError: none of these."""
+    """Parse 'ddp:2', 'fsdp:3/4' or 'ddp:2..fsdp:3'. UserError: the text has another form."""
     legs = [_parse_leg(part) for part in text.strip().lower().split("..")]
     layout: Layout | None = None
     for leg in reversed(legs):
@@ -98,15 +98,15 @@ def _parse_leg(text: str) -> Layout | None:
 
 
 def _parallel(engine: str) -> list[StrategySpec]:
-    """Strategies for several devices, of which two are enough."""
+    """Strategies for several devices for which two devices are enough."""
     rows = strategies_of(engine)
     return [row for row in rows if not row.takes_one_device and row.min_devices <= 2]
 
 
 def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
-    """Layouts for bit-for-bit comparison: each engine beside itself on one device.
+    """Layouts for bit-for-bit comparison. Each engine is compared with itself on one device.
 
-    The other engine has other bits.
+    Two engines do not give the same bits.
     """
     if num_devices < 4:
         counts = list(range(2, num_devices + 1))
@@ -128,8 +128,8 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
 def default_layouts(num_devices: int, engines: Sequence[str], *, accumulates: bool) -> list[Layout]:
     """Layouts for comparison within a tolerance.
 
-    num_devices: how many there are to try
-    engines: which can train it, the config's own first
+    num_devices: the number of available devices
+    engines: engines that can train the config, its own first
     accumulates: whether the batch may be split into microbatches
     """
     counts = [2, 3] if num_devices >= 3 else [2]
@@ -165,7 +165,7 @@ def _torch_layouts(counts: Sequence[int], *, accumulates: bool) -> list[Layout]:
 
 
 def parse_worlds(text: str) -> list[int]:
-    """'4,1,2' -> [1, 2, 4]. UserError: none of these."""
+    """Parse numbers of devices: '4,1,2' -> [1, 2, 4]. UserError: the text has another form."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d{0,2}", part) and int(part) <= 256 for part in parts):
         raise UserError(
@@ -177,13 +177,13 @@ def parse_worlds(text: str) -> list[int]:
 
 
 def default_worlds(num_devices: int) -> list[int]:
-    """1, 2, 4, ... and all of them."""
+    """Default numbers of devices: 1, 2, 4, ... and all devices."""
     powers = [1 << power for power in range(num_devices.bit_length())]
     return sorted({1, num_devices, *(power for power in powers if power <= num_devices)})
 
 
 def parse_strategies(text: str) -> list[str]:
-    """UserError: one of them is none."""
+    """Parse names of strategies. UserError: a name is unknown."""
     strategies = list(dict.fromkeys(part.strip() for part in text.lower().split(",")))
     known = STRATEGY_NAMES
     for strategy in strategies:
@@ -199,10 +199,9 @@ def parse_strategies(text: str) -> list[str]:
 def bench_layouts(
     worlds: Sequence[int], strategies: Sequence[str] | None, engine: str
 ) -> list[Layout]:
-    """The smallest number of devices first.
+    """The layouts of a benchmark, the smallest number of devices first.
 
-    strategies: None: what suits the engine. One device has nothing to share, so there it is
-        `single`, whatever the strategy
+    strategies: None: those that suit the engine. On one device the strategy is always `single`.
     """
     usual = auto_strategy(engine, "the model fits")
     default = sorted(_parallel(engine), key=lambda row: row != usual)

@@ -1,5 +1,6 @@
-"""`samecurve plan --machine`: what a run would do, and how long it would take, on a machine one
-doesn't have. Starts nothing but the subprocess that counts the model.
+"""`samecurve plan --machine`: the plan and the step time of a run on a machine one doesn't have.
+
+Only the subprocess that counts the model is started.
 """
 
 import json
@@ -36,10 +37,10 @@ from samecurve.simulation.step_time import ASSUMED, Utilization
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """A request of --machine and its flags."""
+    """The values of --machine and its flags."""
 
-    machine: str  # words or a file
-    mfu: float | None = None  # at most one of mfu and bench says what a device attains
+    machine: str  # a name such as 8xH100, or a file
+    mfu: float | None = None  # the assumed MFU; at most one of mfu and bench is given
     bench: Path | None = None
     chart: Path | None = None  # a PNG to write
 
@@ -49,17 +50,17 @@ class Prediction:
     """A prediction for a machine."""
 
     cluster: Cluster
-    copies: str  # what holds one copy of the model under hsdp
+    copies: str  # devices that hold one copy of the model under hsdp
     utilization: Utilization
     facts: Facts
-    plan: Plan | None  # of the config as it is
-    refused: UserError | None  # why there is none, though something else would be served
+    plan: Plan | None  # plan of the config as it is
+    refused: UserError | None  # why there is no plan, though another strategy is possible
     rows: list[StrategyForecast]
     curves: list[Curve]
 
     @property
     def plan_or_refuse(self) -> Plan:
-        """UserError: the config as it is would be refused there."""
+        """The plan. UserError: the config would be refused on that machine."""
         if self.refused:
             raise self.refused
         assert self.plan is not None
@@ -75,12 +76,16 @@ class Prediction:
         return "\n\n".join("\n".join(block) for block in blocks if block).splitlines()
 
     def _row_of_plan(self) -> StrategyForecast | None:
-        """The one that is just what the config asks for."""
+        """The row with the strategy and settings of the config's own plan."""
         for row in self.rows:
-            if self.plan is None or row.plan is None or row.recompute != self.plan.recompute:
+            if (
+                self.plan is None
+                or row.plan is None
+                or row.recompute != self.plan.compute.recompute
+            ):
                 continue
-            same_strategy = row.plan.strategy == self.plan.strategy
-            if same_strategy and row.plan.shards == self.plan.shards and row.cost:
+            same_strategy = row.plan.layout.strategy == self.plan.layout.strategy
+            if same_strategy and row.plan.layout.shards == self.plan.layout.shards and row.cost:
                 return row
         return None
 
@@ -91,9 +96,9 @@ class Prediction:
         if first is None:
             return ""
         if "grows" in first.reasons["batch"]:
-            each = first.micro_batch_size * first.accumulation_steps
+            each = first.batch.micro_batch_size * first.batch.accumulation_steps
             return f"{each} samples a step on each device"
-        return f"{first.global_batch_size} samples a step on any devices"
+        return f"{first.batch.global_batch_size} samples a step on any devices"
 
     def json(self) -> dict[str, Any]:
         tokens = self.facts.tokens_per_sample
@@ -106,9 +111,9 @@ def read_request(
     bench: Path | None = None,
     chart: Path | None = None,
 ) -> PredictionRequest | None:
-    """None: for this machine.
+    """Read the flags. None: the plan is for this machine.
 
-    UserError: a flag of --machine without it, or what can't be written.
+    UserError: a flag needs --machine, or the chart can't be written.
     """
     values = {"--mfu": mfu, "--from": bench, "--chart": chart}
     flags = [flag for flag, value in values.items() if value is not None]
@@ -124,7 +129,7 @@ def read_request(
 
 
 def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
-    """UserError: what is asked for is not predicted, or nothing fits there."""
+    """Predict for another machine. UserError: not predictable, or nothing fits there."""
     cluster = read_cluster(request.machine)
     train, engine = loaded.config.train, loaded.config.engine
     precision = choose_precision(train, engine, cluster.machine.devices).value
@@ -140,7 +145,7 @@ def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
         refused = error
     rows = compare_strategies(config, facts, cluster, utilization)
     if refused and all(row.refused == refused.cause for row in rows):
-        raise refused  # nothing about strategies
+        raise refused  # another strategy would not help
     if request.chart and not any(row.cost for row in rows):
         raise UserError(
             "there is nothing to draw: no strategy has a predicted time here",
@@ -177,14 +182,16 @@ def _draw(prediction: Prediction, path: Path) -> None:
         path.write_bytes(picture)
     except OSError as error:
         raise UserError(
-            f"{path} can't be written: {error.strerror}", "another place for the picture", "--chart"
+            f"{path} can't be written: {error.strerror}",
+            "choose another path for the picture",
+            "--chart",
         ) from None
 
 
 def _utilization(request: PredictionRequest, precision: str) -> Utilization:
     if request.mfu is not None and request.bench is not None:
         raise UserError(
-            "--mfu and --from both say what a device attains", "give one of them", "--mfu"
+            "--mfu and --from both set the MFU of a device", "give only one of them", "--mfu"
         )
     if request.mfu is not None:
         return Utilization(request.mfu, "as --mfu says")
@@ -192,8 +199,9 @@ def _utilization(request: PredictionRequest, precision: str) -> Utilization:
 
 
 def _measured(path: Path, precision: str) -> Utilization:
-    """The layout of one device in a bench.json: layouts[].world 1, its mfu; device, config and
-    precision at the top say of what.
+    """Read the MFU of a bench.json: `mfu` of the entry of `layouts` with world 1.
+
+    The keys device, config and precision say what was measured.
     """
     bench = _read_bench(path)
     layouts = bench.get("layouts")

@@ -1,4 +1,4 @@
-"""Where an experiment's files go: a directory of its own, there as a whole or not at all."""
+"""The directory for an experiment's files, which are written completely or not at all."""
 
 import os
 import tempfile
@@ -13,15 +13,15 @@ from samecurve.errors import RunError, UserError
 
 @dataclass(frozen=True)
 class OutputDirectory:
-    """A directory that is not there yet, or is empty."""
+    """A directory that does not exist yet, or is empty."""
 
     home: Path
 
     @classmethod
     def at(cls, to: Path | None, kind: str, name: str) -> "OutputDirectory":
-        """to: as --to says; None: KIND/NAME-TIME.
+        """Choose the directory. to: the value of --to; None: KIND/NAME-TIME.
 
-        UserError: something is there, or nothing can be written there.
+        UserError: the directory is not empty, or can't be written.
         """
         base = Path(kind) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         numbered = [base.with_name(f"{base.name}-{number}") for number in range(2, 1000)]
@@ -34,7 +34,7 @@ class OutputDirectory:
         if self.home.exists() and (not self.home.is_dir() or any(self.home.iterdir())):
             raise UserError(
                 f"--to: {self.home} is there already",
-                "a directory that is not there yet, or is empty",
+                "choose a new or an empty directory",
                 "--to",
             )
         above = next(
@@ -48,12 +48,12 @@ class OutputDirectory:
         except OSError as error:
             raise UserError(
                 f"--to: nothing can be written into {above}: {error.strerror}",
-                "--to DIR, a directory of yours",
+                "--to DIR, a directory in which you may write",
                 "--to",
             ) from None
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
-        """Write files by name. RunError: one can't be written; then none of them is there."""
+        """Write files by name. RunError: a file can't be written; then none is written."""
         new, complete = not self.home.exists(), False
         parts = {name: self.home / f".{name}.part-{os.getpid()}" for name in files}
         try:
@@ -76,7 +76,7 @@ class OutputDirectory:
         return [self.home / name for name in files]
 
     def _remove(self, paths: Sequence[Path], *, directory: bool) -> None:
-        with suppress(OSError):  # what could not be written can't be removed either
+        with suppress(OSError):  # the directory may not be removable either
             for path in paths:
                 path.unlink(missing_ok=True)
             if directory:

@@ -1,31 +1,21 @@
 """The text and JSON of `plan --machine`.
 
-The machine, every strategy beside the others, how the plan's own step comes about, and efficiency
-by devices.
+The parts are the machine, a table of strategies, the formulas of the plan's own step, and the
+efficiency by number of devices.
 """
 
 from collections.abc import Sequence
 
 from samecurve.core.planning.hardware import LinkSpec
 from samecurve.core.planning.plan import Plan
+from samecurve.observe.text_table import Column, table_text
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Collective
 from samecurve.simulation.forecast import Curve, StrategyForecast
 from samecurve.simulation.step_time import StepCost, Utilization
 from samecurve.units import counted, show_bytes, show_count, show_time
 
-_COLUMNS = (
-    ("strategy", 8),
-    ("recompute", 9),
-    ("memory a device", 24),
-    ("batch on each", 14),
-    ("a step", 8),
-    ("", 9),  # tokens or samples a second
-    ("efficiency", 10),
-    ("sync exposed", 12),
-    ("of all", 8),
-    ("sent a step", 11),
-)
+_LONGEST_REASON = 90  # characters of the reason why a curve ends
 
 
 def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
@@ -54,23 +44,28 @@ def _link_line(where: str, link: LinkSpec) -> str:
 
 
 def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
-    """The table of strategies, and below it why one is refused.
+    """The table of strategies, and below it why some are refused.
 
-    tokens: of a sample; 1: there are none
+    tokens: tokens of a sample; 1: samples have no tokens
     """
-    unit = "tokens/s" if tokens > 1 else "samples/s"
-    lines = [_line([name or unit for name, _ in _COLUMNS])]
+    titles = (
+        *("strategy", "recompute", "memory a device", "batch on each", "a step"),
+        *("tokens/s" if tokens > 1 else "samples/s", "efficiency", "sync exposed", "of all"),
+        "sent a step",
+    )
+    cells = []
     refusals: dict[str, list[str]] = {}
     for row in rows:
         if row.plan:
-            lines.append(_line(_planned_cells(row, row.plan, tokens)))
+            cells.append(_planned_cells(row, row.plan, tokens))
         elif row.fits:
-            lines.append(_line([row.label, row.recompute, "refused"]))
+            cells.append([row.label, row.recompute, "refused"])
             refusals.setdefault(row.refused, []).append(row.label)
         else:
-            need, room = show_bytes(row.need or 0), show_bytes(row.room)
-            why = f"does not fit: needs {need}, {room} can be used"
-            lines.append(_line([row.label, row.recompute, why]))
+            why = f"does not fit: {show_bytes(row.need or 0)} of {show_bytes(row.room)}"
+            cells.append([row.label, row.recompute, why])
+    padded = [each + [""] * (len(titles) - len(each)) for each in cells]
+    lines = [table_text([Column(title) for title in titles], padded, indent=0)]
     if any(row.plan and row.cost is None for row in rows):
         lines.append("unknown: the task does not say what a sample costs")
     for label in dict.fromkeys(row.label for row in rows if not row.whole):
@@ -80,29 +75,23 @@ def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
     ]
 
 
-def _line(cells: Sequence[str]) -> str:
-    widths = [width for _, width in _COLUMNS]
-    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False)]
-    return "  ".join(padded).rstrip()
-
-
 def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
     memory = f"{show_bytes(row.held)} + activations"
     if row.need is not None:
         memory = f"{show_bytes(row.held)} of {show_bytes(row.room)}"
-    batch = f"{plan.micro_batch_size} x {counted(plan.accumulation_steps, 'round')}"
+    batch = f"{plan.batch.micro_batch_size} x {counted(plan.batch.accumulation_steps, 'round')}"
     return [row.label, row.recompute, memory, batch, *_cost_cells(row, plan, tokens)]
 
 
 def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
-    """Without the time of a step where the task does not say what a sample costs."""
+    """Cells of times and traffic. Times are unknown if the cost of a sample is unknown."""
     assert row.traffic is not None
     sync, sent, cost = show_time(row.traffic.seconds), show_bytes(row.traffic.sent), row.cost
     if cost is None:
         return ["unknown"] * 4 + [sync, sent]
     return [
         show_time(cost.seconds),
-        show_count(plan.global_batch_size * tokens / cost.seconds),
+        show_count(plan.batch.global_batch_size * tokens / cost.seconds),
         f"{cost.efficiency:.1%}",
         show_time(cost.exposed),
         sync,
@@ -111,62 +100,59 @@ def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
 
 
 def cost_lines(name: str, cost: StepCost) -> list[str]:
-    """Every number of one row with its formula."""
+    """The formula of every number of one row."""
     formulas = cost.formulas
-    lines = [
-        f"how a step of {name} comes to {show_time(cost.seconds)}",
-        f"  compute     {show_time(cost.compute):<8} {formulas['compute']}",
-        f"  update      {show_time(cost.update):<8} {formulas['update']}",
+    rows = [
+        ["compute", show_time(cost.compute), formulas["compute"]],
+        ["update", show_time(cost.update), formulas["update"]],
     ]
     if cost.traffic.all:
-        lines += [
-            f"  exposed     {show_time(cost.exposed):<8} {formulas['sync']}",
-            (
-                "  collectives alpha + beta x bytes of a ring or, for all-reduce, a tree: the"
-                " fastest of NCCL's protocols (src/graph/tuning.cc; Thakur et al. 2005)"
-            ),
+        rows += [
+            ["exposed", show_time(cost.exposed), formulas["sync"]],
+            [
+                "collectives",
+                "",
+                "alpha + beta x bytes of a ring or, for all-reduce, a tree: the fastest of NCCL's"
+                " protocols (src/graph/tuning.cc; Thakur et al. 2005)",
+            ],
         ]
-        lines += [f"    {_collective(part)}" for part in cost.traffic.all]
+        rows += [["", show_time(part.seconds), _collective(part)] for part in cost.traffic.all]
+    rows += [
+        ["efficiency", f"{cost.efficiency:.1%}", formulas["efficiency"]],
+        ["MFU", f"{cost.mfu:.1%}", formulas["mfu"]],
+    ]
+    columns = [Column("part"), Column("value"), Column("formula")]
     return [
-        *lines,
-        f"  efficiency  {cost.efficiency:<8.1%} {formulas['efficiency']}",
-        f"  MFU         {cost.mfu:<8.1%} {formulas['mfu']}",
+        f"how a step of {name} comes to {show_time(cost.seconds)}",
+        table_text(columns, rows, titles=False),
     ]
 
 
 def _collective(part: Collective) -> str:
     over = part.group
     hosts = counted(over.hosts, "host")
-    where = f"{over.members} devices on {hosts} at {over.bandwidth / 1e9:.4g} GB/s"
     return (
-        f"{show_time(part.seconds):<8} {part.kind} x {part.messages} of {show_bytes(part.payload)}:"
-        f" {part.what}; {where}, {show_time(part.each)} each"
+        f"{part.kind} x {part.messages} of {show_bytes(part.payload)}: {part.what};"
+        f" {over.members} devices on {hosts} at {over.bandwidth / 1e9:.4g} GB/s,"
+        f" {show_time(part.each)} each"
     )
 
 
 def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
-    """Efficiency by devices, a line for each strategy; batch: what the curves hold fixed."""
+    """A table of efficiency by devices. batch: the batch that the curves hold fixed."""
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     if not sizes:
         return []
-    lines = [
-        f"efficiency by devices ({batch})",
-        "  devices " + "".join(f"{size:>6}" for size in sizes),
-    ]
+    rows = []
     for curve in curves:
         efficiency = {size: f"{value:.0%}" for size, value in curve.points}
-        cells = "".join(f"{efficiency.get(size, '-'):>6}" for size in sizes)
-        line = f"  {curve.name:<8}{cells}"
-        if curve.ends:
-            line += f"   {_short(curve.ends)}"
-        lines.append(line)
-    return lines
-
-
-def _short(why: str, most: int = 90) -> str:
-    if len(why) > most:
-        return f"{why[: most - 3]}..."
-    return why
+        why_it_ends = curve.ends
+        if len(why_it_ends) > _LONGEST_REASON:
+            why_it_ends = f"{why_it_ends[: _LONGEST_REASON - 3]}..."
+        rows.append([curve.name, *(efficiency.get(size, "-") for size in sizes), why_it_ends])
+    numbers = [Column(str(size), right=True) for size in sizes]
+    columns = [Column("devices"), *numbers, Column("")]
+    return [f"efficiency by devices ({batch})", table_text(columns, rows)]
 
 
 def as_json(
@@ -176,7 +162,7 @@ def as_json(
     curves: Sequence[Curve],
     tokens: int,
 ) -> dict[str, object]:
-    """The same as data: bytes, seconds, shares."""
+    """The prediction as data: bytes, seconds, shares."""
     device = cluster.device
     return {
         "machine": {
@@ -219,15 +205,15 @@ def _row_json(row: StrategyForecast, tokens: int) -> dict[str, object]:
     }
     if row.plan and row.traffic:
         value |= {
-            "batch": row.plan.global_batch_size,
-            "micro": row.plan.micro_batch_size,
-            "rounds": row.plan.accumulation_steps,
+            "batch": row.plan.batch.global_batch_size,
+            "micro": row.plan.batch.micro_batch_size,
+            "rounds": row.plan.batch.accumulation_steps,
             "sync_seconds": row.traffic.seconds,
             "sent_bytes": row.traffic.sent,
             "collectives": [_collective_json(part) for part in row.traffic.all],
         }
     if row.plan and row.cost:
-        value |= _cost_json(row.cost, row.plan.global_batch_size, tokens)
+        value |= _cost_json(row.cost, row.plan.batch.global_batch_size, tokens)
     return value
 
 

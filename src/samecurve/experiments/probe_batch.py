@@ -1,5 +1,6 @@
-"""--probe-batch: how many samples at once really fit, tried in throw-away processes, never in the
-run itself.
+"""--probe-batch: try how many samples fit into memory at once.
+
+Sizes are tried in throw-away processes, never in the run itself.
 """
 
 import tempfile
@@ -8,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
@@ -26,17 +27,17 @@ from samecurve.worker.jobs.train_job import try_out
 
 _PATIENCE = 900.0  # seconds for one size
 _TRIES = 8
-_STEPS = 2  # the second one has the optimizer's state and warm caches
+_STEPS = 2  # the second step has the optimizer's state and warm caches
 
 
 def probe_batch(config: Config) -> Facts:
-    """Facts with what fitted. UserError: not even one sample does."""
-    config = with_even_balance(config)  # a microbatch for uneven devices is never larger
+    """Add the largest size that fits to the facts. UserError: not even one sample fits."""
+    config = with_even_balance(config)  # uneven devices have no larger microbatch
     machine, facts = probe(), describe(config)
     config_plan = plan(config, machine, facts)
-    num_devices = config_plan.num_devices
-    share = -(-config_plan.global_batch_size // num_devices)
-    limit = int(min(device.memory for device in config_plan.devices) * USABLE)
+    num_devices = config_plan.layout.num_devices
+    share = -(-config_plan.batch.global_batch_size // num_devices)
+    limit = int(min(device.memory for device in config_plan.layout.devices) * USABLE)
     if config.devices.memory:
         limit = min(limit, config.devices.memory)
     echo(
@@ -48,7 +49,7 @@ def probe_batch(config: Config) -> Facts:
     if not fits:
         raise UserError(
             f"not even one sample at once fits into {show_bytes(limit)} under"
-            f" {config_plan.strategy}",
+            f" {config_plan.layout.strategy}",
             "--strategy fsdp, --set train.recompute=block, or a smaller model",
             "--probe-batch",
         )
@@ -58,11 +59,11 @@ def probe_batch(config: Config) -> Facts:
 def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
     """The largest microbatch up to `share` whose peak memory stays below the limit; 0: none.
 
-    Grows along the line through what was tried, so that a size that can't fit is rarely tried.
+    Sizes grow along a line through earlier peaks, so that a size that does not fit is rarely tried.
 
-    peak: bytes held at most with so many samples at once; None: it failed
+    peak: returns the peak bytes for a number of samples; None: out of memory
     """
-    peaks: dict[int, int] = {}  # of the sizes that fitted
+    peaks: dict[int, int] = {}  # peaks of the sizes that fitted
     failed = share + 1
     size = 1
     for _ in range(_TRIES):
@@ -75,7 +76,7 @@ def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -
             echo(f"probe  {size} at once: {show_bytes(memory)} at most", err=True)
         largest = max(peaks, default=0)
         if largest + 1 >= failed:
-            break  # nothing lies between
+            break  # no size lies between
         size = _next_size(peaks, failed=failed, share=share, limit=limit)
         if size == largest:
             break
@@ -83,8 +84,10 @@ def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -
 
 
 def _next_size(peaks: dict[int, int], *, failed: int, share: int, limit: int) -> int:
-    """Along the line through the two largest that fitted, at most eightfold; once one has failed,
-    at most half way to it. The largest itself: the line leaves no room for one more.
+    """The next size to try; the largest fitting size itself, if there is no room for more.
+
+    It lies on the line through the two largest fitting sizes. It is at most eight times the largest
+    one and, once a size has failed, at most half way to that size.
     """
     largest = max(peaks, default=0)
     smaller = [size for size in peaks if size < largest]
@@ -105,13 +108,13 @@ def _next_size(peaks: dict[int, int], *, failed: int, share: int, limit: int) ->
 
 def _peak_memory(config: Config, machine: Machine, facts: Facts, size: int) -> int | None:
     """Bytes that the fullest device holds with `size` samples at once; None: out of memory."""
-    num_devices = plan(config, machine, facts).num_devices
+    num_devices = plan(config, machine, facts).layout.num_devices
     tried = config.model_copy(update={"batch": Batch(samples=size * num_devices)})
     tried_plan = plan(tried, machine, replace(facts, largest_tried=size))
     short = replace(for_steps_alone(tried_plan), steps=_STEPS)
     with (
         tempfile.TemporaryDirectory(prefix="samecurve-probe-") as home,
-        pool(short.world_size, Path(home) / "ranks.log", _PATIENCE) as ranks,
+        pool(short.layout.world_size, Path(home) / "ranks.log", _PATIENCE) as ranks,
     ):
         run = make_run(Path(home) / "run", tried, short)
         try:

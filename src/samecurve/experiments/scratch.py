@@ -1,4 +1,4 @@
-"""Where an experiment's runs lie while it lasts, and how its warm ranks are given work."""
+"""Temporary directories for an experiment's runs, and work for its warm ranks."""
 
 import os
 import shutil
@@ -21,9 +21,9 @@ from samecurve.run.directory.run_directory import Run
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A directory that goes with the block.
+    """A directory that is removed at the end of the block.
 
-    What an experiment that was killed left is taken away, too.
+    Directories that killed experiments left are removed, too.
     """
     home = cache_home() / name
     home.mkdir(parents=True, exist_ok=True)
@@ -36,17 +36,16 @@ def scratch(name: str) -> Iterator[Path]:
 
 
 def for_steps_alone(plan: Plan) -> Plan:
-    """The plan without what a run does beside its steps, whatever the config has of that.
+    """The plan without evaluation and samples, whatever the config says.
 
-    Nothing is evaluated or sampled, and saved is what the experiment itself asks for, all of which
-    stays.
+    Only checkpoints that the experiment requests are saved, and all of them are kept.
     """
     every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
     return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:
-    """A run directory from which ranks read what to do."""
+    """Make a run directory, from which ranks read their plan and config."""
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,9 +54,9 @@ def make_run(home: Path, config: Config, plan: Plan) -> Run:
 
 
 def run_on_ranks(pool: Pool, plan: Plan, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """job(rank, group, *arguments) on the ranks of a plan; their results by rank.
+    """Run job(rank, group, *arguments) on the ranks of a plan; return the results by rank.
 
-    JobFailedError: one of them raised, ended, or took too long.
+    JobFailedError: a rank raised an exception, ended, or took too long.
     """
-    backend = plan.backend if plan.backend in {"gloo", "nccl"} else "gloo"
-    return pool.run(plan.world_size, job, *arguments, backend=backend)
+    backend = plan.layout.backend if plan.layout.backend in {"gloo", "nccl"} else "gloo"
+    return pool.run(plan.layout.world_size, job, *arguments, backend=backend)

@@ -1,4 +1,4 @@
-"""Types of what passes between the files of this room."""
+"""Types of the arrays and trees that this package's files pass to each other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
 HostArray = NDArray[Any]
-Arrays = dict[str, jax.Array]  # by the name of a parameter, or of what a row holds
-PyTree = Any  # nested containers with arrays, or what stands in their place, as leaves
-Float = np.dtype[np.floating[Any]]  # what a run computes sums in
+Arrays = dict[str, jax.Array]  # by the name of a parameter, or of a row's array
+PyTree = Any  # nested containers whose leaves are arrays, shapes or specs
+Float = np.dtype[np.floating[Any]]  # the type in which a run computes sums
 ReadBox = Callable[[Shape, Shape], HostArray]  # offsets, shape -> that box of an array

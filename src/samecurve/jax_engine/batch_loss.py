@@ -1,9 +1,9 @@
 """Losses over the whole batch: Task.features of each row, Task.batch_loss of all rows together.
 
-Each device computes its own rows' features; gathered from all devices they are put in the samples'
-order, without the rows that only fill up a shape. Every device takes the loss of the whole batch
-and its gradient by every row, and goes backward with those of its own. With one accumulation step
-what the first pass computed is kept for that; with several each microbatch is computed again.
+Each device computes the features of its rows. Features of all devices are gathered and put in the
+samples' order, without the rows that only fill up a shape. Every device computes the loss of the
+whole batch and its gradient by every row, then goes backward with the gradients of its own rows.
+With one accumulation step the first pass is kept for backward; with several it is computed again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.mean import Mean
@@ -22,11 +21,10 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
-from samecurve.jax_engine.checkpoint import StateLayout, all_params
+from samecurve.jax_engine.checkpoint import StateLayout
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_numbers
-from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
     GradientSums,
@@ -34,25 +32,23 @@ from samecurve.jax_engine.step_program import (
     Merge,
     Rows,
     first_of,
+    round_program,
     without_fillers,
 )
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
-Features = tuple[Arrays, Arrays]  # those that may have a gradient, and the others; a row a sample
+Features = tuple[Arrays, Arrays]  # features that may have a gradient, and others; a row a sample
 
 
 def positions_of(number: int, count: int, micro_batch_size: int) -> HostArray:
-    """Positions in the step of a microbatch's rows. number: which microbatch of the step."""
+    """The positions of a microbatch's rows in the step. number: which microbatch of the step."""
     return number * micro_batch_size + np.arange(count, dtype=np.int32)
 
 
 def microbatch_features(
     task: Task, merge: Merge, params: Arrays, rows: Rows, *, when: jax.Array
 ) -> Features:
-    """[microbatch, ...]. when: [step, epoch].
-
-    UserError: a feature has not one row a sample.
-    """
+    """The features of a microbatch. UserError: a feature has not one row a sample."""
 
     def features(arrays: Arrays) -> Arrays:
         count = len(next(iter(arrays.values())))
@@ -89,10 +85,10 @@ def split_by_gradient(features: Arrays) -> Features:
 
 
 def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
-    """Rows of all devices in the samples' order, on every device; inside of a shard_map.
+    """Put the rows of all devices in the samples' order, on every device; inside a shard_map.
 
     features: a tree of [accumulation steps, microbatch, ...]
-    position: [accumulation steps, microbatch], of the step's samples; OUTSIDE: not a sample
+    position: [accumulation steps, microbatch], places in the step; OUTSIDE: not a sample
     """
     places = lax.all_gather(position, AXIS).reshape(-1)
 
@@ -108,7 +104,7 @@ def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
 def loss_gradients(
     sums_of: LossSums, whole: Features, factor: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """The gradient of the batch's loss sum times the factor, by row; and the totals."""
+    """The gradient of factor times the batch's loss sum, by row; and the totals."""
     inexact, others = whole
 
     def loss(inexact: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -121,7 +117,7 @@ def loss_gradients(
 
 
 def loss_totals(sums_of: LossSums, whole: Arrays, dtype: Any) -> jax.Array:
-    """[loss sum, weight, the same of each other mean] of a whole batch."""
+    """[loss sum, weight, then sum and weight of each other mean] of a whole batch."""
     losses = sums_of.task.batch_losses(whole, Progress(*sums_of.when))
     numbers = [number for name in ("loss", *sums_of.names) for number in losses[name]]
     return jnp.stack([jnp.asarray(number).astype(dtype) for number in numbers])
@@ -198,7 +194,7 @@ class RoundFeatures(NamedTuple):
     """Features of one round of an evaluation, gathered from all devices onto every device."""
 
     features: Arrays  # [devices, microbatch, ...]
-    position: jax.Array  # [devices, microbatch], of the held-out samples
+    position: jax.Array  # [devices, microbatch], among the held-out samples
 
 
 class HostRows(NamedTuple):
@@ -211,25 +207,15 @@ class HostRows(NamedTuple):
 def make_round_features(
     *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout
 ) -> Wrapped:
-    """(params, rows, when) -> RoundFeatures. rows: [devices, 1, microbatch, ...]."""
-    shapes = {name: spec.shape for name, spec in model.specs.items()}
+    """Compile the features of an evaluation's round: round_program() -> RoundFeatures."""
 
-    def features(params: Arrays, rows: Rows, when: jax.Array) -> RoundFeatures:
-        whole, microbatch = strategy.gather_params(params, shapes), first_of(first_of(rows))
-        inexact, others = microbatch_features(task, model.merge, whole, microbatch, when=when)
-        assert microbatch.position is not None
-        local = RoundFeatures({**inexact, **others}, microbatch.position)
-        gathered: RoundFeatures = jax.tree.map(lambda array: lax.all_gather(array, AXIS), local)
-        return gathered
+    def features(params: Arrays, rows: Rows, when: jax.Array) -> Any:
+        inexact, others = microbatch_features(task, model.merge, params, rows, when=when)
+        assert rows.position is not None
+        local = RoundFeatures({**inexact, **others}, rows.position)
+        return jax.tree.map(lambda array: lax.all_gather(array, AXIS), local)
 
-    return jax.jit(
-        shard_map(
-            features,
-            mesh=strategy.mesh,
-            in_specs=(all_params(layout.specs), PartitionSpec(AXIS), PartitionSpec()),
-            out_specs=PartitionSpec(),
-        )
-    )
+    return round_program(features, model, strategy, layout)
 
 
 def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
@@ -240,7 +226,7 @@ def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def on_host(one: RoundFeatures) -> HostRows:
-    """Without the rows that are no samples."""
+    """Fetch the features of a round, without the rows that are no samples."""
     position = np.asarray(one.position.addressable_data(0)).reshape(-1)
     real = position != OUTSIDE
     features = {}
@@ -251,11 +237,11 @@ def on_host(one: RoundFeatures) -> HostRows:
 
 
 class EvalLosses:
-    """The loss of each global batch of held-out samples in turn, the last one short."""
+    """The summed losses of the global batches of held-out samples; the last batch may be short."""
 
     def __init__(self, task: Task, plan: Plan, dtype: Float) -> None:
         self._plan = plan
-        compiled: Callable[..., Wrapped] = exact_jit if plan.exact else jax.jit
+        compiled: Callable[..., Wrapped] = exact_jit if plan.compute.exact else jax.jit
         self._totals = compiled(
             lambda whole, when: loss_totals(LossSums(task, (), when), whole, dtype)
         )
@@ -269,12 +255,13 @@ class EvalLosses:
         *,
         samples: int,
     ) -> Mean:
-        """Every process computes the same.
+        """The loss over all held-out samples; every process computes the same.
 
-        parts: this process's held-out samples
-        shapes: of a microbatch's features
-        over_processes: the sum of whole numbers over all processes, of which each has other rows
-        samples: held-out ones, over all processes
+        parts: the features of this process's samples
+        shapes: the shapes of a microbatch's features
+        over_processes: adds whole numbers over all processes; one process has each row, the others
+            zeros
+        samples: the number of held-out samples of all processes
         """
         whole = {}
         for name, spec in shapes.items():
@@ -283,14 +270,14 @@ class EvalLosses:
                 rows[part.position] = part.features[name]
             whole[name] = _summed_bytes(rows, over_processes)
         loss = np.zeros(2)
-        for begin, end in split_batch(samples, self._plan.global_batch_size):
+        for begin, end in split_batch(samples, self._plan.batch.global_batch_size):
             batch = {name: rows[begin:end] for name, rows in whole.items()}
             loss += np.asarray(self._totals(batch, when), np.float64)
         return Mean(*loss.tolist())
 
 
 def _summed_bytes(rows: HostArray, over_processes: Callable[[HostArray], HostArray]) -> HostArray:
-    """Rows that one process each has, zeros elsewhere, with the bits they have."""
+    """Gather rows, of which one process each has the values and the others zeros, bit by bit."""
     encoded = rows.tobytes()
     words = np.frombuffer(encoded + bytes(-len(encoded) % 4), np.int32)
     summed = over_processes(words).tobytes()[: len(encoded)]

@@ -1,5 +1,6 @@
-"""A training state as one tree of arrays, and the canonical names under which a checkpoint holds
-it: those of torch_engine/checkpoint.py.
+"""A training state as one tree of arrays, and the names of these arrays in a checkpoint.
+
+The names are the same as in torch_engine/checkpoint.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,20 +24,20 @@ from samecurve.jax_engine.strategies import Strategy
 INITIAL_SCALE = 2.0**16
 # optax's names -> torch's
 _MOMENTS = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
-# dtypes as a file has them: torch counts steps in float32
+# dtypes in a checkpoint's files; torch counts steps in float32
 _FILE_DTYPES = {"float64": "F64", "float32": "F32", "int32": "F32"}
-_OPTIONAL = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
+_OPTIONAL = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # a checkpoint may lack these
 
 
 class State(TypedDict):
     """Everything that training changes, as one tree of arrays."""
 
-    params: Arrays  # what is trained
-    frozen: Arrays  # what is not
-    average: Arrays  # of what is trained, a moving one (train.ema); else empty
-    moments: PyTree  # optax's own
+    params: Arrays  # trained parameters
+    frozen: Arrays  # parameters that are not trained
+    average: Arrays  # moving averages of the trained parameters (train.ema); else empty
+    moments: PyTree  # optax's state
     scale: jax.Array  # f16's factor of the loss
-    streak: jax.Array  # finite steps since it last changed
+    streak: jax.Array  # finite steps since the scale last changed
 
 
 def make_optimizer(
@@ -44,7 +45,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Build AdamW or SGD with torch's formulas; updates times the learning rate are subtracted.
 
-    rules: one for each trained parameter, by name.
+    rules: the rule of each trained parameter, by name.
     """
     values = sorted({rule.weight_decay for rule in rules.values()} - {0.0})
     decay = [
@@ -60,12 +61,12 @@ def make_optimizer(
 
 
 def all_params(state: State) -> Arrays:
-    """All parameters of a state, or what its tree has in their place."""
+    """All parameters of a state, or the leaves that a tree of specs has for them."""
     return {**state["frozen"], **state["params"]}
 
 
 def averaged_params(state: State) -> Arrays:
-    """All parameters as they are evaluated and sampled: their average, if there is one."""
+    """All parameters for evaluation and sampling: their moving averages, if the run has them."""
     return {**all_params(state), **state["average"]}
 
 
@@ -73,17 +74,17 @@ def averaged_params(state: State) -> Arrays:
 class Entry:
     """A leaf of the state's tree."""
 
-    name: str  # canonical
+    name: str  # in a checkpoint
     shape: Shape  # of the whole array
 
 
 class StateLayout:
-    """Where the leaves of a state lie, and what each is called.
+    """Names, shapes and places of a state's leaves.
 
-    loss_scaled: whether the precision is f16, whose scale belongs to the state.
-    averaged: whether a moving average of the weights belongs to it.
-    trained: how each parameter that is trained is, by name.
-    UserError: a group of the config rules nothing.
+    loss_scaled: whether the precision is f16, whose loss scale belongs to the state.
+    averaged: whether moving averages of the weights belong to the state.
+    trained: the rule of each trained parameter, by name.
+    UserError: a group of the config matches no parameter.
     """
 
     def __init__(
@@ -104,9 +105,7 @@ class StateLayout:
             for name, spec in model.specs.items()
         }
         self.trained = {name: rule for name, rule in rules.items() if not rule.frozen}
-        shapes = {
-            name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()
-        }
+        shapes = model.held_shapes(dtype)
         params = {name: shape for name, shape in shapes.items() if name in self.trained}
         frozen = {name: shape for name, shape in shapes.items() if name not in self.trained}
         scalar = jax.ShapeDtypeStruct((), dtype)
@@ -126,16 +125,16 @@ class StateLayout:
 
     @property
     def specs(self) -> State:
-        """The state's tree, of partition specs."""
+        """A tree like the state, of partition specs."""
         specs: State = self._tree.unflatten(
             [self._strategy.spec(entry.shape) for entry in self._entries]
         )
         return specs
 
     def init(self, value: InitialValue, weights: Checkpoint | None = None) -> State:
-        """A state whose moments are zero.
+        """A first state, whose moments are zero.
 
-        weights: of the model, instead of its initial values. UserError: they don't fit.
+        weights: replace the model's initial values. UserError: they don't fit.
         """
         if weights:
             shapes = {
@@ -157,9 +156,9 @@ class StateLayout:
         return self._make(reader)
 
     def restore(self, saved: Checkpoint) -> State:
-        """From a checkpoint made by any engine, precision, strategy or world size.
+        """The state of a checkpoint, made by any engine, precision, strategy or world size.
 
-        UserError: names or shapes that don't fit.
+        UserError: names or shapes don't fit.
         """
         shapes = {entry.name: entry.shape for entry in self._entries}
         averages = {name for name in (*shapes, *saved.arrays) if name.startswith(AVERAGE)}
@@ -176,9 +175,9 @@ class StateLayout:
     def gather(
         self, state: State, finite: Sequence[bool], *, process: int, world_size: int
     ) -> list[ArrayShard]:
-        """Copies in host memory of what this process writes.
+        """Copies in host memory of the arrays that this process writes.
 
-        finite: of each leaf, as finite() has it. RunError: one is not.
+        finite: for each leaf, from finite(). RunError: a leaf has a value that is not finite.
         """
         not_finite = [entry.name for entry, ok in zip(self._entries, finite, strict=True) if not ok]
         check_finite(not_finite)
@@ -202,11 +201,11 @@ class StateLayout:
         return shards
 
     def finite(self, state: State) -> jax.Array:
-        """For each leaf whether all its values are; to be compiled."""
+        """For each leaf whether all its values are finite. The caller compiles this."""
         return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)])
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
-        """Arrays of a state that a checkpoint holds, by name."""
+        """The arrays of a state that a checkpoint holds, by name."""
         return ((entry.name, array) for entry, array in self._stored_entries(state))
 
     def _stored_entries(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
@@ -220,7 +219,7 @@ class StateLayout:
         return self._loss_scaled or not name.startswith("loop/")
 
     def _initial_value(self, entry: Entry) -> ReadBox:
-        """First value of an array that no model gives: zeros, or the initial loss scale."""
+        """The initial value of an array that is no parameter: zeros, or the initial loss scale."""
         value = 0.0
         if entry.name == "loop/scale":
             value = INITIAL_SCALE if self._loss_scaled else 1.0
@@ -244,7 +243,7 @@ def _reader_of(values: HostArray) -> ReadBox:
 
 
 def _weight_name(name: str) -> str:
-    """Name of the weight that a moving average begins with; any other name is unchanged."""
+    """The name of the weight with which a moving average begins; other names are unchanged."""
     return f"model/{name.removeprefix(AVERAGE)}" if name.startswith(AVERAGE) else name
 
 

@@ -1,10 +1,9 @@
-"""Complex numbers as pairs of real ones: in parameters, in optimizer state, and wherever trees are
-added up over devices.
+"""Complex numbers as pairs of real ones: in parameters, optimizer state and sums over devices.
 
 jax.grad of a real loss L by a complex z = x + iy gives dL/dx - i dL/dy, the conjugate of the
-direction of steepest ascent (torch gives dL/dx + i dL/dy): descending along it raw diverges. With z
+direction of steepest ascent (torch gives dL/dx + i dL/dy): descending along that diverges. With z
 as the pair (x, y) the gradient is (dL/dx, dL/dy) under both engines, moments and norms are those of
-real numbers, and every collective knows the type.
+real numbers, and every collective supports the type.
 """
 
 import jax
@@ -19,7 +18,7 @@ def is_complex(leaf: jax.Array | jax.ShapeDtypeStruct | HostArray) -> bool:
 
 
 def split(leaf: jax.Array) -> jax.Array:
-    """[...] complex -> [..., 2] real; others as they are."""
+    """[...] complex -> [..., 2] real; a real array is returned unchanged."""
     return jnp.stack([leaf.real, leaf.imag], axis=-1) if is_complex(leaf) else leaf
 
 
@@ -32,8 +31,3 @@ def psum(tree: PyTree, axis: str) -> PyTree:
     """The sum over a mesh axis of every leaf of a tree; complex leaves travel as pairs."""
     sums = lax.psum(jax.tree.map(split, tree), axis)
     return jax.tree.map(lambda leaf, total: join(total) if is_complex(leaf) else total, tree, sums)
-
-
-def descent(gradient: PyTree) -> PyTree:
-    """Turn jax.grad's result into the direction of ascent: conjugate complex leaves."""
-    return jax.tree.map(lambda leaf: jnp.conj(leaf) if is_complex(leaf) else leaf, gradient)

@@ -1,4 +1,4 @@
-"""The JAX engine: one process's devices serve the training loop by a few compiled programs."""
+"""The JAX engine: a few compiled programs on one process's devices serve the training loop."""
 
 import resource
 import sys
@@ -40,24 +40,20 @@ from samecurve.jax_engine.batch_loss import (
 )
 from samecurve.jax_engine.checkpoint import State, StateLayout, averaged_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
-from samecurve.jax_engine.sharded_calls import shard_map
+from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import (
-    make_evaluation,
-    make_step,
-    progress_array,
-)
+from samecurve.jax_engine.step_program import make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 
 class JaxEngine:
-    """Trains a task on the devices of this process, one of the plan's.
+    """Trains a task on the devices of one of the plan's processes.
 
-    devices: jax's, in the plan's order, of all processes.
-    index: of this process.
+    devices: jax's devices of all processes, in the plan's order.
+    index: the number of this process.
     """
 
     def __init__(
@@ -72,12 +68,12 @@ class JaxEngine:
         self._optimizer = optimizer
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._local_devices = [devices[place] for place in plan.devices_of(index)]
-        self._strategy = STRATEGIES[plan.strategy](self._mesh)
-        self._dtype: Float = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
+        self._local_devices = [devices[place] for place in plan.layout.devices_of(index)]
+        self._strategy = STRATEGIES[plan.layout.strategy](self._mesh)
+        self._dtype: Float = np.dtype(np.float64 if plan.compute.precision == "f64" else np.float32)
         self._staging = Staging(plan, self._mesh, self._dtype, len(self._local_devices))
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
-        self._names: tuple[str, ...] = ()  # of the means beside the loss, once it was checked
+        self._names: tuple[str, ...] = ()  # the means beside the loss, known once it was checked
         self._steps: dict[int, Wrapped] = {}
         self._checked = False  # whether the loss has been seen to use every parameter
 
@@ -86,7 +82,12 @@ class JaxEngine:
         return self._open_model()[0]
 
     def _open_model(self) -> tuple[FlaxModel, InitialValue]:
-        return open_model(self.task, self.plan.precision, self.plan.recompute, self.plan.fixed.seed)
+        return open_model(
+            self.task,
+            self.plan.compute.precision,
+            self.plan.compute.recompute,
+            self.plan.fixed.seed,
+        )
 
     @cached_property
     def _layout(self) -> StateLayout:
@@ -95,13 +96,13 @@ class JaxEngine:
             self._optimizer,
             self._strategy,
             self._dtype,
-            loss_scaled=self.plan.precision == "f16",
+            loss_scaled=self.plan.compute.precision == "f16",
             averaged=self.plan.compute.ema > 0,
         )
 
     def _step(self, num_samples: int) -> Wrapped:
-        """The program of a step. A loss over the whole batch has one for each size of that."""
-        key = num_samples if self.plan.whole_batch else 0
+        """The program of a step. A loss over the whole batch has one for each batch size."""
+        key = num_samples if self.plan.compute.whole_batch else 0
         if key not in self._steps:
             accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
             self._steps[key] = make_step(
@@ -142,8 +143,8 @@ class JaxEngine:
 
     @cached_property
     def _gather_params(self) -> Wrapped:
-        """Every parameter whole on every device."""
-        shapes = {name: spec.shape for name, spec in self._model.specs.items()}
+        """A program that puts every whole parameter on every device."""
+        shapes = self._model.shapes
 
         def without_padding(params: Arrays) -> Arrays:
             return {
@@ -159,7 +160,7 @@ class JaxEngine:
         return rows
 
     def init(self, weights: Checkpoint | None = None) -> State:
-        self._model, value = self._open_model()  # the values are let go of: maybe a whole model
+        self._model, value = self._open_model()  # the values may be a whole model: not kept
         return self._layout.init(value, weights)
 
     def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> State:
@@ -168,13 +169,13 @@ class JaxEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
-        """Whether rows repeat; and whether they add up, where they are not computed one by one."""
+        """Check that the loss repeats, and adds up over rows if these are computed together."""
         check_repeats(
             self.task,
             self._model,
             self._staging.narrow_rows(rows.pick([0])),
             self._dtype,
-            whole_batch=self.plan.whole_batch,
+            whole_batch=self.plan.compute.whole_batch,
         )
         error = None
         if self._takes_whole_rows and len(rows.ids) > 1:
@@ -182,28 +183,30 @@ class JaxEngine:
                 partial(self._sums_of, state, rows),
                 len(rows.ids),
                 devices=len(self._local_devices),
-                copies=self.plan.num_devices,
-                precision=self.plan.precision,
+                copies=self.plan.layout.num_devices,
+                precision=self.plan.compute.precision,
             )
         return lines_or_refuse(
             error,
             repeats=True,
-            is_split=self.plan.is_split or as_if_split,
+            is_split=self.plan.batch.is_split or as_if_split,
             allowed=self.plan.compute.allow_coupled,
         )
 
     @property
     def _takes_whole_rows(self) -> bool:
-        """Whether a task that is not ours is given microbatches as a whole."""
+        """Whether a task that is not ours computes a microbatch as a whole."""
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
-        fits = self.plan.micro_batch_size > 1 and not (self.plan.exact or self.plan.whole_batch)
+        fits = self.plan.batch.micro_batch_size > 1 and not (
+            self.plan.compute.exact or self.plan.compute.whole_batch
+        )
         return is_theirs and fits
 
     def _sums_of(
         self, state: State, rows: TrialRows, numbers: Sequence[int], devices: int
     ) -> EvalSums:
-        """The task's sums of these rows, once for each of so many devices of every process."""
+        """The task's sums of these rows, counted once for each of `devices` of every process."""
         idle = (None,) * (len(self._local_devices) - devices)
         staged = self.stage([((rows.pick(numbers),) * devices + idle)], 1)
         return self.evaluate(state, [staged], self.plan.progress_at(rows.step))
@@ -219,14 +222,14 @@ class JaxEngine:
             self._check_loss(staged.example)
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
-        when = progress_array(self.plan.progress_at(batch.step))
+        when = progress_array(batch.progress)
         state, values = self._step(batch.samples)(
             state, staged.rows, self._to_all_reduce(local), rate, when
         )
-        return state, QueuedMetrics(values, local, self.plan.world_size, self._names)
+        return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
-        """The step as XLA compiled it."""
+        """The step's program, as XLA compiled it."""
         staged: StagedRounds = batch.rounds
         extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
         rate = np.asarray(0.0, self._dtype)
@@ -234,7 +237,7 @@ class JaxEngine:
         return self._step(batch.samples).lower(state, staged.rows, extra, rate, when).compile()
 
     def refill(self, state: State, saved: Checkpoint) -> State:
-        del state  # its arrays are not written in place
+        del state  # jax's arrays can't be written in place
         return self.restore(saved)
 
     def evaluate(
@@ -251,7 +254,7 @@ class JaxEngine:
         features: list[RoundFeatures] = []
         for staged in rounds:
             sums.append(self._evaluation(params, staged.rows, when))
-            if self.plan.whole_batch:
+            if self.plan.compute.whole_batch:
                 features.append(self._round_features(params, staged.rows, when))
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
@@ -259,7 +262,7 @@ class JaxEngine:
             by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
             total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
             totals[name] = total if spec.shape else total.item()
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             shapes = feature_shapes(features[0].features)
             loss = self._eval_losses.total(
                 [on_host(one) for one in features],
@@ -278,7 +281,7 @@ class JaxEngine:
     def gather(self, state: State) -> list[ArrayShard]:
         finite = np.asarray(self._all_finite(state)).tolist()
         return self._layout.gather(
-            state, finite, process=self._index, world_size=self.plan.world_size
+            state, finite, process=self._index, world_size=self.plan.layout.world_size
         )
 
     def digests(self, state: State) -> dict[str, str]:
@@ -289,19 +292,12 @@ class JaxEngine:
         }
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
-        """Arrays of a state that a checkpoint would hold, by name."""
+        """The arrays of a state that a checkpoint holds, by name."""
         return self._layout.named_arrays(state)
 
     def preflight(self) -> float:
-        """Through the collective that steps use."""
-        add = jax.jit(
-            shard_map(
-                lambda ones: jax.lax.psum(ones.sum(), AXIS),
-                mesh=self._mesh,
-                in_specs=PartitionSpec(AXIS),
-                out_specs=PartitionSpec(),
-            )
-        )
+        """Count all devices, with the collective that steps use."""
+        add = jax.jit(over_devices(lambda ones: jax.lax.psum(ones.sum(), AXIS), self._mesh))
         return float(add(self._staging.put(np.ones(len(self._local_devices), np.float32))))
 
     def peak_memory_by_device(self) -> tuple[int, ...]:
@@ -314,16 +310,16 @@ class JaxEngine:
     def close(self) -> None: ...
 
     def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
-        """Numbers of a step that this process reports; zeros where another process reports."""
-        wait_seconds = np.zeros(self.plan.world_size)
+        """The numbers of a step that this process reports; zeros for those of other processes."""
+        wait_seconds = np.zeros(self.plan.layout.world_size)
         wait_seconds[self._index] = batch.wait_seconds
-        memory_bytes = np.zeros(self.plan.num_devices)
-        memory_bytes[list(self.plan.devices_of(self._index))] = self.peak_memory_by_device()
+        memory_bytes = np.zeros(self.plan.layout.num_devices)
+        memory_bytes[list(self.plan.layout.devices_of(self._index))] = self.peak_memory_by_device()
         return np.concatenate([np.asarray(requests, np.float64), wait_seconds, memory_bytes])
 
     def _to_all_reduce(self, local: NDArray[np.float64]) -> jax.Array:
-        """Numbers that all processes add up in the step; an empty array for a lone process."""
-        if self.plan.world_size == 1:
+        """The numbers that all processes add up in the step; empty if there is one process."""
+        if self.plan.layout.world_size == 1:
             return self._empty_rows
         rows = np.zeros((len(self._local_devices), len(local)), self._dtype)
         rows[0] = local
@@ -338,12 +334,12 @@ class JaxEngine:
             row,
             self._dtype,
             self._layout.trained,
-            whole_batch=self.plan.whole_batch,
+            whole_batch=self.plan.compute.whole_batch,
         )
         self._checked = True
 
     def _peak_memory(self, device: jax.Device) -> int:
-        """Bytes allocated on the GPU, or this device's share of what its process had resident."""
+        """Peak bytes allocated on a GPU; for a CPU device its share of the process's memory."""
         if device.platform == "cpu":
             unit = 1 if sys.platform == "darwin" else 1024
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,9 +1,8 @@
-"""train.exact under jax: one device runs the very programs that eight run.
+"""train.exact under jax: one device runs the same programs as eight devices.
 
-Each microbatch's gradient comes from a program of its own without collectives, and what they give
-is added along the step's tree (core/determinism/microbatches.py) outside of it. The update is a
-program for one device, too. Only the exchange spans devices: it moves values about and adds them
-element by element.
+One program without collectives computes the gradients of a microbatch. Another adds gradients along
+the step's tree (core/determinism/microbatches.py). The update is a program for one device, too.
+Only the exchange spans devices: it moves values and adds them element by element.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
@@ -30,7 +28,7 @@ from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import keyed_arrays
-from samecurve.jax_engine.sharded_calls import shard_map
+from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
@@ -50,9 +48,9 @@ ReplicaStates = list[State]  # whole states, one for each device of this process
 
 @dataclass(frozen=True)
 class StagedMicroBatch(DeviceRows):
-    """Filled up to plan.micro_batch_size rows."""
+    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
 
-    number: int  # in the step
+    number: int  # which microbatch of the step
 
 
 class ExactEngine(JaxEngine):
@@ -68,7 +66,7 @@ class ExactEngine(JaxEngine):
         return per_device(state, self._local_devices)
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any:
-        """A list of StagedMicroBatch: here a round that is short needs no filling up."""
+        """A list of StagedMicroBatch; idle devices need no dummy here."""
         del of
         return [
             self._stage_microbatch(device, microbatch.number, keyed_arrays(microbatch))
@@ -80,14 +78,14 @@ class ExactEngine(JaxEngine):
     def _stage_microbatch(
         self, device: int, number: int, arrays: Mapping[str, HostArray]
     ) -> StagedMicroBatch:
-        size = self.plan.micro_batch_size
+        size = self.plan.batch.micro_batch_size
         count = len(next(iter(arrays.values())))
         filled = {}
         for name, array in arrays.items():
             copies = np.repeat(array[:1], size - count, axis=0)
             filled[name] = self._staging.narrow(name, np.concatenate([array, copies]))
         position = None
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             position = np.full(size, OUTSIDE, np.int32)
             position[:count] = positions_of(number, count, size)
         on_device = jax.device_put(
@@ -102,10 +100,10 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
-        count = len(split_batch(batch.samples, self.plan.micro_batch_size))
+        count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
-        when = progress_array(self.plan.progress_at(batch.step))
-        if self.plan.whole_batch:
+        when = progress_array(batch.progress)
+        if self.plan.compute.whole_batch:
             gradient_sums = self._batch_loss.gradient_sums(
                 states, staged, count, batch.samples, when
             )
@@ -122,11 +120,11 @@ class ExactEngine(JaxEngine):
             for replica, (packed, extra) in zip(states, totals, strict=True)
         ]
         _, values = updated[0]  # the same on every device
-        metrics = QueuedMetrics(values, local, self.plan.world_size, self._names)
+        metrics = QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
         return [replica for replica, _ in updated], metrics
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
-        """A sample row for shapes, also on a process that has no row of the step."""
+        """A row whose shapes are those of the data; from the source if the step brought no row."""
         arrays: Mapping[str, Any] = self.task.train_data()[np.arange(1)]
         if staged:
             arrays = staged[0].rows.arrays
@@ -178,7 +176,7 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _update_program(self) -> Wrapped:
-        """(state, a step's GradientSums packed, what processes add up, lr) -> (state, metrics)."""
+        """(state, packed GradientSums of the step, sums over processes, lr) -> (state, metrics)."""
 
         def program(
             state: State, packed: jax.Array, extra: jax.Array, lr: jax.Array
@@ -199,7 +197,7 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _pack_program(self) -> Wrapped:
-        """The sums of one device's subtrees as [1, subtrees, values]: no arithmetic."""
+        """Pack the sums of one device's subtrees into [1, subtrees, values]."""
 
         def pack(sums: GradientSums) -> jax.Array:
             gradients = [sums.gradients[name].ravel() for name in self._layout.trained]
@@ -223,11 +221,11 @@ class ExactEngine(JaxEngine):
     def _reduce(
         self, count: int, subtree_sums: Sequence[list[GradientSums]], extra: jax.Array
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """On each device of this process the packed sum over all microbatches, and extra's.
+        """The packed sum over all microbatches and the sum of extra, for each local device.
 
-        count: microbatches of the step.
+        count: the number of microbatches in the step.
         """
-        num_devices = self.plan.num_devices
+        num_devices = self.plan.layout.num_devices
         most = max(
             len(subtrees(microbatches_of(count, place, num_devices), count))
             for place in range(num_devices)
@@ -257,7 +255,7 @@ class ExactEngine(JaxEngine):
         (packed [devices, subtrees, values], extra [devices, n]) -> the sums of both along the tree,
         on every device. Each device adds up one part of the values; then all devices gather them.
         """
-        num_devices = self.plan.num_devices
+        num_devices = self.plan.layout.num_devices
 
         def program(count: int, packed: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
             (local,) = packed
@@ -278,13 +276,7 @@ class ExactEngine(JaxEngine):
 
         @cache
         def of_count(count: int) -> Wrapped:
-            mapped = shard_map(
-                partial(program, count),
-                mesh=self._mesh,
-                in_specs=PartitionSpec(AXIS),
-                out_specs=PartitionSpec(),
-            )
-            return exact_jit(mapped)
+            return exact_jit(over_devices(partial(program, count), self._mesh))
 
         return of_count
 
@@ -295,11 +287,11 @@ class ExactEngine(JaxEngine):
         progress: Progress = START,
         samples: int | None = None,
     ) -> EvalSums:
-        """Counts add up as integers; the other sums along the tree, a row for each microbatch."""
+        """The task's sums: counts add up as integers, the others along the microbatches' tree."""
         states: ReplicaStates = state
         specs = self.task.eval_sums()
         samples = samples or self.plan.eval_samples
-        num_microbatches = len(split_batch(samples, self.plan.micro_batch_size))
+        num_microbatches = len(split_batch(samples, self.plan.batch.micro_batch_size))
         rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
         queued, when = [], progress_array(progress)
@@ -309,7 +301,7 @@ class ExactEngine(JaxEngine):
                 params = averaged_params(states[microbatch.local_device])
                 sums = self._metrics_program(params, microbatch.rows, when)
                 queued.append((microbatch.number, sums))
-                if self.plan.whole_batch:
+                if self.plan.compute.whole_batch:
                     replica = states[microbatch.local_device]
                     features.append(self._batch_loss.features(replica, microbatch.rows, when))
         for number, sums in queued:
@@ -319,7 +311,7 @@ class ExactEngine(JaxEngine):
         for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
             tree.give((0, number), row)
         totals = unpack_sums(specs, tree.total(), self._sum_counts(counts))
-        if self.plan.whole_batch:
+        if self.plan.compute.whole_batch:
             shapes = self._batch_loss.feature_shapes
             sums = self._eval_losses.total(
                 features, shapes, when, self._sum_over_processes, samples=samples
@@ -337,29 +329,22 @@ class ExactEngine(JaxEngine):
         )
 
     def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sum over processes; each sends its 64 bits as pairs of 32, which jax leaves whole."""
-        if self.plan.world_size == 1 or not len(counts):
+        """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
+        if self.plan.layout.world_size == 1 or not len(counts):
             return counts
-        by_process = np.zeros((self.plan.world_size, 2 * len(counts)), np.int32)
+        by_process = np.zeros((self.plan.layout.world_size, 2 * len(counts)), np.int32)
         by_process[self._index] = counts.view(np.int32)
         halves = np.ascontiguousarray(self._sum_over_processes(by_process))
         total: NDArray[np.int64] = halves.view(np.int64).sum(axis=0)
         return total
 
     def _sum_over_processes(self, rows: HostArray) -> HostArray:
-        """Each row from the one process that filled it: zeros are all that is added."""
-        if self.plan.world_size == 1:
+        """The rows of all processes. One process filled each row; the others add zeros."""
+        if self.plan.layout.world_size == 1:
             return rows
         by_device = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
         by_device[0] = rows
-        add = jax.jit(
-            shard_map(
-                lambda part: lax.psum(part[0], AXIS),
-                mesh=self._mesh,
-                in_specs=PartitionSpec(AXIS),
-                out_specs=PartitionSpec(),
-            )
-        )
+        add = jax.jit(over_devices(lambda part: lax.psum(part[0], AXIS), self._mesh))
         return np.asarray(add(self._staging.put(by_device)))
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
@@ -370,7 +355,7 @@ class ExactEngine(JaxEngine):
     def gather(self, state: Any) -> list[ArrayShard]:
         finite = np.asarray(jax.jit(self._layout.finite)(state[0])).tolist()
         return self._layout.gather(
-            state[0], finite, process=self._index, world_size=self.plan.world_size
+            state[0], finite, process=self._index, world_size=self.plan.layout.world_size
         )
 
     def digests(self, state: Any) -> dict[str, str]:
@@ -378,7 +363,7 @@ class ExactEngine(JaxEngine):
 
 
 def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: DTypeLike, *, integer: bool) -> HostArray:
-    """The integer sums one after another, or the others."""
+    """The integer sums as one row, or all other sums."""
     chosen = [name for name, spec in specs.items() if spec.integer == integer]
     parts = [np.asarray(sums[name], dtype).reshape(-1) for name in chosen]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)

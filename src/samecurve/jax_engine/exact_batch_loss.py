@@ -1,20 +1,20 @@
-"""train.exact with a loss over the whole batch, under jax. As in exact.py, what computes is a
-program for one device, the same for each microbatch; what spans devices moves values about and adds
-nothing.
+"""train.exact with a loss over the whole batch, under jax.
 
-Features of all microbatches, put together on every device; the loss and its gradient by row; each
-microbatch again, backward with its rows' gradients.
+As in exact.py every computation is a program for one device, the same for each microbatch; programs
+that span devices only move values. First the features of all microbatches are put together on every
+device. Then come the loss and its gradient by row. Last, each microbatch runs again, and backward
+with its rows' gradients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.microbatches import accumulation_steps
@@ -35,7 +35,7 @@ from samecurve.jax_engine.checkpoint import State, StateLayout, all_params, aver
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_trial_keys
-from samecurve.jax_engine.sharded_calls import shard_map
+from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.step_program import OUTSIDE, GradientSums, LossSums, Rows, split_trained
 
 ShapeSpecs = dict[str, jax.ShapeDtypeStruct]
@@ -51,10 +51,11 @@ class DeviceRows:
 
 @dataclass(frozen=True, kw_only=True)
 class ExactBatchLoss:
-    """by_device: where each device has its row of an array.
+    """The gradients and features of a loss over the whole batch.
 
-    example: one row of the data, as devices get it
-    names: of the means beside the loss
+    by_device: the sharding of an array that has one row on each device
+    example: one row of the data, in the types of the devices' arrays
+    names: the means beside the loss
     """
 
     task: Task
@@ -75,10 +76,10 @@ class ExactBatchLoss:
         num_samples: int,
         when: HostArray,
     ) -> list[GradientSums]:
-        """Gradient sums of this process's microbatches. The step's first has loss and weight.
+        """Gradient sums of this process's microbatches; the step's first also has the totals.
 
         states: one for each device of this process
-        num_microbatches, num_samples: of the whole step
+        num_microbatches, num_samples: numbers of the whole step
         """
         whole = self._whole(states, microbatches, num_microbatches, num_samples, when)
         losses = [
@@ -108,16 +109,14 @@ class ExactBatchLoss:
 
     @cached_property
     def _shapes(self) -> tuple[ShapeSpecs, ShapeSpecs]:
-        size, dtype = self.plan.micro_batch_size, self.dtype
+        size, dtype = self.plan.batch.micro_batch_size, self.dtype
         arrays: Any = {
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
             for name, array in with_trial_keys(self.example, 1).items()
         }
         real: Any = jax.ShapeDtypeStruct((size,), np.bool_)
         rows = Rows(arrays, real)
-        params = {
-            name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in self.model.specs.items()
-        }
+        params = self.model.held_shapes(dtype)
         when = jax.ShapeDtypeStruct((2,), np.int32)
         shapes: tuple[ShapeSpecs, ShapeSpecs] = jax.eval_shape(
             self._features_program, params, rows, when
@@ -138,8 +137,8 @@ class ExactBatchLoss:
     ) -> list[Features]:
         """The features of the whole step, on each device of this process."""
         by_device: list[list[Features]] = [[] for _ in states]
-        most = accumulation_steps(num_microbatches, self.plan.num_devices)
-        shape = (len(states), most, self.plan.micro_batch_size)
+        most = accumulation_steps(num_microbatches, self.plan.layout.num_devices)
+        shape = (len(states), most, self.plan.batch.micro_batch_size)
         position = np.full(shape, OUTSIDE, np.int32)
         for one in microbatches:
             of_device = by_device[one.local_device]
@@ -159,8 +158,8 @@ class ExactBatchLoss:
         return per_device(whole, self.local_devices)
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
-        """Make an array over all devices, of which this process has these rows."""
-        shape = (self.plan.num_devices, *rows[0].shape[1:])
+        """Make an array over all devices from this process's rows of it."""
+        shape = (self.plan.layout.num_devices, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
 
     @cached_property
@@ -182,24 +181,14 @@ class ExactBatchLoss:
     @cached_property
     def _exchange_program(self) -> Callable[[int], Wrapped]:
         """Compile, for a number of samples: (features, position) by device -> all features."""
-        programs: dict[int, Wrapped] = {}
 
+        def program(num_samples: int, features: PyTree, position: jax.Array) -> PyTree:
+            local = jax.tree.map(lambda array: array[0], features)
+            return put_together(local, position[0], num_samples)
+
+        @cache
         def of_samples(num_samples: int) -> Wrapped:
-            if num_samples not in programs:
-
-                def program(features: PyTree, position: jax.Array) -> PyTree:
-                    local = jax.tree.map(lambda array: array[0], features)
-                    return put_together(local, position[0], num_samples)
-
-                programs[num_samples] = exact_jit(
-                    shard_map(
-                        program,
-                        mesh=self.by_device.mesh,
-                        in_specs=self.by_device.spec,
-                        out_specs=PartitionSpec(),
-                    )
-                )
-            return programs[num_samples]
+            return exact_jit(over_devices(partial(program, num_samples), self.by_device.mesh))
 
         return of_samples
 
@@ -230,7 +219,7 @@ class ExactBatchLoss:
 
 
 def per_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
-    """A replicated tree as one tree for each of these devices."""
+    """Split a replicated tree into one tree for each of these devices."""
     leaves, structure = jax.tree.flatten(tree)
     by_device = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
     return [

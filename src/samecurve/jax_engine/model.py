@@ -1,8 +1,8 @@
-"""A flax model as named arrays, and back: names are paths joined by dots, complex parameters pairs
-of real ones.
+"""A flax model as named arrays, and back.
 
-Initial values come from core/weights/initial_values.py where the task has a rule for them, so that
-they are torch's; else from the model itself.
+Names are paths joined by dots; a complex parameter is held as a pair of real arrays. Initial values
+come from core/weights/initial_values.py, and equal torch's, if the task has a rule for them; else
+they come from the model itself.
 """
 
 from collections import Counter
@@ -21,44 +21,53 @@ from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.protocols import Task
 from samecurve.core.weights.initial_values import values
 from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join
 
-InitialValue = Callable[[str], HostArray]  # of a parameter, by name
+InitialValue = Callable[[str], HostArray]  # the initial value of a parameter, by its name
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter as it is held."""
+    """How a parameter is held."""
 
-    shape: Shape  # with a last axis of 2 where it is complex
+    shape: Shape  # with a last axis of 2 for a complex parameter
     complex: bool
-    matrix: bool  # whether weight decay reaches it
+    matrix: bool  # whether weight decay applies
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlaxModel:
-    """A flax module, apart from its parameters' values."""
+    """A flax module without the values of its parameters."""
 
     graph: nnx.GraphDef[nnx.Module]
     specs: dict[str, ParamSpec]  # in the order of the tree's leaves
     params_tree: jax.tree_util.PyTreeDef
-    rest: dict[str, PyTree]  # what is not trained, by name
+    rest: dict[str, PyTree]  # variables that are not trained, by name
     rest_tree: jax.tree_util.PyTreeDef
 
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of the parameters as they are held."""
+        return {name: spec.shape for name, spec in self.specs.items()}
+
     def merge(self, arrays: Arrays) -> nnx.Module:
-        """name -> array, as the flax module."""
+        """Make the flax module from its parameters' arrays."""
         return self.assemble(self.join_complex(arrays))
 
     def join_complex(self, arrays: Arrays) -> Arrays:
-        """Complex parameters as the module has them."""
+        """The parameters with the module's own types: pairs become complex arrays."""
         return {
             name: join(arrays[name]) if spec.complex else arrays[name]
             for name, spec in self.specs.items()
         }
 
+    def held_shapes(self, dtype: Float) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of the parameters as they are held, complex ones as pairs."""
+        return {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in self.specs.items()}
+
     def assemble(self, params: Arrays, rest: Mapping[str, PyTree] | None = None) -> nnx.Module:
-        """The module, its variables made anew: a forward pass may change them, and is forgotten."""
+        """Make the module with new variables, so that changes of a forward pass are forgotten."""
         rest = self.rest if rest is None else rest
         return nnx.merge(
             self.graph,
@@ -72,7 +81,7 @@ def open_model(
 ) -> tuple[FlaxModel, InitialValue]:
     """The model, and the initial values of its parameters.
 
-    UserError: some that can't be trained.
+    UserError: a parameter can't be trained.
     """
     dtype = np.dtype(np.float64 if precision == "f64" else np.float32)
     module = abstract_model(task.model)
@@ -114,21 +123,21 @@ def param_shapes(module: nnx.Module) -> dict[str, Shape]:
 
 
 def named_values(module: nnx.Module) -> dict[str, HostArray]:
-    """A module's parameters by those names, as it has them."""
+    """The values of a module's parameters, by the same names."""
     return {name: np.asarray(leaf) for name, leaf in _split(module, "none").params.items()}
 
 
 def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
-    """The model without values, or with them where it looks at them while it is built."""
+    """The model without values, or with values if its construction reads them."""
     try:
         return nnx.eval_shape(make)
-    except Exception:  # whatever is really wrong comes again
+    except Exception:  # a real error of the model is raised again here
         return make()
 
 
 @dataclass(frozen=True)
 class _Split:
-    """A module taken apart: its arrays by name, a name being a path joined by dots."""
+    """The arrays of a module by name; a name is a path joined by dots."""
 
     params: dict[str, PyTree]
     params_tree: jax.tree_util.PyTreeDef
@@ -137,7 +146,7 @@ class _Split:
 
 
 def _split(module: nnx.Module, how: Recompute) -> _Split:
-    """UserError: two of one name."""
+    """Split a module into named arrays. UserError: two arrays have the same name."""
     recompute(module, how)
     params, rest = nnx.state(module, nnx.Param), nnx.state(module, nnx.Not(nnx.Param))
     names, rest_names = (
@@ -163,7 +172,7 @@ def _split(module: nnx.Module, how: Recompute) -> _Split:
 
 
 def _from_first_process(value: PyTree) -> PyTree:
-    """The first process's: a user's model may draw its values otherwise in each."""
+    """The first process's value: a user's model may draw other values in each process."""
     return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
@@ -180,8 +189,9 @@ def _spec(name: str, leaf: jax.Array) -> ParamSpec:
 
 
 def blocks(model: nnx.Module) -> list[nnx.Module]:
-    """The repeated parts: the elements of the outermost nnx.Lists of at least two modules that can
-    be called.
+    """The repeated parts of a model: callable elements of its outermost nnx.Lists.
+
+    A list counts if it has at least two of them.
     """
     lists = [
         (path, module)
@@ -202,9 +212,7 @@ def blocks(model: nnx.Module) -> list[nnx.Module]:
 
 
 def recompute(model: nnx.Module, how: Recompute) -> None:
-    """Let each block run again in backward instead of keeping what it computed; names and results
-    stay.
-    """
+    """Let each block run again in backward instead of keeping its activations."""
     if how == "none":
         return
     policy = _keep_real_products if how == "selective" else None
@@ -215,7 +223,7 @@ def recompute(model: nnx.Module, how: Recompute) -> None:
 
 
 def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
-    """The class, its calls run again in backward."""
+    """A class whose calls run again in backward."""
 
     def call(block: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         graph, state = nnx.split(block)
@@ -229,7 +237,7 @@ def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
 
 
 def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """Whether recompute "selective" keeps this result: products with weights, if they are real.
+    """Whether recompute "selective" keeps a result: it keeps real products with weights.
 
     jax.checkpoint can't keep complex values (reduce_precision refuses them).
     """

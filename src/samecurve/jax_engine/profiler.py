@@ -1,8 +1,8 @@
-"""Steps of a JaxEngine watched: some as the loop queues them, some waited for one by one, some
-under jax's profiler.
+"""Profile the steps of a JaxEngine.
 
-A step is one program, so the clock sees the whole of it; of what it consists, the profiler says,
-instruction by instruction.
+Some steps run as the loop queues them, some are waited for one by one, some run under jax's
+profiler. A step is one program, so a clock measures only the whole of it; the profiler measures its
+instructions.
 """
 
 import re
@@ -37,9 +37,9 @@ _Timing = tuple[int, int, str]  # begin, end (nanoseconds), instruction
 class _TimedStep:
     wait_seconds: float
     samples: int
-    called_at: float  # the call that queued it
+    called_at: float  # when the call that queues the step began
     returned_at: float
-    done_at: Future[float]  # when the device had done it
+    done_at: Future[float]  # when the device had done the step
 
     def seconds(self) -> float:
         return self.done_at.result() - self.called_at
@@ -49,19 +49,16 @@ class _HloInstruction(NamedTuple):
     """An instruction of a compiled program."""
 
     opcode: str
-    description: str  # its shape, and what in the model it was made from
+    description: str  # its shape, and the part of the model it comes from
 
 
 class JaxWatch:
-    """An engine's steps, timed, and some of them traced."""
+    """Times an engine's steps, and traces some of them."""
 
     def __init__(
         self, engine: JaxEngine, schedule: ProfileSchedule, scratch: Path, trace: Path | None
     ) -> None:
-        """scratch: for what the profiler writes.
-
-        trace: where its trace goes; None: nowhere.
-        """
+        """scratch: a directory for the profiler's files. trace: the file for its trace, or None."""
         self._engine = engine
         self._schedule = schedule
         self._scratch = scratch / "jax"
@@ -123,7 +120,7 @@ class JaxWatch:
 
     def _begin_trace(self) -> None:
         options = ProfileOptions()
-        options.python_tracer_level = 0  # each Python call: slow, and none of it computes
+        options.python_tracer_level = 0  # tracing each Python call is slow
         jax.profiler.start_trace(str(self._scratch), profiler_options=options)
 
     def _end_trace(self, state: Any, batch: Batch) -> None:
@@ -132,10 +129,11 @@ class JaxWatch:
         if self._trace:
             shutil.move(next(home.glob("*.trace.json.gz")), self._trace)
         timings = _timings(ProfileData.from_file(str(next(home.glob("*.xplane.pb")))))
-        exact = self._engine.plan.exact
-        program = None if exact else self._engine.compiled_step(state, batch)  # exact has several
+        exact = self._engine.plan.compute.exact
+        # train.exact has several programs a step, which are not described here
+        program = None if exact else self._engine.compiled_step(state, batch)
         instructions = _instructions(program.as_text() or "") if program else {}
-        runs = self._schedule.traced * len(self._engine.plan.devices_of(0))
+        runs = self._schedule.traced * len(self._engine.plan.layout.devices_of(0))
         self._operations = _operations(timings, instructions, runs)
         self._memory = _state_bytes(self._engine, state[0] if exact else state)
         if program and (memory := program.memory_analysis()):
@@ -143,9 +141,7 @@ class JaxWatch:
 
 
 def _wait_done(values: jax.Array) -> float:
-    """When they were there: asked for in a thread of its own, so that the loop goes on as it always
-    does.
-    """
+    """Wait for values; returns when they were there. A thread of its own waits, not the loop."""
     jax.block_until_ready(values)
     return time.perf_counter()
 
@@ -158,7 +154,7 @@ def _step(previous_done_at: float, step: _TimedStep) -> Step:
 
 
 def _timings(data: ProfileData) -> list[list[_Timing]]:
-    """Runs of compiled programs, for each line of the trace (a thread, or a GPU's stream)."""
+    """The timed instructions on each line of the trace (a thread, or a GPU's stream)."""
     planes = list(data.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
     lines = [
@@ -178,7 +174,7 @@ def _instruction_events(events: Iterable[Any]) -> Iterator[_Timing]:
 
 
 def exclusive_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
-    """Nanoseconds of each without those inside it, as a loop has its body inside."""
+    """Nanoseconds of each instruction, without the instructions inside it (the body of a loop)."""
     times: list[tuple[str, int]] = []
     enclosing: list[tuple[int, int]] = []  # end; index in times
     for begin, end, name in sorted(timings, key=lambda timing: (timing[0], -timing[1])):
@@ -196,7 +192,7 @@ def exclusive_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
 def _operations(
     lines: Sequence[Sequence[_Timing]], instructions: Mapping[str, _HloInstruction], runs: int
 ) -> tuple[Operation, ...]:
-    """runs: how often each device's program ran, all devices together."""
+    """Calls and seconds a run of each instruction. runs: runs of the program on all devices."""
     calls: Counter[str] = Counter()
     seconds: dict[str, float] = {}
     for line in lines:
@@ -214,7 +210,7 @@ def _operations(
 
 
 def _instructions(text: str) -> dict[str, _HloInstruction]:
-    """Instructions of a compiled program, by name; a fusion has the origin of its last part."""
+    """The instructions of a compiled program, by name; a fusion is named after its last part."""
     instructions = {}
     for name, shape, opcode, rest in _INSTRUCTION.findall(text):
         source = _SOURCE.search(rest)
@@ -225,7 +221,7 @@ def _instructions(text: str) -> dict[str, _HloInstruction]:
 
 
 def _state_bytes(engine: JaxEngine, state: State) -> dict[str, int]:
-    """Bytes on one device."""
+    """Bytes of weights and optimizer state on one device."""
     sizes = {"weights": 0, "optimizer": 0}
     for name, array in engine.named_arrays(state):
         kind = "weights" if name.startswith("model/") else "optimizer"

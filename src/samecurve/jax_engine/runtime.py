@@ -1,6 +1,4 @@
-"""jax set up for a plan: platform, devices, widths, compilation cache, and the processes that train
-together.
-"""
+"""Set jax up for a plan: platform, devices, number widths, compilation cache, processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,27 +12,26 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import pip_command
 from samecurve.errors import RunError, UserError
 
-# seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
+# seconds for all processes to join; worker/preflight.py ends the waiting earlier, with a message
 _JOIN_SECONDS = 86_400
-# XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40
-# s longer than another: easily so where many share few cores.
+# XLA's CPU devices wait for each other in memory. By default the process is aborted if one of them
+# computes 40 s longer than another, which happens easily if many devices share few cores.
 _NO_STUCK_TIMEOUT = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600",
     "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
 )
-# On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and
-# some of them add in no fixed order.
+# On each GPU XLA tries several kernels and takes the fastest; some kernels add in no fixed order.
 _DETERMINISTIC_KERNELS = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
-# the share of a GPU that jax takes as it starts, by the variable's names, the present one first
+# variables that set the share of a GPU that jax takes at its start; the current name first
 _MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set before jax's first computation.
+    """Environment variables to set before jax's first computation.
 
-    environment: as it is; what the user set stays.
+    environment: the present variables; those that the user set stay.
     """
-    if plan.devices[0].kind != "cpu":
+    if plan.layout.devices[0].kind != "cpu":
         if any(name in environment for name in _MEMORY_SHARE):
             return {}
         return {_MEMORY_SHARE[0]: f"{USABLE:g}"}  # else jax takes 75 %
@@ -46,8 +43,8 @@ def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
 def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()) -> Wrapped:
     """jax.jit for train.exact: kernels that give the same bits on each device and in each process.
 
-    They are options of the program, since XLA reads its flags once a process, where another run may
-    have been first. Only for programs that no other one calls.
+    The kernels are chosen by options of the program: XLA reads its flags once a process, and an
+    earlier run of the process may have set others. Only for programs that no other program calls.
     """
     return jax.jit(function, donate_argnums=donate_argnums, compiler_options=_DETERMINISTIC_KERNELS)
 
@@ -55,29 +52,29 @@ def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] =
 def configure(plan: Plan, index: int, cache: str, *, platforms: str, least: int = 1) -> None:
     """Set jax up, before it computes anything.
 
-    index: of this process.
+    index: the number of this process.
     cache: a directory where compiled programs are kept from run to run.
-    platforms: those that the user lets jax start (JAX_PLATFORMS); '': all.
-    least: CPU devices to make at least, for runs to come.
+    platforms: the platforms that the user lets jax start (JAX_PLATFORMS); '': all.
+    least: the least number of CPU devices to make, for later runs of the process.
 
-    UserError: the plan's GPUs are not among them.
+    UserError: jax may not start the plan's GPUs.
     """
-    cpu = plan.devices[0].kind == "cpu"
-    jax.config.update("jax_enable_x64", plan.precision == "f64")
+    cpu = plan.layout.devices[0].kind == "cpu"
+    jax.config.update("jax_enable_x64", plan.compute.precision == "f64")
     # f32 means f32, as with torch: not TF32
-    products = "highest" if plan.precision in {"f32", "f64"} else None
+    products = "highest" if plan.compute.precision in {"f32", "f64"} else None
     jax.config.update("jax_default_matmul_precision", products)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
         jax.config.update("jax_platforms", "cpu")
-        _virtual_devices(len(plan.devices_of(index)), least)
+        _virtual_devices(len(plan.layout.devices_of(index)), least)
     else:
         _start_gpus(platforms)
 
 
 def _start_gpus(platforms: str) -> None:
-    """GPUs, and the CPU, where models are made. UserError: the user lets jax start no GPU."""
+    """Start GPUs, and the CPU, on which models are made. UserError: jax may start no GPU."""
     names = list(filter(None, platforms.split(",")))
     if names == ["cpu"]:
         raise UserError(
@@ -93,7 +90,7 @@ def _start_gpus(platforms: str) -> None:
 
 
 def _virtual_devices(count: int, least: int) -> None:
-    """At least so many CPU devices: an earlier run in this process may have made fewer."""
+    """Make at least this many CPU devices; an earlier run in this process may have made fewer."""
     try:
         jax.config.update("jax_num_cpu_devices", max(count, least))
     except RuntimeError:  # jax has begun to compute
@@ -104,14 +101,14 @@ def _virtual_devices(count: int, least: int) -> None:
 
 
 def devices_of(plan: Plan) -> list[jax.Device]:
-    """jax's devices in the plan's order, of all processes. RunError: they are not there."""
-    platform = "cpu" if plan.devices[0].kind == "cpu" else "gpu"
+    """jax's devices of all processes, in the plan's order. RunError: jax does not see them."""
+    platform = "cpu" if plan.layout.devices[0].kind == "cpu" else "gpu"
     try:
         visible = jax.devices(platform)
     except RuntimeError:
         visible = []
     devices = []
-    for process in range(plan.world_size):
+    for process in range(plan.layout.world_size):
         of_process = [device for device in visible if device.process_index == process]
         devices += _devices_of_process(plan, process, of_process)
     return devices
@@ -120,7 +117,7 @@ def devices_of(plan: Plan) -> list[jax.Device]:
 def _devices_of_process(
     plan: Plan, process: int, visible: Sequence[jax.Device]
 ) -> list[jax.Device]:
-    wanted = [plan.devices[place] for place in plan.devices_of(process)]
+    wanted = [plan.layout.devices[place] for place in plan.layout.devices_of(process)]
     ordered = sorted(visible, key=lambda device: device.id)
     cpu = wanted[0].kind == "cpu"
     if cpu:
@@ -149,14 +146,14 @@ def _devices_of_process(
 
 
 def join(address: str, plan: Plan, index: int) -> None:
-    """Meet the other processes. RunError: they did not come."""
+    """Join the other processes. RunError: they did not come."""
     gpus = None
-    if plan.devices[0].kind != "cpu":
-        gpus = [plan.devices[place].index for place in plan.devices_of(index)]
+    if plan.layout.devices[0].kind != "cpu":
+        gpus = [plan.layout.devices[place].index for place in plan.layout.devices_of(index)]
     try:
         jax.distributed.initialize(
             address,
-            num_processes=plan.world_size,
+            num_processes=plan.layout.world_size,
             process_id=index,
             local_device_ids=gpus,
             initialization_timeout=_JOIN_SECONDS,
@@ -166,7 +163,8 @@ def join(address: str, plan: Plan, index: int) -> None:
             "the same command on each host, and a port that the first one's firewall lets through"
         )
         raise RunError(
-            f"process {index} of {plan.world_size} did not meet the others at {address}: {error}",
+            f"process {index} of {plan.layout.world_size} did not meet the others at {address}:"
+            f" {error}",
             remedy,
             "--rdzv",
             again=True,
@@ -174,5 +172,5 @@ def join(address: str, plan: Plan, index: int) -> None:
 
 
 def leave() -> None:
-    """Waits for the others: none takes the rendezvous away while another still needs it."""
+    """Wait for the other processes, then leave: one of them serves the rendezvous to all."""
     jax.distributed.shutdown()

@@ -1,7 +1,7 @@
-"""samecurve.rng(batch) with jax: numbers from keys that travel with the rows, as arrays.
+"""samecurve.rng(batch) with jax: random numbers from keys that travel with the rows as an array.
 
-The arithmetic is written down in torch_engine/randomness/keyed_numbers.py. Its 64-bit mixing is
-done here in halves of 32 bits, which jax has on every device.
+torch_engine/randomness/keyed_numbers.py explains the arithmetic. Its 64-bit mixing is computed here
+in halves of 32 bits, which jax supports on every device.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def keyed_arrays(microbatch: MicroBatch) -> Mapping[str, HostArray]:
-    """A microbatch's arrays, its rows' keys among them."""
+    """A microbatch's arrays, with an array of its rows' keys."""
     if microbatch.keys is None:
         return microbatch.arrays
     return {**microbatch.arrays, KEYS: _key_array(microbatch.keys)}
@@ -38,7 +38,7 @@ def _key_array(keys: RowKeys) -> HostArray:
 
 
 def with_numbers(function: Callable[[Arrays], T], rows: Arrays) -> T:
-    """function(rows without their keys), within which samecurve.rng() answers from the keys."""
+    """Call a function with the rows; samecurve.rng() inside it draws from the rows' keys."""
     if KEYS not in rows:
         return function(rows)
     arrays = {name: array for name, array in rows.items() if name != KEYS}
@@ -48,13 +48,13 @@ def with_numbers(function: Callable[[Arrays], T], rows: Arrays) -> T:
 
 
 def with_trial_keys(row: Mapping[str, HostArray], count: int) -> dict[str, HostArray]:
-    """Rows that are tried outside of a run."""
+    """Add keys to rows that are tried outside a run."""
     keys = RowKeys(seed=0, epoch=0, step=0, ids=np.arange(count))
     return {**row, KEYS: _key_array(keys)}
 
 
 class JaxSampleNumbers:
-    """keys: uint32 [rows, 2]."""
+    """The numbers that samecurve.rng(batch) returns under jax. keys: uint32 [rows, 2]."""
 
     def __init__(self, keys: jax.Array) -> None:
         self._keys, self._draws = keys, 0
@@ -87,7 +87,7 @@ class JaxSampleNumbers:
         return (self._words(count) >> 8).astype(jnp.float32) * 2.0**-24 + 0.5
 
     def _words(self, count: int) -> jax.Array:
-        """int32 [rows, count] of the next draw."""
+        """The words of the next draw: int32 [rows, count]."""
         name = f"0/samecurve.rng/{self._draws}"
         salt = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
         self._draws += 1
@@ -102,20 +102,20 @@ class JaxSampleNumbers:
 
 
 def _mixed(value: _HALF) -> _HALF:
-    """core.determinism.sample_keys.mix."""
+    """Mix 64 bits as core.determinism.sample_keys.mix does."""
     for bits, factor in zip((30, 27), _MIX, strict=True):
         value = _times(_xor_shifted(value, bits), factor)
     return _xor_shifted(value, 31)
 
 
 def _xor_shifted(value: _HALF, bits: int) -> _HALF:
-    """value ^ value >> bits, fewer than 32."""
+    """value ^ value >> bits; bits: fewer than 32."""
     upper, lower = value
     return upper ^ upper >> bits, lower ^ (lower >> bits | upper << (32 - bits))
 
 
 def _times(value: _HALF, factor: int) -> _HALF:
-    """Modulo 2**64."""
+    """value * factor modulo 2**64."""
     upper, lower = value
     above, below = jnp.uint32(factor >> 32), jnp.uint32(factor & 0xFFFFFFFF)
     carried, product = _product(lower, below)
@@ -123,7 +123,7 @@ def _times(value: _HALF, factor: int) -> _HALF:
 
 
 def _product(one: jax.Array, other: jax.Array) -> _HALF:
-    """Product of two uint32, computed in halves of 16 bits."""
+    """The 64-bit product of two uint32, computed in halves of 16 bits."""
     low, high = one & 0xFFFF, one >> 16
     other_low, other_high = other & 0xFFFF, other >> 16
     bottom, middle = low * other_low, high * other_low

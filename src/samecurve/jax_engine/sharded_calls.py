@@ -1,7 +1,7 @@
-"""jax.shard_map as the engine uses it: no arrays without values pass into the program.
+"""jax.shard_map without empty arrays among the program's inputs.
 
-With jaxlib 0.11.2 a process that gives such an input to several devices, and uses it, ends by
-SIGSEGV. Inside they are made anew: there is only one array of a shape without values.
+With jaxlib 0.11.2 a process that passes an empty array to several devices, and uses it, ends by
+SIGSEGV. So the program makes empty arrays itself, from their shapes.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from samecurve.jax_engine.array_types import PyTree
 def shard_map(
     function: Callable[..., Any], *, mesh: Mesh | AbstractMesh, in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., Any]:
-    """function over all devices of the mesh, each with its part of the arguments.
+    """Call a function on all devices of the mesh, each with its part of the arguments.
 
-    in_specs, out_specs: trees of PartitionSpec, or beginnings of such trees.
+    in_specs, out_specs: trees of PartitionSpec; one spec may stand for a whole subtree.
     """
 
     def call(*arguments: PyTree) -> PyTree:
@@ -49,6 +49,13 @@ def shard_map(
         return mapped(*(leaves[place] for place in filled))
 
     return call
+
+
+def over_devices(function: Callable[..., Any], mesh: Mesh | AbstractMesh) -> Callable[..., Any]:
+    """Call a function with each device's rows; it returns the same on every device."""
+    return shard_map(
+        function, mesh=mesh, in_specs=PartitionSpec(*mesh.axis_names), out_specs=PartitionSpec()
+    )
 
 
 def _spec_of_each_leaf(specs: PyTree, arguments: PyTree) -> PyTree:

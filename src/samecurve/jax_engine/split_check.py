@@ -1,5 +1,6 @@
-"""The split check of jax tasks that are given a microbatch as a whole (leave_out), whose rows can
-see each other. Rows that are mapped one by one can't.
+"""The split check of jax tasks that compute a microbatch as a whole (leave_out).
+
+Rows of such a microbatch can influence each other; rows that are mapped one by one can't.
 """
 
 import math
@@ -21,11 +22,11 @@ def whole_rows_error(
     copies: int,
     precision: str,
 ) -> UserError | None:
-    """Check that the loss and each metric add up over rows; None: they do.
+    """The error of a loss or a metric that does not add up over rows; None: all add up.
 
-    sums_of: computes the task's sums for some of the rows, on this many devices of each process
-    count: of rows
-    devices: of each process
+    sums_of: (numbers of rows, devices of each process to use) -> the task's sums
+    count: the number of rows
+    devices: the number of each process's devices
     copies: how often each row is counted over all processes
     """
     rows = range(count)
@@ -49,15 +50,15 @@ def whole_rows_error(
         if isinstance(total, float) and not math.isfinite(total) and math.isfinite(whole[name]):
             return UserError(
                 f"{name} is {total} where a device has no row that counts",
-                "0 there, sum and weight: where leave_out(rows, real) leaves nothing, a division"
-                " by what is left is 0/0 (jnp.maximum(count, 1))",
+                "return 0 there, as sum and as weight: if leave_out(rows, real) leaves no row, a"
+                " division by the number of rows is 0/0 (jnp.maximum(count, 1))",
                 "task",
             )
     return None
 
 
 def _trial(sums: EvalSums, name: str, samples: int, copies: int) -> Trial | None:
-    """The sum and weight of a metric; None: it is a table of counts."""
+    """The sum and weight of a metric; None for a table of counts."""
     total, weight = sums[f"{name}.sum"], sums[f"{name}.weight"]
     if not isinstance(total, int | float) or not isinstance(weight, int | float):
         return None

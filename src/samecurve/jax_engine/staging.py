@@ -1,6 +1,6 @@
-"""Rows on their way to the devices: in the run's number width, side by side, in one shape.
+"""Puts rows on the devices: in the run's number width, in one shape.
 
-The feed's thread stages while steps run, so nothing here may look at an engine's state.
+The feed's thread stages rows while steps run, so nothing here may read an engine's state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,34 +22,34 @@ from samecurve.jax_engine.strategies import AXIS
 
 @dataclass(frozen=True)
 class StagedRounds:
-    """Rows of a step, or of a round of an evaluation, on their devices."""
+    """The rows of a step, or of a round of an evaluation, on their devices."""
 
     rows: Rows  # [devices, accumulation steps, microbatch, ...]
     example: Mapping[str, HostArray]  # one real row, on the host
 
 
 class Staging:
-    """Puts host arrays on the devices of a run, of which this process has some.
+    """Puts host arrays on this process's devices.
 
-    dtype: of the run's floating-point numbers
-    num_local: devices of this process
+    dtype: the type of the run's floating-point numbers
+    num_local: the number of this process's devices
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, num_local: int) -> None:
         self._plan, self._dtype, self._num_local = plan, dtype, num_local
         self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
-        # which rows of a step are real, and where: most steps are alike
+        # masks and positions of a step's rows; most steps have the same ones
         self._sent: dict[tuple[str, bytes], jax.Array] = {}
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
-        """Rows side by side on their devices.
+        """Put the rounds of a step on their devices.
 
-        What is short of a microbatch, or of so many rounds, is filled up with copies of a row: a
-        program has one shape. Missing rounds are the first ones.
+        A program has one shape, so short microbatches and missing rounds (the first ones) are
+        filled up with copies of a row. of: the number of rounds in the program's shape.
         """
         some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
         example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
-        shape = (self._num_local, of, self._plan.micro_batch_size)
+        shape = (self._num_local, of, self._plan.batch.micro_batch_size)
         real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
@@ -61,7 +61,7 @@ class Staging:
                     count = len(next(iter(microbatch.arrays.values())))
                     real[device, number, :count] = True
                     position[device, number, :count] = positions_of(
-                        microbatch.number, count, self._plan.micro_batch_size
+                        microbatch.number, count, self._plan.batch.micro_batch_size
                     )
                     for name, array in keyed_arrays(microbatch).items():
                         rows[name][device, number, :count] = array
@@ -70,41 +70,41 @@ class Staging:
             Rows(
                 on_devices,
                 self._send_once(real),
-                self._send_once(position) if self._plan.whole_batch else None,
+                self._send_once(position) if self._plan.compute.whole_batch else None,
             ),
             {name: self.narrow(name, array) for name, array in example.items()},
         )
 
     def _send_once(self, array: HostArray) -> jax.Array:
-        """Most steps are alike."""
+        """Put an array on the devices, once for all steps that have an equal one."""
         key = (array.dtype.str, array.tobytes())
         if key not in self._sent:
             self._sent[key] = self.put(array)
         return self._sent[key]
 
     def put(self, tree: PyTree) -> PyTree:
-        """Arrays on all devices, of which this process has its own devices' rows, one for each."""
-        if self._plan.world_size == 1:
-            return jax.device_put(tree, self.by_device)  # all at once
+        """Put arrays on all devices; this process has one row for each of its devices."""
+        if self._plan.layout.world_size == 1:
+            return jax.device_put(tree, self.by_device)  # one call for all arrays
         return jax.tree.map(
             lambda array: jax.make_array_from_process_local_data(
-                self.by_device, array, (self._plan.num_devices, *array.shape[1:])
+                self.by_device, array, (self._plan.layout.num_devices, *array.shape[1:])
             ),
             tree,
         )
 
     def narrow(self, name: str, array: HostArray) -> HostArray:
-        """Numbers in the width that this run computes in. UserError: integers that don't fit."""
+        """Convert numbers to the width of the run. UserError: an integer does not fit."""
         if array.dtype.kind == "c":
             return array.astype(np.complex128 if self._dtype == np.float64 else np.complex64)
         if array.dtype.kind == "f":
             return array.astype(self._dtype)
         if array.dtype.itemsize < 8 or self._dtype == np.float64:
             return array
-        narrow = array.astype(np.int32)  # as jax would, without a word
+        narrow = array.astype(np.int32)  # jax would do the same, without a check
         if not (narrow == array).all():
             raise UserError(
-                f'data "{name}" has {array.dtype} numbers beyond 32 bits, which jax has in f64'
+                f'data "{name}" has {array.dtype} numbers beyond 32 bits, which jax supports in f64'
                 " only",
                 "smaller numbers, floats, or --dtype f64",
                 "data",

@@ -1,4 +1,4 @@
-"""A step's metrics between the devices and the loop, which reads them one step late."""
+"""The metrics of a step; the loop reads them one step late."""
 
 import time
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ class QueuedMetrics:
     """A step's metrics on their way to the host; read() waits for them."""
 
     values: jax.Array
-    local: NDArray[np.float64]  # what this process adds to them: requests, waits, memory
+    local: NDArray[np.float64]  # the requests, waits and memory that this process reports
     world_size: int
-    names: tuple[str, ...]  # of the means beside the loss
+    names: tuple[str, ...]  # the means beside the loss
 
     @property
     def on_host(self) -> bool:
-        return False  # on a CPU, too, a step is only queued when it returns
+        return False  # a step is only queued when it returns, on a CPU too
 
     def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
@@ -32,7 +32,7 @@ class QueuedMetrics:
         means = [a / b if b else np.nan for a, b in zip(sums, weights, strict=True)]
         norm, finite, scale = values[-3:]
         shared = values[begin:-3]
-        if not len(shared):  # alone nothing is added up
+        if not len(shared):  # one process adds nothing up
             shared = self.local
         cuts = [len(REQUESTS), len(REQUESTS) + self.world_size]
         requests, wait_seconds, memory_bytes = np.split(shared, cuts)

@@ -1,11 +1,10 @@
-"""The compiled programs: one optimizer step, and one round of an evaluation, each a shard_map over
-all devices.
+"""The compiled programs: one optimizer step, and one round of an evaluation, over all devices.
 
-Rows which only fill a compiled shape are left out of sum and weight: by the task, where it has
-leave_out(rows, real), and a microbatch is computed as a whole; else rows are mapped one by one
-(vmap), which holds for any loss and costs layout copies (measured 10 % of a step of
-models/tiny.yaml on two CPU devices). Gradients add up over accumulation steps on each device, and
-over devices once, where sums and weights are added too. One division follows.
+Some rows only fill up a compiled shape; sum and weight leave them out. If the task has
+leave_out(rows, real) it leaves them out itself, and a microbatch is computed as a whole. Else rows
+are mapped one by one (vmap): this works for any loss and costs layout copies (measured 10 % of a
+step of models/tiny.yaml on two CPU devices). Gradients add up over accumulation steps on each
+device, then once over devices, together with sums and weights. One division follows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jax.typing import ArrayLike, DTypeLike
 
-from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.step_arithmetic import (
     Clip,
@@ -43,23 +41,23 @@ from samecurve.jax_engine.strategies import AXIS, Strategy
 _NUMBERS = NumberFunctions(divide=jnp.divide, maximum=jnp.maximum, is_finite=jnp.isfinite)
 _BY_DEVICE = PartitionSpec(AXIS)
 OUTSIDE = 2**31 - 1  # the position of a row that only fills up a shape
-Merge = Callable[[Arrays], nnx.Module]  # what is trained -> the module
+Merge = Callable[[Arrays], nnx.Module]  # trained parameters -> the module
 
 
 class Rows(NamedTuple):
-    """Samples: of a microbatch, or with leading axes of several, or of all devices."""
+    """Samples of a microbatch; leading axes stand for several microbatches, or for devices."""
 
     arrays: Arrays
-    real: jax.Array  # which of them count; the others fill up a shape
-    # which of the step's samples they are, or OUTSIDE; None: nobody asks
+    real: jax.Array  # which rows count; the others fill up a shape
+    # positions of the rows in the step, or OUTSIDE; None: the loss does not need them
     position: jax.Array | None = None
 
 
 class GradientSums(NamedTuple):
     """Gradients and totals summed over one microbatch, or over several."""
 
-    gradients: Arrays  # of the loss sum, scaled
-    totals: jax.Array  # [loss sum, weight, the same of each other mean]
+    gradients: Arrays  # gradients of the loss sum, scaled
+    totals: jax.Array  # [loss sum, weight, then sum and weight of each other mean]
 
 
 def make_step(
@@ -73,24 +71,23 @@ def make_step(
     layout: StateLayout,
     accumulate: "Accumulate | None" = None,
 ) -> Wrapped:
-    """(state, rows, extra, lr, when) -> (state, metrics).
+    """Compile a step: (state, rows, extra, lr, when) -> (state, metrics).
 
-    state: used up.
+    names: the means beside the loss.
+    accumulate: how one device's gradients are summed; None: microbatch by microbatch.
+    state: its arrays can't be used afterwards.
     rows: [devices, accumulation steps, microbatch, ...].
     extra: [devices, n], added up over devices.
-    when: [step, epoch], as progress_array() has it.
-    names: of the means beside the loss.
-    accumulate: None: the losses of the microbatches, added.
-    metrics: loss sum, weight, the same of each other mean, extra, gradient norm before clipping,
-        whether the update was made, f16's scale.
+    when: [step, epoch], from progress_array().
+    metrics: loss sum, weight, sum and weight of each other mean, extra, gradient norm before
+        clipping, whether the update was made, f16's scale.
     """
-    shapes = {name: spec.shape for name, spec in model.specs.items()}
     accumulate = accumulate or _accumulate
 
     def step(
         state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
     ) -> tuple[State, jax.Array]:
-        whole = strategy.gather_params(all_params(state), shapes)
+        whole = strategy.gather_params(all_params(state), model.shapes)
         params, merge = split_trained(model, whole, layout.trained)
         factor = loss_factor(state["scale"], plan.nominal_weight)
         local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
@@ -106,24 +103,21 @@ def make_step(
         )
         return state, jnp.concatenate([totals, extra_sums, update_metrics])
 
-    specs = layout.specs
     mapped = shard_map(
         step,
         mesh=strategy.mesh,
-        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
-        out_specs=(specs, PartitionSpec()),
+        in_specs=(layout.specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
+        out_specs=(layout.specs, PartitionSpec()),
     )
     return jax.jit(mapped, donate_argnums=0)
 
 
 class LossSums(NamedTuple):
-    """Sum and weight of a task's loss, and of the means beside it in this order, at [step, epoch]
-    of a run.
-    """
+    """Sum and weight of a task's loss, then of each mean beside it."""
 
     task: Task
-    names: Sequence[str]
-    when: jax.Array
+    names: Sequence[str]  # the means beside the loss
+    when: jax.Array  # [step, epoch]
 
     def __call__(self, module: nnx.Module, arrays: Arrays) -> list[ArrayLike]:
         losses = self.task.losses(module, arrays, Progress(*self.when))
@@ -131,20 +125,21 @@ class LossSums(NamedTuple):
         return [number for name in ("loss", *self.names) for number in losses[name]]
 
 
-# Over one device's accumulation steps, of rows [accumulation steps, microbatch, ...]; the last
-# argument is the factor of the loss sum.
+# Sums the gradients of one device's rows [accumulation steps, microbatch, ...]; the last argument
+# is the factor of the loss sum.
 Accumulate = Callable[[LossSums, Merge, Arrays, Rows, jax.Array], GradientSums]
 
 
 def progress_array(progress: Progress) -> HostArray:
-    """Progress as the programs take it: [step, epoch], in 64 bits where the run has them, so that
-    a share of the steps is computed as precisely as everything else.
+    """Progress as the programs take it: [step, epoch].
+
+    jax keeps the 64 bits in f64 runs, so that a share of all steps is computed in f64 there.
     """
     return np.array([progress.step, progress.epoch], np.int64)
 
 
 def first_of(rows: Rows) -> Rows:
-    """Without the first axis, of which only one is there."""
+    """Drop the first axis, which has one entry."""
     first: Rows = jax.tree.map(lambda array: array[0], rows)
     return first
 
@@ -152,7 +147,7 @@ def first_of(rows: Rows) -> Rows:
 def split_trained(
     model: FlaxModel, whole: Arrays, trained: Collection[str]
 ) -> tuple[Arrays, Merge]:
-    """Split off the parameters that are trained; the function makes the module of them."""
+    """The trained parameters, and a function that makes the module from values of them."""
     params = {name: whole[name] for name in trained}
     return params, lambda params: model.merge({**whole, **params})
 
@@ -167,23 +162,21 @@ def apply_update(
     optimizer: Optimizer,
     layout: StateLayout,
 ) -> tuple[State, jax.Array]:
-    """Update the parameters from a step's summed gradients, unless one of these is not finite.
+    """Update the parameters from a step's summed gradients, unless a gradient is not finite.
 
-    squared_norm: of all gradients. Returns the state, and [norm before clipping, whether the update
-    was made, f16's scale].
+    Returns the state and [norm before clipping, whether the update was made, f16's scale].
     """
     params, scale = state["params"], state["scale"]
-    loss_sum, weight = sums.totals[0], sums.totals[1]
     scaling = scale_gradient(
-        loss_sum=loss_sum,
-        weight=weight,
+        loss_sum=sums.totals[0],
+        weight=sums.totals[1],
         summed_norm=jnp.sqrt(squared_norm),
         loss_scale=scale,
         nominal_weight=plan.nominal_weight,
         clip=Clip(optimizer.clip, plan.fixed.clip_epsilon),
         numbers=_NUMBERS,
     )
-    finite: jax.Array = scaling.finite
+    finite = scaling.finite
     clipped = {
         name: gradient * scaling.factor.astype(gradient.dtype)
         for name, gradient in sums.gradients.items()
@@ -191,39 +184,24 @@ def apply_update(
     directions, moments = layout.transform.update(clipped, state["moments"], params)
     moved = {}
     for name, values in params.items():
-        rate = _scaled_lr(lr, layout.trained[name]).astype(values.dtype)
-        moved[name] = values - rate * directions[name]
-
+        lr_scale = layout.trained[name].lr_scale
+        rate = lr if lr_scale == 1 else lr * lr_scale
+        moved[name] = values - rate.astype(values.dtype) * directions[name]
     average = {
         name: values + (1 - plan.compute.ema) * (moved[name] - values)
         for name, values in state["average"].items()
     }
-
-    def if_finite(new: PyTree, old: PyTree) -> PyTree:
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
-
-    next_scale, streak = _next_scale(plan, state, finite)
-    updated = State(
-        params=if_finite(moved, params),
-        frozen=state["frozen"],
-        average=if_finite(average, state["average"]),
-        moments=if_finite(moments, state["moments"]),
-        scale=next_scale,
-        streak=streak,
+    params, average, moments = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (moved, average, moments),
+        (params, state["average"], state["moments"]),
     )
-    norm: jax.Array = scaling.grad_norm
+    updated = State({**state, "params": params, "average": average, "moments": moments})
+    if plan.compute.precision == "f16":
+        scaled = next_loss_scale(scale, state["streak"], finite, jnp.where)
+        updated["scale"], updated["streak"] = scaled
+    norm = scaling.grad_norm
     return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
-
-
-def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
-    return lr if rule.lr_scale == 1 else lr * rule.lr_scale
-
-
-def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """f16's loss scale, and the finite steps since it changed; both unchanged otherwise."""
-    if plan.precision != "f16":
-        return state["scale"], state["streak"]
-    return next_loss_scale(state["scale"], state["streak"], finite, jnp.where)
 
 
 def _accumulate(
@@ -231,7 +209,7 @@ def _accumulate(
 ) -> GradientSums:
     """Add up the gradient sums of one device's accumulation steps.
 
-    rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
+    rows: [accumulation steps, microbatch, ...]. factor: multiplies the loss sum.
     """
     if rows.real.shape[0] == 1:
         return microbatch_gradients(sums_of, merge, params, first_of(rows), factor)
@@ -249,7 +227,7 @@ def _accumulate(
 def microbatch_gradients(
     sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
 ) -> GradientSums:
-    """factor: of the loss sum."""
+    """The gradient sums of one microbatch. factor: multiplies the loss sum."""
     dtypes = [factor.dtype] * (2 + 2 * len(sums_of.names))
 
     def scaled_loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -266,10 +244,7 @@ def microbatch_gradients(
 def microbatch_metrics(
     task: Task, model: FlaxModel, params: Arrays, rows: Rows, dtype: Float, *, when: jax.Array
 ) -> Arrays:
-    """The task's sums of one microbatch of an evaluation, counts as integers.
-
-    when: [step, epoch].
-    """
+    """The task's sums of one microbatch of an evaluation, counts as integers."""
     specs = task.eval_sums()
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
@@ -291,9 +266,9 @@ def _masked_sums(
     rows: Rows,
     dtypes: Sequence[DTypeLike],
 ) -> list[jax.Array]:
-    """Values added over the rows that count, each in its dtype.
+    """Sum values over the rows that count, each in its dtype.
 
-    The others are copies of real ones, so only what spoils the step anyway could make those a nan.
+    The other rows are copies of real rows: one is nan only if a real row, and so the step, is nan.
     """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
@@ -313,7 +288,7 @@ def _masked_sums(
 
 
 def without_fillers(leave_out: Callable[[Arrays, jax.Array], Arrays], rows: Rows) -> Arrays:
-    """A microbatch as a whole, its rows' keys with it."""
+    """The rows of a microbatch that the task leaves in, and the keys of all rows."""
     keyed = {KEYS: rows.arrays[KEYS]} if KEYS in rows.arrays else {}
     arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
     return {**leave_out(arrays, rows.real), **keyed}
@@ -322,21 +297,32 @@ def without_fillers(leave_out: Callable[[Arrays, jax.Array], Arrays], rows: Rows
 def make_evaluation(
     *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout, dtype: Float
 ) -> Wrapped:
-    """(params, rows, when) -> the task's sums over all devices, by name.
+    """Compile a round of an evaluation: round_program() -> the task's sums over all devices."""
 
-    rows: [devices, 1, microbatch, ...]. when: [step, epoch].
+    def evaluate(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
+        return lax.psum(microbatch_metrics(task, model, params, rows, dtype, when=when), AXIS)
+
+    return round_program(evaluate, model, strategy, layout)
+
+
+def round_program(
+    compute: Callable[[Arrays, Rows, jax.Array], PyTree],
+    model: FlaxModel,
+    strategy: Strategy,
+    layout: StateLayout,
+) -> Wrapped:
+    """Compile (params, rows [devices, 1, microbatch, ...], when) -> the same on every device.
+
+    compute: (whole parameters, a device's microbatch, [step, epoch]) -> the result.
     """
-    shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def evaluate(params: Arrays, rows: Rows, when: jax.Array) -> Arrays:
-        whole = strategy.gather_params(params, shapes)
-        local = microbatch_metrics(task, model, whole, first_of(first_of(rows)), dtype, when=when)
-        totals: Arrays = lax.psum(local, AXIS)
-        return totals
+    def of_device(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
+        whole = strategy.gather_params(params, model.shapes)
+        return compute(whole, first_of(first_of(rows)), when)
 
     return jax.jit(
         shard_map(
-            evaluate,
+            of_device,
             mesh=strategy.mesh,
             in_specs=(all_params(layout.specs), _BY_DEVICE, PartitionSpec()),
             out_specs=PartitionSpec(),

@@ -1,5 +1,6 @@
-"""How arrays lie on the devices, and what passes between these in a step: parameters gathered
-before it, gradients summed after all accumulation steps, once.
+"""How arrays lie on the devices, and what devices exchange in a step.
+
+Parameters are gathered before a step; gradients are summed once, after all accumulation steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,16 +20,16 @@ AXIS = "data"
 
 
 class Strategy(Protocol):
-    """Where arrays of a state lie.
+    """How the arrays of a state lie on the devices.
 
-    spec: how an array of this shape is laid out.
-    put: an array laid out so, of values read on the host.
-    local_shard: where what this process holds of an array begins, and a copy of it.
+    spec: the partition of an array of this shape.
+    put: reads values on the host into an array with that partition.
+    local_shard: the offsets of this process's part of an array, and a copy of that part.
 
     Inside the compiled step:
-    gather_params: whole parameters, by name, from this device's shards of them.
-    reduce: sums over all devices of gradients (this device's shards of those), and of metrics.
-    squared_norm: of the whole gradient, from such shards.
+    gather_params: whole parameters, by name, from this device's shards.
+    reduce: sums over all devices: this device's shards of the gradients, and whole metrics.
+    squared_norm: the squared norm of the whole gradient, from this device's shards.
     """
 
     mesh: Mesh
@@ -42,9 +43,7 @@ class Strategy(Protocol):
 
 
 class Replicated:
-    """single, dp: every device holds everything; one all-reduce a step, of gradients and metrics
-    together.
-    """
+    """single, dp: every device holds the whole state; a step has one all-reduce."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -72,8 +71,9 @@ class Replicated:
 
 
 class Sharded:
-    """fsdp: each array cut along the axis that wastes least when padded to a multiple of the
-    devices; gathered whole once a step.
+    """fsdp: each array is cut along one axis, and gathered whole once a step.
+
+    The axis is the one that needs least padding to a multiple of the devices.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -81,7 +81,7 @@ class Sharded:
         self._num_devices = mesh.size
 
     def _is_replicated(self, shape: Shape) -> bool:
-        """Whether there is nothing to cut: such an array is the same on every device."""
+        """Whether an array can't be cut; then every device holds all of it."""
         return 0 in shape or not shape
 
     def _shard_axis(self, shape: Shape) -> int:
@@ -107,7 +107,7 @@ class Sharded:
         shard_shape = _with(shape, axis, padded_size // self._num_devices)
 
         def shard(index: tuple[slice, ...] | None) -> HostArray:
-            """The values of one device: those of the array, and zeros beyond its end."""
+            """The values of one device: the array's, and zeros beyond the array's end."""
             assert index is not None
             begin = index[axis].start or 0
             end = padded_size if index[axis].stop is None else index[axis].stop
@@ -170,7 +170,7 @@ class Sharded:
 
 
 def _with(shape: Shape, axis: int, size: int) -> Shape:
-    """The shape, of this size along one axis."""
+    """The shape with this size along one axis."""
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 

@@ -1,4 +1,7 @@
-"""Checks of a task's loss on one jax trace: which parameters it leaves out, draws, or changes."""
+"""Checks of a task's loss on a jax trace.
+
+They find parameters that the loss does not use, numbers that it draws and variables it changes.
+"""
 
 import random
 from collections.abc import Collection, Mapping
@@ -10,7 +13,7 @@ from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Progress, Task
+from samecurve.core.protocols import START, Progress, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.model import FlaxModel
@@ -26,43 +29,42 @@ def check_loss(
     *,
     whole_batch: bool,
 ) -> tuple[str, ...]:
-    """The names of the means beside the loss.
+    """Check one trace of the loss; returns the names of the means beside the loss.
 
     row: arrays [1, ...].
-    whole_batch: the loss is of features.
+    whole_batch: the loss is computed from features.
 
-    UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed
-    in it.
+    UserError: the loss does not use a trained parameter, draws numbers, or changes variables.
     """
     changed: list[str] = []
     names: set[str] = set()
 
-    def losses_of(module: nnx.Module, progress: Progress) -> Mapping[str, Mean]:
-        if not whole_batch:
-            return with_numbers(lambda row: task.losses(module, row, progress), row)
-        features = with_numbers(lambda row: task.features(module, row, progress), row)
-        twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}
-        return task.batch_losses(twice, progress)
-
     def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        losses = losses_of(module, Progress(*when))
+        losses = _losses(task, module, row, Progress(*when), whole_batch=whole_batch)
         mean = losses["loss"]
         names.update(losses.keys() - {"loss"})
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
         return mean.sum, mean.weight
 
-    held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
-    params = jax.eval_shape(model.join_complex, held)
+    params = jax.eval_shape(model.join_complex, model.held_shapes(dtype))
     jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64)).jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    inputs = [name for part in (params, model.rest) for name in _names_of_leaves(part)]
-    is_used = dict(zip(inputs, used[:-1], strict=True))  # the last: when
+    inputs = [  # in the order in which jax flattens them
+        name
+        for part in (params, model.rest)
+        for name in jax.tree.leaves({name: name for name in part})
+    ]
+    is_used = dict(zip(inputs, used[:-1], strict=True))  # the last input is `when`
     _refuse(
         unused=[name for name in model.specs if not is_used[name] and name in trained],
-        drawn=[name for name in model.rest if is_used[name] and _is_key(model.rest[name])],
+        drawn=[
+            name
+            for name, leaf in model.rest.items()
+            if is_used[name] and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        ],
         changed=changed,
     )
     return tuple(sorted(names))
@@ -76,37 +78,26 @@ def check_repeats(
     *,
     whole_batch: bool = False,
 ) -> None:
-    """row: arrays [1, ...]. whole_batch: the loss is of features.
+    """Check that two traces of the loss are the same program.
 
-    UserError: a second trace of the loss is another program, so that each process would compile
-    another: numbers of numpy or Python were drawn, or something that the loss reads has changed.
+    row: arrays [1, ...]. whole_batch: the loss is computed from features.
+    UserError: they differ, so each process would compile another program: the loss draws numbers
+    from numpy or Python, or something that it reads changes.
     """
-    held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
-    params = jax.eval_shape(model.join_complex, held)
+    params = jax.eval_shape(model.join_complex, model.held_shapes(dtype))
     arrays = {name: jnp.asarray(array) for name, array in row.items()}
 
     def trace() -> tuple[str, list[HostArray]]:
         def outputs(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> PyTree:
-            module = model.assemble(params, rest)
-            if not whole_batch:
-                return with_numbers(lambda row: task.loss(module, row), row)
-            features = with_numbers(lambda row: task.features(module, row), row)
-            twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}
-            return task.batch_losses(twice)
+            return _losses(task, model.assemble(params, rest), row, START, whole_batch=whole_batch)
 
         closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
         return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
 
-    python, numpy = random.getstate(), str(np.random.get_state(legacy=False))
+    before = _random_states()
     (program, constants), (again, others) = trace(), trace()
-    drawn = [
-        name
-        for name, same in (
-            ("random", python == random.getstate()),
-            ("np.random", numpy == str(np.random.get_state(legacy=False))),
-        )
-        if not same
-    ]
+    after = _random_states()
+    drawn = [name for name in before if before[name] != after[name]]
     equal = program == again and all(
         np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
         for one, other in zip(constants, others, strict=True)
@@ -114,27 +105,38 @@ def check_repeats(
     if drawn:
         raise UserError(
             f"the loss draws numbers of {drawn[0]} while it is compiled: each process and each"
-            " start would compile others in, the same for every row and step",
-            "samecurve.rng(batch) in the loss, whose numbers follow the sample; or numbers that the"
-            " data holds",
+            " start would compile other numbers in, the same for every row and step",
+            "samecurve.rng(batch) in the loss, whose numbers follow the sample; or numbers from the"
+            " data",
             "task",
         )
     if not equal:
         raise UserError(
-            "the loss is another program each time that it is traced: it depends on something that"
-            " its calls change (an attribute of the task, a counter, a clock)",
+            "the loss is another program each time jax traces it: it depends on something that"
+            " changes between calls (an attribute of the task, a counter, a clock)",
             "compute it from the model and the batch alone",
             "task",
         )
 
 
-def _names_of_leaves(arrays: Mapping[str, PyTree]) -> list[str]:
-    """In the order in which jax flattens them."""
-    return jax.tree.leaves({name: name for name in arrays})
+def _random_states() -> dict[str, str]:
+    """The states of the random numbers of Python and of numpy."""
+    return {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
+
+
+def _losses(
+    task: Task, module: nnx.Module, row: Arrays, progress: Progress, *, whole_batch: bool
+) -> Mapping[str, Mean]:
+    """The loss of a row and the means beside it; over the whole batch that of two equal rows."""
+    if not whole_batch:
+        return with_numbers(lambda row: task.losses(module, row, progress), row)
+    features = with_numbers(lambda row: task.features(module, row, progress), row)
+    twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}
+    return task.batch_losses(twice, progress)
 
 
 def _variables(module: nnx.Module) -> dict[str, PyTree]:
-    """Values of what is neither trained nor a counter of random numbers."""
+    """The values of variables that are neither trained nor counters of random numbers."""
     state = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
     return {
         ".".join(map(str, path)): (
@@ -142,10 +144,6 @@ def _variables(module: nnx.Module) -> dict[str, PyTree]:
         )
         for path, variable in state
     }
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
@@ -160,8 +158,8 @@ def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
     if changed:
         raise UserError(
             f"the forward pass changes {_some(changed)}, which the next step would not see",
-            "nnx.Param for what is trained, values passed on for the rest (no running statistics,"
-            " as of SpectralNorm or BatchNorm)",
+            "nnx.Param for trained values; pass other values on as results (no running statistics,"
+            " as in SpectralNorm or BatchNorm)",
             "task",
         )
     if unused:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
@@ -109,7 +108,7 @@ def _plan(
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
     own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
-    if own_plan.is_one_process:  # it evaluates in this process
+    if own_plan.layout.is_one_process:  # this process evaluates
         warm_start.stop()
     else:
         warm_start.expect(own_plan.layout, entry_of(config.task).libraries)
@@ -126,7 +125,7 @@ def _evaluate(
     say: Callable[[str], None],
     server: ForkServer | None,
 ) -> Evaluated:
-    """scratch: an empty directory."""
+    """Evaluate by the plan. scratch: an empty directory for the run that only evaluates."""
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
@@ -170,15 +169,11 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
             document.set(key, value, "-d")
     for key, (value, flag) in settings.items():
         document.set(key, value, flag)
-    _alone(document)
-    return load(document, Tasks(), run.home.name)
-
-
-def _alone(document: Document) -> None:
-    """Take out what has no effect here: when the run wrote, and how fast its devices were."""
+    # neither when the run wrote, nor how fast its devices were, matters here
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
+    return load(document, Tasks(), run.home.name)
 
 
 def _write(

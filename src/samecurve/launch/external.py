@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.devices import choose_devices
+from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -38,7 +38,7 @@ from samecurve.watch.silence import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
-from samecurve.worker.main import run_rank, run_rank_with_note
+from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -68,10 +68,11 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
         machine = replace(machine, started=rank.world_size, hosts=rank.hosts)
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     prepared = prepare(loaded, options, machine=machine)
-    if prepared.plan.world_size != rank.world_size:
+    if prepared.plan.layout.world_size != rank.world_size:
         prepared.lock.release()
         raise UserError(
-            f"strategy {prepared.plan.strategy} is one process; {rank.world_size} were started",
+            f"strategy {prepared.plan.layout.strategy} is one process; {rank.world_size} were"
+            " started",
             "one process, or --strategy ddp",
             "devices.strategy",
         )
@@ -117,7 +118,7 @@ _READ = "samecurve/read"  # how many ranks have read the message
 # seconds to prepare the run: a large corpus takes long; torchrun ends the others if the first dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
-# after torchrun's SIGTERM, to leave in order; it kills after 30
+# seconds to leave in order after torchrun's SIGTERM; torchrun kills after 30
 _LEAVE_SECONDS = 20.0
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
@@ -129,7 +130,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):
         report_config(store, rank, lambda: read(loud=False), _DECISION)
@@ -166,7 +167,7 @@ def _lead(
         ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
-        watched_from_outside(run.journal, run.logs, world_size=plan.world_size, limit=limit),
+        watched_from_outside(run.journal, run.logs, world_size=plan.layout.world_size, limit=limit),
     ):
         try:
             if not attempt.coordinator:

@@ -7,7 +7,7 @@ from importlib import metadata
 
 from samecurve.probe.gpus import AMD, NVIDIA
 
-# one setting, by its names
+# the names of one setting
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 

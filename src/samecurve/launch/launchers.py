@@ -32,7 +32,7 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.watch.hang_watch import OFTEN, HangWatch
 from samecurve.watch.silence import HangLimit
 from samecurve.worker.cluster_env import local_environment
-from samecurve.worker.main import main
+from samecurve.worker.rank_main import main
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -70,7 +70,7 @@ def direct(
     The first rank serves the rendezvous.
     """
     start = _Start(prepared, limit)
-    world_size = prepared.plan.world_size
+    world_size = prepared.plan.layout.world_size
     try:
         with OrphanGuard() as guard, hold_port(port) as held_port:
             commands = [
@@ -119,7 +119,7 @@ def elastic(
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=prepared.plan.world_size,
+            nproc_per_node=prepared.plan.layout.world_size,
             run_id=prepared.attempt.name,
             rdzv_backend="c10d",
             rdzv_endpoint=f"localhost:{port}",
@@ -139,7 +139,7 @@ def elastic(
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
     """The command of a rank as a process of its own. environment: says which rank it is."""
-    arguments = [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()]
+    arguments = [sys.executable, "-u", "-m", "samecurve.worker.rank_main", attempt.to_json()]
     return RankCommand(arguments, environment)
 
 
@@ -158,7 +158,7 @@ class _Start:
         self.watch = HangWatch(
             prepared.run.logs,
             prepared.run.processes,
-            world_size=prepared.plan.world_size,
+            world_size=prepared.plan.layout.world_size,
             limit=limit,
         )
         self._hang: RunError | None = None
@@ -183,7 +183,7 @@ class _Start:
             end.failed,
             logs,
             oom_kills=oom_kills_since(self._oom_kills),
-            world_size=self._prepared.plan.world_size,
+            world_size=self._prepared.plan.layout.world_size,
             left_early=end.finished_before,
         )
 
@@ -216,5 +216,5 @@ def _run_beside(
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
-# by devices.launcher; spawn had a launcher of its own once
+# devices.launcher -> its function; `spawn` is an older spelling
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": direct}

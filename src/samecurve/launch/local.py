@@ -8,6 +8,7 @@ and all ranks leave together. The second signal kills.
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import SamecurveError, UserError
+from samecurve.core.protocols import Rank
+from samecurve.errors import SamecurveError, UserError, is_ctrl_c
 from samecurve.launch.monitors import tracked, watched
-from samecurve.launch.signals import STOPPING, Signals, kill_children
+from samecurve.launch.signals import STOPPING, Signals, children_ended, kill_children
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
@@ -77,7 +79,7 @@ def launch(
 
 
 def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
-    """Whether the run failed before its first step for a reason that only its user can mend.
+    """Whether the run failed before its first step for a reason that only the user can remove.
 
     Only a run that this command began is refused so.
     """
@@ -117,10 +119,8 @@ class _Launcher:
     def _start(self) -> SamecurveError | None:
         """Start the ranks once, and wait for them. Returns why they failed, if they did."""
         # a lone rank that may be started again is a process of its own, too
-        if self._prepared.plan.is_one_process and not self._max_restarts:
-            from samecurve.launch.in_place import train_in_place
-
-            return train_in_place(self._prepared, self._limit)
+        if self._prepared.plan.layout.is_one_process and not self._max_restarts:
+            return _train_in_place(self._prepared, self._limit)
         from samecurve.launch.launchers import LAUNCHERS
 
         start = LAUNCHERS[self._devices.launcher]
@@ -133,7 +133,7 @@ class _Launcher:
 
         try:
             return prepare_restart(self._prepared, failure, began, budget)
-        except OSError as error:  # what has failed may be the disk
+        except OSError as error:  # the disk may have failed
             from samecurve.core.system.disk_errors import explain_os_error
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
@@ -169,16 +169,45 @@ class _Launcher:
             os.write(2, STOPPING)
 
 
+def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError | None:
+    """Train in this process. Returns why the run failed, if it did.
+
+    limit: how long the run may be silent
+    """
+    from samecurve.watch.watch_process import watched_from_outside
+    from samecurve.worker.rank_main import run_rank
+
+    run = prepared.run
+    try:
+        with (
+            children_ended(),
+            watched_from_outside(run.journal, run.logs, world_size=1, limit=limit),
+        ):
+            run_rank(prepared.attempt, Rank(0, 0, 1))
+        return None
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        from samecurve.diagnose.crash import explain
+        from samecurve.diagnose.notes import note_of
+
+        # a full disk may be what has failed; the screen shows the cause all the same
+        path = run.logs / "rank-0.log"
+        with suppress(OSError), open(path, "a", errors="backslashreplace") as log:
+            traceback.print_exc(file=log)
+        return explain([note_of(0, error, run.home)], {}, run.logs)
+
+
 @contextmanager
 def _environment(plan: Plan) -> Iterator[None]:
     """Set the variables that ranks inherit. Variables that the user has set stay."""
     defaults = {
-        "OMP_NUM_THREADS": str(plan.threads),
+        "OMP_NUM_THREADS": str(plan.compute.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
     }
     added = {name: value for name, value in defaults.items() if name not in os.environ}
-    if plan.devices[0].kind == "cuda":
+    if plan.layout.devices[0].kind == "cuda":
         from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
         from samecurve.probe.gpus import find_gpus
 

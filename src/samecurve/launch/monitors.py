@@ -41,8 +41,12 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
     if not every:
         yield
         return
-    owners = [process for process in range(plan.world_size) for _ in plan.devices_of(process)]
-    sensors = Sensors(plan.devices, owners, plan.threads)
+    owners = [
+        process
+        for process in range(plan.layout.world_size)
+        for _ in plan.layout.devices_of(process)
+    ]
+    sensors = Sensors(plan.layout.devices, owners, plan.compute.threads)
     with ExitStack() as stack:
         stack.callback(sensors.close)
         stack.enter_context(
@@ -61,16 +65,16 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
 def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: float) -> str:
     """Say which devices do nothing, and what may help."""
     devices = ", ".join(
-        f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
+        f"{device} ({plan.layout.devices[device].place}, rank {owners[device]})" for device in idle
     )
-    count = len(split_batch(plan.global_batch_size, plan.micro_batch_size))
+    count = len(split_batch(plan.batch.global_batch_size, plan.batch.micro_batch_size))
     without = [device for device in idle if not plan.batch.microbatches_per_device[device]]
     idle_ranks = dict.fromkeys(owners[device] for device in idle)
     logs = ", ".join(f"logs/rank-{rank}.log" for rank in idle_ranks)
-    if count < plan.num_devices:
+    if count < plan.layout.num_devices:
         remedy = (
-            f"a step is {counted(count, 'microbatch')} of {plan.micro_batch_size} samples for"
-            f" {plan.num_devices} devices: a larger --global-batch, or fewer devices"
+            f"a step is {counted(count, 'microbatch')} of {plan.batch.micro_batch_size} samples for"
+            f" {plan.layout.num_devices} devices: a larger --global-batch, or fewer devices"
             " (--gpus, --devices)"
         )
     elif without:
@@ -79,7 +83,7 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
             f"devices.balance assigns {them} no microbatch, since the others are so much faster:"
             f" leave {them} to another run (--gpus)"
         )
-    elif plan.world_size > 1:
+    elif plan.layout.world_size > 1:
         remedy = (
             f"a rank may be stuck ({logs}) or wait for data (--prefetch); a larger --global-batch"
             " gives each device more to do"

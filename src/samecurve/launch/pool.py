@@ -28,7 +28,7 @@ from samecurve.run.fork_server import Call, ForkedProcess, ForkServer, fork_serv
 from samecurve.worker.cublas import REPEATING_WORKSPACE
 
 PATIENCE = 240.0  # seconds for one job
-_SOON = 2.0  # seconds within which the others have failed, too, if they are going to
+_SOON = 2.0  # seconds to wait for further failures after the first one
 
 
 class JobFailedError(RunError):
@@ -102,7 +102,7 @@ class Pool:
             return [answers[rank] for rank in range(world)]
         if len(answers) < world:
             self.close()
-        self._groups.discard((world, backend))  # its ranks may have made different calls
+        self._groups.discard((world, backend))  # ranks may have made different calls in it
         raise failures[0]
 
     def _answers(self, world: int) -> dict[int, Any]:
@@ -231,7 +231,9 @@ def serve(value: str) -> None:
         os.dup2(nothing.fileno(), 0)
     os.chdir(member.directory)
     sys.path[:] = member.module_path
-    _set_environment()
+    # CUDA reads these variables once, when it starts, and any later job may need train.exact
+    wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
+    os.environ.update(without_user_settings(wanted, os.environ))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process owns signals
     if member.log:
         log_to(Path(member.log))
@@ -265,12 +267,6 @@ def serve(value: str) -> None:
                 refusal = error.cause, error.remedy, error.where
             cause = f"rank {member.rank} of {world}: {cause}"
             pipe.send((None, (cause, remedy, traceback.format_exc(), refusal)))
-
-
-def _set_environment() -> None:
-    """Set variables that CUDA reads once, when it starts. Any later job may need train.exact."""
-    wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
-    os.environ.update(without_user_settings(wanted, os.environ))
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from samecurve.units import counted, show_seconds
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_IDENTITY = "samecurve/identity"  # of the first rank
-_ANSWER = "samecurve/answer"  # of each other rank, with its number
-_COME = 1800.0  # seconds in which all ranks must have started
-_SAID = 5.0  # seconds before the missing ranks are named
+_IDENTITY = "samecurve/identity"  # the first rank's identity
+_ANSWER = "samecurve/answer"  # another rank's answer; its number follows
+_COME = 1800.0  # seconds in which all ranks must start
+_SAID = 5.0  # seconds after which missing ranks are named
 _SHOWN = 4  # differences of one rank, or missing ranks, that are named
 # config that only the first rank reads, or that may differ between hosts
 _FREE = ("devices.", "track.")

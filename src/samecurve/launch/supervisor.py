@@ -6,7 +6,7 @@ launch/launchers.py still offers it.)
 
 Each rank leads a session and process group of its own, so that killing the group also kills the
 rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
-(worker/main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
+(worker/rank_main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
 (launch/orphan_guard.py). A rank has failed when its exit code is not 0, or when it reports that it
 will fail: a rank that hangs in its exit is not waited for.
 """
@@ -148,7 +148,7 @@ class RankGroup:
         self._processes: list[RankProcess] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._reports: dict[int, RankReport] = {}
-        self._failures: dict[int, RankReport] = {}  # of the ranks that failed by themselves
+        self._failures: dict[int, RankReport] = {}  # by rank, without ranks that we have ended
         self._finished_before: list[int] = []
         self._due: list[tuple[float, int]] = []  # signals to send: the time and the number
         self._sent: set[int] = set()
@@ -180,7 +180,8 @@ class RankGroup:
             else:
                 time.sleep(_TICK)
             self._look()
-            self._send_due()
+            while self._due and time.monotonic() > self._due[0][0]:
+                self.send(self._due.pop(0)[1])
             at_work = {
                 rank: process.pid
                 for rank, process in enumerate(self._processes)
@@ -306,10 +307,6 @@ class RankGroup:
 
     def _schedule(self, ladder: Sequence[tuple[float, int]]) -> None:
         self._due = [(time.monotonic() + seconds, number) for seconds, number in ladder]
-
-    def _send_due(self) -> None:
-        while self._due and time.monotonic() > self._due[0][0]:
-            self.send(self._due.pop(0)[1])
 
 
 def _is_alive(group: int) -> bool:

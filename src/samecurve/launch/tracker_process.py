@@ -17,7 +17,7 @@ from samecurve.observe.journal import append_event
 from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.run.directory.run_directory import Run
 
-_QUIET = 3.0  # seconds after which a user who waits is told for what
+_QUIET = 3.0  # seconds of waiting after which the user is told what is waited for
 
 
 class Tracker:
@@ -56,7 +56,7 @@ class Tracker:
         """End the process's input, and wait until the tracker has taken everything."""
         if self._process is None or self._process.stdin is None:
             return
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             self._process.stdin.close()
         try:
             with suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """The console's view of a live run: its events in the words of event_lines.py.
 
-On a terminal a progress bar carries the latest step; redirected, one plain flushed line every
-`log_every` steps or thirty seconds; headless, the journal's own lines and nothing else.
+On a terminal a progress bar shows the latest step. Redirected output has a plain line every
+`log_every` steps or thirty seconds. Headless output is the journal's own lines.
 """
 
 import os
@@ -61,12 +61,12 @@ class JsonLines:
 
 
 class PlainView:
-    """A view that writes one line for each event worth one. write: takes a line."""
+    """A view that writes plain lines. write: writes one line."""
 
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan, self._run = plan, run
         self._write = write or (lambda line: print(line, flush=True))
-        self._last_step = self._last_sensors = time.monotonic()  # when a line of them was shown
+        self._last_step = self._last_sensors = time.monotonic()  # of the last lines shown
         self._pace = Pace()
 
     def show(self, event: Event) -> None:
@@ -98,7 +98,10 @@ class BarAndLine(Progress):
 
 
 class RichView:
-    """A bar with the latest step's metrics, the sensors' under it; other events scroll above it."""
+    """A progress bar with the latest step's metrics and, below it, a line of sensor readings.
+
+    Other events scroll above the bar.
+    """
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._terminal = Terminal(highlight=False, soft_wrap=True)
@@ -129,7 +132,7 @@ class RichView:
             self._plain.show(event)
 
     def _fit_to_width(self, event: Event) -> str:
-        """A step's line with as many metrics as it has room for, the most wanted first."""
+        """A step's line with as many metrics as fit into the terminal, the most wanted first."""
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR_WIDTH - 3
         shown: set[str] = set()
@@ -153,9 +156,9 @@ def make_view(plan: Plan, run: Path, *, headless: bool) -> View:
 
 @contextmanager
 def show_journal(view: View, journal: Path, start: int) -> Iterator[None]:
-    """Show a journal's events until the block ends, in a thread; then the rest of it.
+    """Show a journal's events in a thread until the block ends, and then the remaining ones.
 
-    start: the byte at which to begin
+    start: the byte of the journal at which to begin
     """
     stop = threading.Event()
 
@@ -163,7 +166,7 @@ def show_journal(view: View, journal: Path, start: int) -> Iterator[None]:
         try:
             for event in follow(journal, stop, start):
                 view.show(event)
-        except OSError as error:  # nobody reads us any more
+        except OSError as error:  # nobody reads the output any more
             text = (
                 f"warn   nothing more is shown here: {error.strerror}; the run goes on, and"
                 f" {journal} has everything\n"

@@ -1,29 +1,27 @@
-"""A run's events as sentences with numbers, one line each, for whatever shows them."""
+"""A run's events as sentences with numbers, one line each, for the console and other readers."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.pictures import pictures
 from samecurve.observe.plan_text import banner
 from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
-_BOOKKEEPING = {"seconds", "best_loss", "best_value", "best_step"}  # beside metrics
-MEAN = "mean "  # before the names of what the loss gives beside it
+MEAN = "mean "  # prefix of the means that the loss returns beside the loss value
 
 
 class Pace:
-    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps.
+    """Seconds of a step, and of its wait for data, smoothed over about twenty steps.
 
-    One alone says little where the device runs ahead of what is read of it.
+    The duration of a single step says little, since its metrics are read one step late.
     """
 
     def __init__(self) -> None:
-        self.seconds: float | None = None  # None: no step yet but the first
+        self.seconds: float | None = None  # None: at most one step so far
         self.waited = 0.0
         self._started = False
 
@@ -31,7 +29,7 @@ class Pace:
         if event.kind != "step":
             return
         if not self._started:
-            self._started = True  # the first step also warms up, and would say too much
+            self._started = True  # the first step includes the warm-up
             return
         seconds, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
         if self.seconds is None:
@@ -42,7 +40,7 @@ class Pace:
 
 
 def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
-    """An event as lines for the console. pace: of the steps so far."""
+    """An event as lines for the console. pace: the pace of the steps so far."""
     step, values = event.step, event.values
     match event.kind:
         case "planned":
@@ -112,7 +110,7 @@ def _numbers(event: Event) -> str:
     return "  ".join(
         f"{name} {_show_finite(value, '.4f')}"
         for name, value in event.values.items()
-        if name not in _BOOKKEEPING and not isinstance(value, list)
+        if name not in BESIDE_METRICS and not isinstance(value, list)
     )
 
 
@@ -124,9 +122,11 @@ def _sampled_texts(texts: Iterable[str]) -> list[str]:
 
 
 def _sampled_pictures(event: Event, run: Path) -> list[str]:
-    names = pictures(event)
-    if not names:
+    if not event.values.get("pictures"):
         return []
+    from samecurve.observe.pictures import pictures
+
+    names = pictures(event)
     if len(names) == 1:
         return [f"sample step {event.step}  1 picture  {run / names[0]}"]
     last = Path(names[-1]).name
@@ -136,12 +136,12 @@ def _sampled_pictures(event: Event, run: Path) -> list[str]:
 def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
     """A step's metrics as texts, by name, in the order in which they are shown.
 
-    Rates are at the pace of the steps so far.
+    Rates are computed from the pace of the steps so far.
     """
     seconds, waited = values["seconds"], values["wait_seconds"]
     if pace.seconds:
         seconds, waited = pace.seconds, pace.waited
-    faster = values["seconds"] / seconds  # this step's rate -> the pace's
+    faster = values["seconds"] / seconds  # from this step's rate to the rate at the pace
     parts = {
         "step": f"step   {step}/{plan.steps}",
         "loss": f"loss {_show_finite(values.get('loss'), '.4f')}",
@@ -179,7 +179,7 @@ def _show_finite(value: float | None, form: str) -> str:
 
 
 def _slow_start(event: Event) -> list[str]:
-    """A start that took long says what took it."""
+    """The phases of a start that took long."""
     seconds = {
         name.removesuffix("_seconds"): float(value)
         for name, value in event.values.items()
@@ -238,7 +238,7 @@ def _recoveries(event: Event) -> str:
 
 
 def _memory(event: Event) -> str:
-    """The measured peak beside the plan's estimate; by device where they differ."""
+    """The measured peak of memory and the plan's estimate; by device if the peaks differ."""
     peaks = event.values["memory_bytes_by_device"]
     estimate = event.values["memory_estimate_bytes"]
     if min(peaks) > 0.98 * max(peaks):

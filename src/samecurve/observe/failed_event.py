@@ -13,5 +13,5 @@ def record_failure(journal: Path, logs: Path, failure: SamecurveError) -> None:
     """Write why the run failed, at the first rank's step, as the journal's last line."""
     beat = read_beat(logs / "heartbeat-0")
     values = {"cause": failure.cause, "remedy": failure.remedy}
-    with suppress(OSError):  # a full disk may be what has failed; the terminal has the cause too
+    with suppress(OSError):  # the cause may be a full disk; the terminal shows it too
         append_event(journal, Event("failed", beat.step if beat else 0, values))

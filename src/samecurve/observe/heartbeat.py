@@ -1,6 +1,6 @@
 """A rank's heartbeat, which others read while it works or hangs.
 
-Sixteen mapped bytes: step, activity, how many beats.
+The file has sixteen mapped bytes: the step, the activity, and the number of beats.
 """
 
 import mmap
@@ -15,7 +15,7 @@ _MAX_BEATS = 1 << 32
 
 
 class Heartbeat:
-    """The writer of one rank's file."""
+    """The writer of one rank's heartbeat."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -32,7 +32,7 @@ class Heartbeat:
 
 
 def read_heartbeat(path: Path) -> tuple[int, Activity] | None:
-    """(step, activity) of a rank, None if it has not begun."""
+    """The (step, activity) of a rank; None: it has not begun."""
     beat = read_beat(path)
     if beat is None:
         return None
@@ -40,7 +40,7 @@ def read_heartbeat(path: Path) -> tuple[int, Activity] | None:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """A rank's last beat, None if it has not begun."""
+    """A rank's last beat; None: it has not begun."""
     try:
         content = path.read_bytes()
     except OSError:

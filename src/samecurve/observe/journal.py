@@ -2,8 +2,8 @@
 
 Written by one rank; console, trackers and reports only read it.
 
-Lines reach the file whole, in one O_APPEND write, at most half a second late; at once for every
-kind but `step`.
+Every line is written whole, in one O_APPEND write. Lines of kind `step` are written at most half a
+second late, all others at once.
 """
 
 import json
@@ -19,16 +19,16 @@ from samecurve.core.system.disk_errors import explain_os_error
 from samecurve.core.system.files import regular_only, write_all
 from samecurve.errors import RunError
 
-# kinds that a later `resumed` at a step before theirs makes void
+# kinds that a later `resumed` at an earlier step makes void
 VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"})
 _MAX_DELAY = 0.5  # seconds
-_BLOCK = 1 << 20  # bytes that are read at once
-_MOST_LINE = 1 << 26  # bytes: texts, and hashes of every array
+_BLOCK = 1 << 20  # bytes of one read
+_MOST_LINE = 1 << 26  # most bytes of a line: it may hold texts, or hashes of every array
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each line
 
 
 def line_of(event: Event) -> str:
-    """An event as a line. JSON knows no nan and no infinity: such a number is null."""
+    """An event as a line. JSON has no nan and no infinity: such a number becomes null."""
     values = {"time": round(event.time, 3), "step": event.step, "kind": event.kind, **event.values}
     try:
         return _ENCODER.encode(values) + "\n"
@@ -47,7 +47,7 @@ def _finite(value: Any) -> Any:
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event of a line; None for a line that is no event (somebody wrote into the file)."""
+    """The event of a line. None: the line is no event, since somebody edited the file."""
     try:
         values = json.loads(line)
         if not isinstance(values["kind"], str):
@@ -63,7 +63,7 @@ def event_of(line: bytes) -> Event | None:
 
 
 class Journal:
-    """The one writer of a run's journal. RunError: it can't be written."""
+    """The one writer of a run's journal. RunError: the journal can't be written."""
 
     def __init__(self, path: Path) -> None:
         cut_torn_line(path)
@@ -71,7 +71,7 @@ class Journal:
         self._descriptor = _open(path)
         self._step = 0  # of the last event
         self._lines: list[bytes] = []
-        self._pending = b""  # of the lines before those: what could not be written yet
+        self._pending = b""  # the rest of earlier lines that could not be written yet
         self._error: RunError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -102,8 +102,9 @@ class Journal:
                 raise RunError(f"the journal can't be written: {cause}", remedy) from error
 
     def _find_again(self) -> None:
-        """Where somebody has removed the file, or put another one in its place, lines go on under
-        its name, and a line says so. What was written is still open here: nothing is lost.
+        """Restore the file if somebody removed or replaced it, and add a line that says so.
+
+        Nothing is lost, since the earlier file is still open here.
         """
         try:
             is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
@@ -122,9 +123,10 @@ class Journal:
         self._pending = warning.encode() + self._pending
 
     def sync(self) -> None:
-        """On disk when this returns.
+        """Wait until all lines are on disk.
 
-        Called before a checkpoint is published, so that none is ahead of its journal.
+        It is called before a checkpoint is published, so that no checkpoint is ahead of its
+        journal.
         """
         self.flush()
         os.fsync(self._descriptor)
@@ -139,16 +141,16 @@ class Journal:
             try:
                 self.flush()
             except RunError as error:
-                self._error = error  # what was not written stays pending; record() raises it
+                self._error = error  # unwritten lines stay pending; record() raises the error
 
 
 def _open(path: Path) -> int:
-    """To append lines to, and to read again."""
+    """Open the file to append lines, and to read them again."""
     return regular_only(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
 
 def _begins_alike(path: Path, descriptor: int) -> bool:
-    """Whether the file of this name is a copy of what is open, as an editor leaves it."""
+    """Whether the file of this name is a copy of the open file, as editors make one."""
     try:
         with open(path, "rb") as file:
             first = file.readline()
@@ -158,7 +160,7 @@ def _begins_alike(path: Path, descriptor: int) -> bool:
 
 
 def _write_anew(path: Path, descriptor: int) -> None:
-    """Under its name again: what is open, and what others have put there since."""
+    """Write a file of the old name: the open file, and lines that others have added since."""
     since = path.read_bytes() if path.exists() else b""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with open(scratch, "wb") as file:
@@ -173,14 +175,14 @@ def _write_anew(path: Path, descriptor: int) -> None:
 def append_event(path: Path, event: Event) -> None:
     """Append one line from a process that is not the journal's writer.
 
-    The launcher does so, and what reads beside it.
+    The launcher and the readers beside it do so.
     """
     with open(path, "ab", buffering=0, opener=regular_only) as file:
         write_all(file, line_of(event).encode())
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut a last line that a kill left without its end."""
+    """Cut the last line if a kill left it incomplete."""
     if not path.exists():
         return
     with open(path, "rb+", opener=regular_only) as file:
@@ -193,7 +195,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def last_step(path: Path) -> int:
-    """The last step that its end tells of; 0: of none."""
+    """The highest step in the last lines of the journal; 0: they have none."""
     if not path.exists():
         return 0
     with open(path, "rb", opener=regular_only) as file:
@@ -203,12 +205,12 @@ def last_step(path: Path) -> int:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events that count; lines that are none are passed over.
+    """The events that no resume made void; lines that are no events are skipped.
 
-    A `resumed` at step s voids what was done beyond s before it.
+    A `resumed` at step s makes earlier events after step s void.
     """
     events: list[Event] = []
-    resumed: float = math.inf  # the lowest step from which the run went on later
+    resumed: float = math.inf  # the lowest step at which the run resumed later
     for event in reversed(list(_lines(path))):
         if event.step > resumed and event.kind in VOIDED:
             continue
@@ -226,7 +228,7 @@ def _lines(path: Path) -> Iterator[Event]:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a journal; of one that is longer than any of ours, pieces that are no event."""
+    """The lines of a journal. A line that is too long is cut into pieces that are no events."""
     while line := file.readline(_MOST_LINE):
         yield line
 
@@ -234,10 +236,10 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
 def follow(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[Event]:
-    """Events as they are written, until stop is set and the file is read to its end.
+    """Give events as they are written, until stop is set and the file is read to its end.
 
     start: the byte at which to begin
-    pause: seconds between looks
+    pause: seconds between reads
     """
     for events, _ in follow_batches(path, stop, start, pause):
         yield from events
@@ -246,7 +248,7 @@ def follow(
 def follow_batches(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[tuple[list[Event], int]]:
-    """Like follow(), with several events at once and the byte at which their lines end."""
+    """Give events as follow() does: several at once, with the byte at which their lines end."""
     position, rest = start, b""
     while True:
         ending, new = stop.is_set(), b""

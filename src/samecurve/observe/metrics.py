@@ -6,10 +6,10 @@ _GROUPS = {"step": "train", "evaluated": "eval", "tested": "test", "sensors": "s
 
 
 def plotted(event: Event) -> dict[str, float]:
-    """'train/loss': 2.31, 'eval/perplexity': 10.1, 'sensors/utilisation/0': 0.97.
+    """Numbers by name, such as 'train/loss': 2.31, 'sensors/utilisation/0': 0.97.
 
-    What is not known or not finite is left out, and so are arrays of an evaluation: a confusion
-    matrix is no curve.
+    Numbers that are unknown or not finite are left out, and so are arrays of an evaluation, such as
+    a confusion matrix.
     """
     group = _GROUPS.get(event.kind)
     numbers: dict[str, float] = {}

@@ -21,9 +21,9 @@ def pictures(event: Event) -> list[str]:
 
 
 def png(run: Path, name: str) -> bytes:
-    """A picture's bytes.
+    """The bytes of a picture.
 
-    ValueError: it is none, or lies outside the run directory. OSError: it can't be read.
+    ValueError: the file is no PNG, or lies outside the run directory. OSError: it can't be read.
     """
     path = (run / name).resolve()
     if not path.is_relative_to(run.resolve()):
@@ -35,9 +35,9 @@ def png(run: Path, name: str) -> bytes:
 
 
 def keep_pictures(run: Path, step: int, shown: Sequence[Picture]) -> list[str]:
-    """Write the samples of a step; their paths relative to the run directory, as the journal says.
+    """Write the samples of a step; return their paths relative to the run directory.
 
-    UserError: one of them is no picture.
+    UserError: a sample is no picture.
     """
     names = []
     for index, picture in enumerate(shown):
@@ -49,15 +49,15 @@ def keep_pictures(run: Path, step: int, shown: Sequence[Picture]) -> list[str]:
 
 
 def write_png(path: Path, picture: Picture) -> None:
-    """picture: uint8 of (height, width, 3) or (height, width), else UserError."""
-    from PIL import Image  # late: only runs that have pictures wait for it
+    """Write a picture: uint8 of (height, width, 3) or (height, width), else UserError."""
+    from PIL import Image  # late: only runs with pictures need it
 
     check_picture(picture)
     Image.fromarray(np.ascontiguousarray(picture)).save(path, format="PNG")
 
 
 def check_picture(picture: object) -> None:
-    """UserError: sample() gave something else than a picture."""
+    """Refuse a sample that is no picture with a UserError."""
     remedy = (
         "numpy uint8 arrays of (height, width, 3) or (height, width); for numbers between 0 and 1:"
         " (255 * picture).round().astype(numpy.uint8)"

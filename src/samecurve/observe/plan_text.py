@@ -1,34 +1,33 @@
-"""A plan in words: the banner of a run, and the whole table of `samecurve plan`."""
+"""A plan in words: the banner of a run, and each decision."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
-from samecurve.units import counted, show_bytes, show_count
+from samecurve.units import counted, show_bytes
 
 
 def banner(plan: Plan) -> list[str]:
     """The banner of a run: the plan in a few lines."""
     reasons = plan.reasons
     needed = show_bytes(sum(term.bytes for term in plan.memory))
-    room = show_bytes(min(device.memory for device in plan.devices))
+    room = show_bytes(min(device.memory for device in plan.layout.devices))
     certainty = "estimate"
     if not plan.memory_estimate:
         certainty = "estimate, without activations"
     lines = [
-        f"plan   world {plan.num_devices}   {strategy_text(plan)}   {plan.precision}   "
-        f"{_name_devices(plan)}",
+        f"plan   world {plan.layout.num_devices}   {strategy_text(plan)}   "
+        f"{plan.compute.precision}   {_name_devices(plan)}",
         f"       {arithmetic(plan)} ({reasons['batch']})   lr {plan.schedule.peak:.3g}"
         f" ({reasons['lr']})",
-        f"       {plan.steps} steps of {plan.global_batch_size} samples; an epoch is"
+        f"       {plan.steps} steps of {plan.batch.global_batch_size} samples; an epoch is"
         f" {plan.order.steps_per_epoch}   memory {needed} of {room} a device ({certainty})",
-        f"       Running on {counted(plan.num_devices, 'device')}{_say_kind(plan)}"
+        f"       Running on {counted(plan.layout.num_devices, 'device')}{_say_kind(plan)}"
         f"{_say_compiled(plan)}",
     ]
     if "balance" in reasons:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
-    if plan.exact:
+    if plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
     if "loss" in reasons:
         lines.append(f"       loss {reasons['loss']}")
@@ -46,41 +45,41 @@ def banner(plan: Plan) -> list[str]:
 
 
 def strategy_text(plan: Plan) -> str:
-    """With the engine, where it is not torch, and the backend, where there is one."""
-    words = [plan.strategy]
-    if plan.engine != "torch":
-        words.insert(0, plan.engine)
-    if plan.backend != "none":
-        words.append(f"over {plan.backend}")
+    """The strategy, with the engine if it is not torch, and with the backend if there is one."""
+    words = [plan.layout.strategy]
+    if plan.layout.engine != "torch":
+        words.insert(0, plan.layout.engine)
+    if plan.layout.backend != "none":
+        words.append(f"over {plan.layout.backend}")
     return " ".join(words)
 
 
 def _say_kind(plan: Plan) -> str:
-    if plan.num_devices == 1:
+    if plan.layout.num_devices == 1:
         return ""
-    if plan.devices[0].kind == "cuda":
+    if plan.layout.devices[0].kind == "cuda":
         return " (multi-GPU enabled)"
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         return " (virtual CPU devices)"
     return " (CPU ranks)"
 
 
 def _say_compiled(plan: Plan) -> str:
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         return "; the first step is compiled before it runs"
-    if plan.compile:
+    if plan.compute.compile:
         return f"; compiled: {plan.reasons['compile']}"
     return ""
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds'.
+    """How the batch is divided: 'batch 256 = 4 devices x 16 x 4 rounds'.
 
-    Or the microbatches where they are unequal, and who has how many where that is.
+    Unequal microbatches are listed, and so are unequal shares of the devices.
     """
-    global_batch_size, micro = plan.global_batch_size, plan.micro_batch_size
-    rounds = counted(plan.accumulation_steps, "round")
-    devices = counted(plan.num_devices, "device")
+    global_batch_size, micro = plan.batch.global_batch_size, plan.batch.micro_batch_size
+    rounds = counted(plan.batch.accumulation_steps, "round")
+    devices = counted(plan.layout.num_devices, "device")
     sizes = [last - first for first, last in split_batch(global_batch_size, micro)]
     if plan.batch.microbatch_seconds:
         shares = " + ".join(map(str, plan.batch.microbatches_per_device))
@@ -88,7 +87,7 @@ def arithmetic(plan: Plan) -> str:
         if sizes[-1] < micro:
             microbatches += f", the last one of {sizes[-1]}"
         return f"batch {global_batch_size} = {microbatches}, in {rounds}"
-    if global_batch_size == plan.num_devices * micro * plan.accumulation_steps:
+    if global_batch_size == plan.layout.num_devices * micro * plan.batch.accumulation_steps:
         return f"batch {global_batch_size} = {devices} x {micro} x {rounds}"
     parts = " + ".join(
         f"{counted(count, 'microbatch')} of {size}" for size, count in Counter(sizes).items()
@@ -103,86 +102,37 @@ def _balance(plan: Plan) -> str:
     return f"{' + '.join(map(str, shares))} of {sum(shares)} microbatches"
 
 
-def _plain(value: object) -> str:
-    """A config value as a YAML file would have it."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_plain(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    if value is None:
-        return "(none)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
 def _name_devices(plan: Plan) -> str:
-    counts = Counter(device.name for device in plan.devices)
+    counts = Counter(device.name for device in plan.layout.devices)
     names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return f"{', '.join(names)}; {plan.reasons['devices']}"
 
 
 def _places(plan: Plan) -> str:
-    """Places of one host's devices, and the number of hosts."""
-    places = [device.place for device in plan.devices]
-    if plan.devices[0].kind != "cpu":
+    """The places of one host's devices, and the number of hosts."""
+    places = [device.place for device in plan.layout.devices]
+    if plan.layout.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
     text = ", ".join(places)
-    hosts = plan.num_devices // len(places)
+    hosts = plan.layout.num_devices // len(places)
     if hosts > 1:
         text += f" on {hosts} hosts"
     return text
 
 
 def decisions(plan: Plan) -> dict[str, str]:
-    """Decisions in words, by the names that their reasons have."""
+    """The decisions in words, by the names of their reasons."""
     values = {
         "devices": _places(plan),
-        "strategy": plan.strategy,
-        "sync": plan.backend,
-        "precision": plan.precision,
+        "strategy": plan.layout.strategy,
+        "sync": plan.layout.backend,
+        "precision": plan.compute.precision,
         "batch": arithmetic(plan),
-        "micro": f"{plan.micro_batch_size} samples a microbatch",
+        "micro": f"{plan.batch.micro_batch_size} samples a microbatch",
         "steps": str(plan.steps),
         "lr": f"{plan.schedule.peak:.6g}",
-        "threads": f"{plan.threads} a rank",
+        "threads": f"{plan.compute.threads} a rank",
     }
     if "balance" in plan.reasons:
         values["balance"] = _balance(plan)
     return values
-
-
-def table(
-    plan: Plan,
-    origins: Mapping[str, str],
-    values: Mapping[str, object],
-    formulas: Mapping[str, str],
-) -> str:
-    """Every decision with its reason, the memory terms, and where each config value came from.
-
-    origins: where a config value came from, by its key
-    values: the config's, by key
-    formulas: how the task's facts came about
-    """
-    reasons = plan.reasons
-    lines = [*banner(plan), "", "decision    value, because"]
-    lines += [f"  {name:<10}{value}: {reasons[name]}" for name, value in decisions(plan).items()]
-    also = [
-        name for name in ("coupled", "modes", "dropout", "compile", "float8") if name in reasons
-    ]
-    lines += [f"  {name:<10}{reasons[name]}" for name in also]
-    lines += ["", f"memory on each device (estimate): {reasons['memory']}"]
-    lines += [
-        f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory
-    ]
-    if plan.flops_per_step:
-        peak = "the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
-        if plan.peak_flops:
-            peak = f"peak {show_count(plan.peak_flops)}FLOP/s"
-        flops = f"{show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
-        lines += ["", f"compute     {flops}; {peak}"]
-    lines += ["", "config value                                    from"]
-    for key, value in values.items():
-        assigned = f"{key} = {_plain(value)}"
-        lines.append(f"  {assigned:<45} {origins.get(key, 'default')}")
-    return "\n".join(lines)

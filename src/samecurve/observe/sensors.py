@@ -1,8 +1,8 @@
 """Sensors: readings of the devices during a run.
 
-`sensors` events every few seconds, one console line for all of them, and a word when one does
-nothing. Read in a thread of the launcher. A reading that fails leaves its values out; nothing here
-can slow a step or end a run.
+A thread of the launcher writes a `sensors` event every few seconds, and a warning if a device is
+idle. The console shows one line for all devices. A failed reading has no values; it neither slows a
+step nor ends the run.
 """
 
 import threading
@@ -18,17 +18,17 @@ from samecurve.observe.journal import append_event
 from samecurve.units import show_bytes
 
 IDLE_SECONDS = 60.0  # seconds
-_IDLE = 0.05  # utilisation below which a device does nothing
-_BUSY = 0.15  # and from which one works
-_LAST_READING = 2.0  # seconds for a reading under way: a driver may hang
+_IDLE = 0.05  # utilisation below which a device is idle
+_BUSY = 0.15  # utilisation from which a device works
+_LAST_READING = 2.0  # seconds to wait for a reading: a driver may hang
 
 Values = Sequence[float | None]
 
 
 class IdleDevices:
-    """Devices that do nothing while another works, for `patience` seconds without a break.
+    """Find devices that are idle for `patience` seconds while another device works.
 
-    Each is reported once, and again only after it has worked.
+    Each device is reported once, and again only after it has worked.
     """
 
     def __init__(self, patience: float = IDLE_SECONDS) -> None:
@@ -40,7 +40,7 @@ class IdleDevices:
         """The devices to report now.
 
         at: seconds
-        utilisation: of each device; None is unknown, neither idle nor busy
+        utilisation: of each device; None: unknown, neither idle nor busy
         """
         known = {device: value for device, value in enumerate(utilisation) if value is not None}
         idle = {device for device, value in known.items() if value < _IDLE}
@@ -70,9 +70,9 @@ def record_sensors(
 ) -> Iterator[None]:
     """Append readings to the journal until the block ends.
 
-    read: gives the values of a `sensors` event
-    warning: what to say of devices that do nothing
-    heartbeat: of the first rank: only while that trains
+    read: returns the values of a `sensors` event
+    warning: makes the text of a warning about idle devices
+    heartbeat: the first rank's; devices are judged only while this rank trains
     interval: seconds between readings
     """
     stop = threading.Event()
@@ -85,7 +85,7 @@ def record_sensors(
             if activity in {"start", "end"} or stop.is_set():
                 continue
             utilisation: Values = ()
-            if activity == "step":  # in others a device may well do nothing
+            if activity == "step":  # in other activities a device may be idle
                 utilisation = values.get("utilisation_by_device", ())
             with suppress(OSError):  # a full disk: the journal's own writer ends the run
                 append_event(journal, Event("sensors", step, values))
@@ -102,7 +102,7 @@ def record_sensors(
 
 
 def load_line(event: Event) -> str:
-    """A line for all devices: low, mean and high where they differ."""
+    """A line for all devices: lowest, mean and highest value if they differ."""
     values = event.values
     memory_bytes = values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
     parts = {
@@ -118,7 +118,7 @@ def load_line(event: Event) -> str:
 
 
 def _spread(values: Values | None, show: Callable[[float], str]) -> str:
-    """'97%', or '0% .. 24% .. 97%' and of how many; '' where nothing is known."""
+    """The text '97%', or '0% .. 24% .. 97%' and the number of devices; '': nothing is known."""
     known = [value for value in values or () if value is not None]
     if not known:
         return ""

@@ -23,21 +23,22 @@ from samecurve.observe.plan_text import banner
 
 
 class TensorBoard:
-    """covered: what flush() gave when the run was left.
+    """Write a run's event file.
 
-    Without it, or without the file, everything is written anew.
+    covered: what flush() returned when the last tracker of this run ended. Without it, or without
+    the event file, everything is written anew.
     """
 
     def __init__(self, run: Path, covered: dict[str, int]) -> None:
         self._run = run
         path = run / "logs/tensorboard/events.out.tfevents.samecurve"
-        former = path.with_name("events.out.tfevents.lockstep")  # the program's name before
+        former = path.with_name("events.out.tfevents.lockstep")  # the former name of the program
         if former.exists() and not path.exists():
             former.rename(path)
         size = covered.get("size", 0)
         if not path.exists() or path.stat().st_size < size:
             size = 0
-            covered.clear()  # the journal is then read from its beginning
+            covered.clear()  # in this case the journal is read from its beginning
         mode = "r+b" if path.exists() else "w+b"
         self._file = open(path, mode)  # noqa: SIM115 - open as long as the run is followed
         self._file.truncate(size)
@@ -80,7 +81,7 @@ class TensorBoard:
         self._writer.write(record.SerializeToString())
 
     def _start(self, at: float, step: int) -> None:
-        """Mark a start: earlier values at this step or later no longer count."""
+        """Mark a start: TensorBoard drops earlier values at this step or later."""
         self._write(
             Record(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
         )
@@ -94,7 +95,7 @@ class TensorBoard:
         self._write(Record(wall_time=event.time, step=event.step, summary=summary))
 
     def _text(self, event: Event, tag: str, text: str) -> None:
-        """A second text at a step takes the first one's place, so it has both."""
+        """Add a text. TensorBoard keeps one text for each step and tag, so texts are joined."""
         step, before = self._texts.get(tag, (-1, ""))
         if step == event.step and text != before:
             text = f"{before}\n\n{text}"

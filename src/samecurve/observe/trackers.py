@@ -2,10 +2,10 @@
 
 `python -m samecurve.observe.trackers NAME RUN MODE PROJECT`
 
-Each has a process of its own since writing takes the interpreter's lock (52 us a step for
-TensorBoard, 375 for W&B), and since neither's imports, threads and exits are to touch training. It
-reads until its standard input ends, then to the journal's end. What it has covered is kept beside
-what it wrote, so that the next start goes on exactly there.
+Each tracker has a process of its own, because writing holds the interpreter's lock (52 us a step
+for TensorBoard, 375 for W&B), and because a tracker's imports, threads and exits must not affect
+training. It reads until its standard input ends, and then to the end of the journal. It saves its
+position beside its own files, so that the next start continues exactly there.
 """
 
 import fcntl
@@ -24,23 +24,23 @@ from samecurve.observe.journal import VOIDED, append_event, follow_batches
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
 TRAINING_GOES_ON = "training goes on without it, and the same command sends later what is missing"
-EXIT_REPORTED = 3  # exit code: it failed, and the journal says so
-_PAUSE = 1.0  # seconds between looks at the journal
+EXIT_REPORTED = 3  # exit code: the tracker failed, and the journal says so
+_PAUSE = 1.0  # seconds between reads of the journal
 
 
 class Tracker(Protocol):
     def take(self, event: Event) -> None: ...
 
     def flush(self) -> dict[str, int]:
-        """Make what was taken safe; returns what a new tracker needs to go on from there."""
+        """Make all events so far durable; return what a later tracker needs to continue."""
 
     def close(self) -> None: ...
 
 
 def main(name: str, run: Path, mode: str, project: str) -> int:
-    """Returns the exit code.
+    """Run a tracker as a process; return its exit code.
 
-    mode, project: of W&B
+    mode, project: settings of W&B
     """
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
@@ -68,15 +68,15 @@ def _until_input_ends(stop: threading.Event) -> None:
 
 
 def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) -> None:
-    """Give a run's journal to a tracker as it grows, from where it was left.
+    """Give new events of a run's journal to a tracker, from the saved position on.
 
-    Until stop is set, and the journal is read to its end.
+    It ends when stop is set and the journal is read to its end.
     """
     directory, journal = run / "logs" / name, run / "journal.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
     state_file = directory / f"{name}-{mode}.json"
     with open(directory / "lock", "a") as lock:
-        # the one of a launcher that was killed may still be at the rest
+        # the tracker of a killed launcher may still be reading
         fcntl.flock(lock, fcntl.LOCK_EX)
         covered = _read_state(state_file, project, journal)
         tracker: Tracker
@@ -98,7 +98,7 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
 def _events_that_count(
     journal: Path, stop: threading.Event, start: int
 ) -> Iterator[tuple[list[Event], int]]:
-    """follow_batches(), without the lines that a `resumed` which is there already has made void."""
+    """Batches of follow_batches() without events that a later `resumed` in the file makes void."""
     at_once = threading.Event()
     at_once.set()
     resumes_ahead = deque(
@@ -119,7 +119,7 @@ def _events_that_count(
 
 
 def _read_state(path: Path, project: str, journal: Path) -> dict[str, int]:
-    """{}: nothing is covered, or not of this journal, or for another project."""
+    """Read the saved position. {}: there is none for this journal and project."""
     try:
         state = json.loads(path.read_text())
         size = journal.stat().st_size

@@ -1,9 +1,9 @@
 """A run for W&B: its config, its metrics at their steps, samples and pictures.
 
-Offline in logs/wandb, or at W&B's server. Nothing else is sent.
+The run is kept offline in logs/wandb, or sent to W&B's server. Nothing else is sent.
 
-W&B can't take a step back: what a resume trains again it has already, and those first values stay.
-So each step is sent once.
+W&B can't go back to an earlier step. If a resume repeats steps, W&B keeps the first values, so each
+step is sent once.
 """
 
 import html
@@ -21,19 +21,19 @@ from samecurve.observe.pictures import pictures, png
 
 
 class WandB:
-    """A run in W&B. Its id is the run's first attempt, so that every start goes on with it.
+    """A run in W&B. Its id is the run's first attempt, so every start continues the same W&B run.
 
-    covered: what flush() gave when the run was left
+    covered: what flush() returned when the last tracker of this run ended
     mode: offline or online
     """
 
     def __init__(self, run: Path, covered: dict[str, int], mode: str, project: str) -> None:
         self._run = run
         self._sent = covered.get("sent", 0)  # the newest step that W&B has
-        self._sent_before = covered.get("again", 0)  # a resume trains up to here again
-        self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
+        self._sent_before = covered.get("again", 0)  # a resume repeats the steps up to this one
+        self._early: list[Event] = []  # sensor readings of the step that is sent next
         self._mode, self._project = mode, project
-        # opened for the first metric: a run that W&B has whole leaves nothing new
+        # opened at the first metric, so that nothing is opened if W&B has the whole run
         self._wandb_run: Any = None  # wandb.Run
 
     def take(self, event: Event) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samecurve.core.planning.machine import Device
-from samecurve.errors import UserError
+from samecurve.probe.nvidia import choose_visible
 
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology")
 VISIBLE = "HIP_VISIBLE_DEVICES"
@@ -33,7 +33,7 @@ def devices(environment: Mapping[str, str], topology: Path | None = None) -> tup
     """
     gpus = _read_gpus(topology or TOPOLOGY)
     for name in (_RUNTIME, variable(environment)):
-        gpus = _choose_visible(name, environment.get(name), gpus)
+        gpus = choose_visible(name, environment, gpus, _match, hide_all={"-1"})
     return tuple(
         Device(kind="cuda", index=index, name=gpu.name, memory=gpu.memory_bytes)
         for index, gpu in enumerate(gpus)
@@ -91,25 +91,10 @@ def _read_properties(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
-def _choose_visible(name: str, value: str | None, gpus: list[_Gpu]) -> list[_Gpu]:
-    """The GPUs that the variable `name` with this value leaves visible."""
-    if value is None:
-        return gpus
-    chosen: list[_Gpu] = []
-    for entry in filter(None, (part.strip() for part in value.split(","))):
-        if entry == "-1":
-            break
-        matches = [
-            gpu
-            for index, gpu in enumerate(gpus)
-            if entry == str(index) or entry.lower() == gpu.unique_id.lower()
-        ]
-        if len(matches) != 1:
-            indices = ", ".join(map(str, range(len(gpus)))) or "(none)"
-            raise UserError(
-                f"{name}={value} names {entry}, and this machine has GPUs {indices}",
-                f"correct it, or unset {name}",
-                name,
-            )
-        chosen += matches
-    return chosen
+def _match(entry: str, gpus: list[_Gpu]) -> list[_Gpu]:
+    """entry: an index, or a GPU's id."""
+    return [
+        gpu
+        for index, gpu in enumerate(gpus)
+        if entry == str(index) or entry.lower() == gpu.unique_id.lower()
+    ]

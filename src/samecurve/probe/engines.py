@@ -40,7 +40,8 @@ def unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
 
 def torch_build() -> TorchBuild | None:
     """The build of the installed torch. None: torch is not installed, or its file does not say."""
-    values = _assigned(_directory_of("torch") / "version.py")
+    spec = find_spec("torch")
+    values = _assigned(Path(spec.origin).with_name("version.py")) if spec and spec.origin else {}
     if "__version__" not in values or "cuda" not in values:
         return None
     return TorchBuild(str(values["__version__"]), values["cuda"], values.get("hip"))
@@ -80,11 +81,6 @@ def _unfit_jax(vendor: str) -> UnfitEngine | None:
         return UnfitEngine(cause, "jax's plugin for ROCm, as its own installation page has it")
     package = f"jax[{_JAX_EXTRA}]=={metadata.version('jax')}"
     return UnfitEngine(cause, f"{pip_command('install', package)} adds it")
-
-
-def _directory_of(package: str) -> Path:
-    spec = find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else Path("/nowhere")
 
 
 def _assigned(file: Path) -> dict[str, str | None]:

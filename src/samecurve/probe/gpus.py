@@ -15,7 +15,7 @@ class Gpus:
 
     vendor: str  # '' without any
     devices: tuple[Device, ...]
-    variable: str  # of the environment, which chooses among them
+    variable: str  # the environment variable that chooses among them
 
 
 def find_gpus(environment: Mapping[str, str]) -> Gpus:

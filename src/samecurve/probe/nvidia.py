@@ -3,9 +3,9 @@
 Indices are those a program sees under CUDA_VISIBLE_DEVICES.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -13,6 +13,7 @@ from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+T = TypeVar("T")
 _NO_GPU = {"-1", "NoDevFiles"}  # entries that hide all GPUs after them
 
 
@@ -80,20 +81,38 @@ def _visible_handles(environment: Mapping[str, str]) -> list[Any]:
     """
     indices = range(pynvml.nvmlDeviceGetCount())
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-    variable = environment.get(VISIBLE)
-    if variable is None:
-        return handles
-    chosen = []
-    for entry in filter(None, (part.strip() for part in variable.split(","))):
-        if entry in _NO_GPU:
+    return choose_visible(VISIBLE, environment, handles, _match, hide_all=_NO_GPU)
+
+
+def choose_visible(
+    variable: str,
+    environment: Mapping[str, str],
+    gpus: list[T],
+    match: Callable[[str, list[T]], list[T]],
+    *,
+    hide_all: Collection[str],
+) -> list[T]:
+    """The GPUs that a variable leaves visible, in its order.
+
+    match: (an entry of the variable, GPUs) -> the GPUs that the entry names
+    hide_all: entries that hide all GPUs after them
+
+    UserError: an entry names no GPU, or several.
+    """
+    value = environment.get(variable)
+    if value is None:
+        return gpus
+    chosen: list[T] = []
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        if entry in hide_all:
             break
-        matches = _match(entry, handles)
+        matches = match(entry, gpus)
         if len(matches) != 1:
-            there = ", ".join(map(str, indices)) or "(none)"
+            there = ", ".join(map(str, range(len(gpus)))) or "(none)"
             raise UserError(
-                f"{VISIBLE}={variable} names {entry}, and this machine has GPUs {there}",
-                f"correct it, or unset {VISIBLE}",
-                VISIBLE,
+                f"{variable}={value} names {entry}, and this machine has GPUs {there}",
+                f"correct it, or unset {variable}",
+                variable,
             )
         chosen += matches
     return chosen

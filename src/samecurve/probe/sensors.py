@@ -26,7 +26,7 @@ class DeviceLoad(NamedTuple):
 
 
 class ProcessLoad(NamedTuple):
-    cores: float | None = None  # that it kept busy since the reading before; None on the first
+    cores: float | None = None  # busy since the last reading; None for the first reading
     memory_bytes: int | None = None
 
 
@@ -72,10 +72,11 @@ class Sensors:
             for name, values in readings.items()
             if any(value is not None for value in values)
         }
+        memory = psutil.virtual_memory()
         return {
             **known,
             "host_utilisation": round(psutil.cpu_percent() / 100, 3),
-            "host_memory_bytes": _host_memory(),
+            "host_memory_bytes": int(memory.total - memory.available),
         }
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class Sensors:
             pynvml.nvmlShutdown()
 
     def _read_device(self, device: Device, process: ProcessLoad, *, is_here: bool) -> DeviceLoad:
-        """is_here: the process that drives it lives on this host."""
+        """Read one device. is_here: the process that drives it lives on this host."""
         if device.kind == "cpu":
             return self._read_cpu(process)
         if not is_here or device.index >= len(self._handles):
@@ -98,7 +99,7 @@ class Sensors:
 
     def _read_cpu(self, process: ProcessLoad) -> DeviceLoad:
         num_processes = max(self._owners) + 1
-        if len(self._owners) > num_processes:  # which of a process's devices works can't be told
+        if len(self._owners) > num_processes:  # a process's load can't be split over its devices
             return DeviceLoad()
         if process.cores is None:
             return DeviceLoad(None, process.memory_bytes)
@@ -112,7 +113,7 @@ class Sensors:
             process = before.process if before else psutil.Process(pid)
             with process.oneshot():
                 times, memory_bytes = process.cpu_times(), int(process.memory_info().rss)
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             return ProcessLoad()
         now = _LastReading(process, time.monotonic(), times.user + times.system)
         self._readings[pid] = now
@@ -127,8 +128,3 @@ def _gpu(read: Callable[[], float]) -> float | None:
         return read()
     except pynvml.NVMLError:
         return None
-
-
-def _host_memory() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)

@@ -36,7 +36,7 @@ _MAX_NAMED_ROWS = 16
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """The unit in which so many seconds are shown, and its seconds."""
+    """The unit in which a duration is shown, and the seconds of that unit."""
     if longest < 300:
         return "seconds", 1.0
     if longest < 3 * 3600:
@@ -45,9 +45,9 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """Memory bars. For one run: the plan's terms, and below them each device's peak.
+    """Draw memory bars. One run: the plan's terms, and below them each device's peak.
 
-    Several: the largest device of each, and its plan's estimate. None: nothing is known.
+    Several runs: the largest peak of each run, and its plan's estimate. None: nothing is known.
     """
     runs = [summary(record) for record in records]
     largest = max(max(run["memory_bytes"] or 0, run["memory_estimate_bytes"] or 0) for run in runs)
@@ -77,7 +77,7 @@ def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture |
 
 
 def _draw_device_peaks(axes: "Axes", run: Summary, unit_bytes: int) -> int:
-    """Below the plan's row one for each device; returns the number of rows."""
+    """Draw a row for each device below the plan's row; return the number of rows."""
     peaks = run["memory_bytes_by_device"]
     legends = [f"device {index}" for index in range(len(peaks))]
     if not peaks:
@@ -98,7 +98,7 @@ def _draw_peaks(axes: "Axes", peaks: Sequence[int], first_row: int, unit_bytes: 
 
 
 def _draw_estimate(axes: "Axes", run: Summary, unit_bytes: int, *, rows: tuple[int, int]) -> None:
-    """The plan's, as a line across these rows, the first and the last; in the legend once."""
+    """Draw the plan's estimate as a line from the first row to the last, once in the legend."""
     estimate = run["memory_estimate_bytes"]
     if estimate:
         first, last = rows
@@ -113,7 +113,7 @@ def _draw_estimate(axes: "Axes", run: Summary, unit_bytes: int, *, rows: tuple[i
 
 
 def _name_rows(axes: "Axes", names: Sequence[str], kind: str) -> None:
-    """kind: what a row is, where there are too many to name each."""
+    """Name the rows. kind: the axis label, where there are too many rows to name each."""
     if len(names) <= _MAX_NAMED_ROWS:
         axes.set_yticks(range(len(names)), names)
     else:
@@ -121,11 +121,11 @@ def _name_rows(axes: "Axes", names: Sequence[str], kind: str) -> None:
 
 
 def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
-    """The plan's terms, one after the other, in the first row."""
+    """Draw the plan's terms, one after the other, in the first row."""
     if plan is None:
         return
     left = 0.0
-    counts_process = plan.devices[0].kind == "cpu"
+    counts_process = plan.layout.devices[0].kind == "cpu"
     terms = [term for term in plan.memory if term.bytes]
     if not counts_process:
         terms = [term for term in terms if term.name != "process"]
@@ -143,7 +143,7 @@ def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
 
 
 def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """A bar for each run: seconds of all its starts, by use. None: there are none."""
+    """Draw a bar for each run: seconds of all its starts, by use. None: no start is known."""
     runs = [where_time_went(record) for record in records]
     totals = [sum(uses.values()) for uses in runs]
     if not any(totals):

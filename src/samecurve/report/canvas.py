@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MADE_BY = "samecurve report"
-_SIZE = (5.4, 3.1)  # inches; at phone width its 10 points are still read
+_SIZE = (5.4, 3.1)  # inches; text of 10 points is still legible at the width of a phone
 _DPI = 150
 
 # Light values of the variables in page.css; in the SVG each is replaced by its variable. Series
@@ -50,13 +50,13 @@ STYLES = ("-", "--", ":", "-.")
 class Picture:
     name: str  # of its PNG file, report-NAME.png
     title: str
-    note: str  # what one must know to read it
+    note: str  # what a reader must know to understand the picture
     svg: Html
     png: bytes
 
 
 def need_matplotlib() -> None:
-    """UserError: it is not installed."""
+    """Refuse with a UserError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -74,7 +74,7 @@ def canvas() -> Iterator[tuple["Figure", "Axes"]]:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # a run's name in a script that the PNG's font lacks; the page has the reader's own fonts
+        # the PNG's font may lack the script of a run's name; the page uses the reader's own fonts
         warnings.filterwarnings("ignore", "Glyph .* missing")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
@@ -108,10 +108,10 @@ def canvas() -> Iterator[tuple["Figure", "Axes"]]:
 def save_picture(
     figure: "Figure", name: str, title: str, note: str, made_by: str = MADE_BY
 ) -> Picture:
-    """Within canvas()."""
+    """Save the figure as SVG and PNG. Call it within the block of canvas()."""
     import matplotlib
 
-    # ids of one figure never meet another's, and are the same each time
+    # ids differ between figures, and are the same each time a figure is made
     matplotlib.rcParams["svg.hashsalt"] = name
     vector, raster = io.StringIO(), io.BytesIO()
     figure.savefig(
@@ -128,7 +128,7 @@ def save_picture(
 
 
 def _inline(svg: str, title: str) -> Html:
-    """The <svg> element alone, as wide as its place, its colours those of the page."""
+    """The <svg> element alone: as wide as its container, in the colours of the page."""
     svg = svg[svg.index("<svg") :]
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     svg = re.sub(
@@ -143,9 +143,10 @@ def _inline(svg: str, title: str) -> Html:
 
 
 def legend_label(text: str, most: int = 36) -> str:
-    """A name as a legend takes it: printable, and not too long.
+    """A name for a legend: printable, and not too long.
 
-    Its end is kept: that is where names differ. It never begins with the underscore that hides it.
+    The end of a long name is kept, since that is where names differ. The label never begins with an
+    underscore: matplotlib would hide it.
     """
     shown = printable(text).replace("\n", " ")
     if len(shown) > most:

@@ -1,6 +1,6 @@
 """All the charts of a report, in their order.
 
-What has no numbers is left out and named, so that a missing chart is no riddle.
+A chart without numbers is left out, and the report names it.
 """
 
 from collections import Counter
@@ -28,13 +28,13 @@ from samecurve.report.summary import NOT_METRICS, samples_seen, sensor_readings
 from samecurve.report.thinning import Column, thin
 
 _MAX_METRICS = 12
-_NEVER_MISSED = {"loss scale"}  # has numbers in f16 alone
+_NEVER_MISSED = {"loss scale"}  # has numbers only in f16
 
 Chart = Callable[[], Picture | None]
 
 
 def draw(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
-    """The charts, and what could not be drawn for want of numbers."""
+    """The charts, and the names of those that have no numbers."""
     runs = style_runs(records, names)
     charts: dict[str, Chart] = {
         **_loss_charts(records, runs),
@@ -53,7 +53,7 @@ def draw(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Pictu
 
 
 def _loss_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict[str, Chart]:
-    """Loss, and metrics of evaluations; several runs also over time and, if need be, samples."""
+    """Charts of the loss and of evaluations. Several runs: also over time and over samples."""
     steps = _step_axis()
     charts: dict[str, Chart] = {"loss": partial(loss_chart, runs, steps, name="loss", title="Loss")}
     if len(records) > 1:
@@ -77,11 +77,11 @@ def _loss_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict
 
 
 def _nothing() -> None:
-    """The chart of what is only counted."""
+    """No chart: metrics beyond the limit are only counted."""
 
 
 def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture | None:
-    """The chart of a mean that the loss gives beside itself."""
+    """The chart of a mean that the loss returns beside the loss value."""
     return step_chart(
         runs,
         x_axis,
@@ -138,9 +138,10 @@ def _step_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict
 def sensor_chart(
     runs: Sequence[RunStyle], sensor: str, *, title: str, scale: float = 1.0
 ) -> Picture | None:
-    """Utilisation: mean of a run's devices, and a band from the least to the most used.
+    """The chart of a sensor. None: no run has readings.
 
-    Power: their sum. None: no run has readings.
+    Utilisation: the mean over a run's devices, and a band from the least to the most used device.
+    Power: the sum over a run's devices.
     """
     readings = [sensor_readings(run.record)[sensor] * scale for run in runs]
     if not any(by_device.size for by_device in readings):
@@ -193,7 +194,7 @@ def _reading_times(record: RunRecord) -> Column:
 
 
 def _with_distinct_names(pictures: Sequence[Picture]) -> list[Picture]:
-    """Metrics whose names differ only in what no file name holds get a number."""
+    """Add a number to pictures whose file names would be equal."""
     uses: Counter[str] = Counter()
     distinct = []
     for picture in pictures:

@@ -1,7 +1,7 @@
 """The charts of a report that are curves.
 
-One run: raw curve, smoothed curve, marks where it was interrupted. Several: one smoothed curve a
-run, over each other.
+One run: the raw curve, the smoothed curve, and marks where the run was interrupted. Several runs:
+one smoothed curve for each run in one picture.
 """
 
 import re
@@ -57,14 +57,14 @@ class XAxis:
     values: Callable[[RunRecord], Column]  # one for each step that counts
 
     def at(self, record: RunRecord, steps: Sequence[int]) -> Column:
-        """Where these numbers of steps lie on it."""
+        """The positions of these steps on the axis."""
         if not record.num_steps:
             return np.array(steps, np.float64)
         return np.interp(steps, record.column("step"), self.values(record))
 
 
 def style_runs(records: Sequence[RunRecord], names: Sequence[str]) -> list[RunStyle]:
-    """Each run its colour; where these are used up, another kind of line."""
+    """Give each run a colour; further runs repeat the colours with another kind of line."""
     return [
         RunStyle(
             record,
@@ -77,7 +77,7 @@ def style_runs(records: Sequence[RunRecord], names: Sequence[str]) -> list[RunSt
 
 
 def loss_chart(runs: Sequence[RunStyle], x_axis: XAxis, *, name: str, title: str) -> Picture | None:
-    """Training and validation. None: there is no loss."""
+    """The chart of training and validation loss. None: no run has a loss."""
     if not any(run.record.has_values("loss") or run.record.evaluated for run in runs):
         return None
     alone = len(runs) == 1
@@ -100,7 +100,7 @@ def loss_chart(runs: Sequence[RunStyle], x_axis: XAxis, *, name: str, title: str
 
 
 def _draw_validation(axes: "Axes", run: RunStyle, x_axis: XAxis, *, alone: bool) -> list[Column]:
-    """The losses of one run's evaluations as points; returns them."""
+    """Draw the losses of one run's evaluations as points; return these losses."""
     losses = drawable(_evaluated(run.record, "loss"))
     if not np.isfinite(losses).any():
         return []
@@ -120,7 +120,7 @@ def _draw_validation(axes: "Axes", run: RunStyle, x_axis: XAxis, *, alone: bool)
 
 
 def file_name(metric: str) -> str:
-    """A metric's name as a part of a picture's."""
+    """A metric's name, in characters that a file name may have."""
     return re.sub("[^a-z0-9]+", "-", metric.lower()).strip("-")[:40] or "x"
 
 
@@ -161,10 +161,10 @@ def step_chart(
     smoothed: bool = True,
     from_zero: bool = False,
 ) -> Picture | None:
-    """A number of each step. None: no run has any.
+    """The chart of a metric of steps. None: no run has the metric.
 
-    smoothed: with each step's number beside it, where there is one run; False: it is smooth
-    from_zero: the axis begins there
+    smoothed: draw a smoothed curve, and for a single run also the raw one; False: draw the raw one
+    from_zero: the axis begins at zero
     """
     numbers = [values(run.record) for run in runs]
     columns = [drawable(column) for column in numbers]
@@ -215,7 +215,7 @@ def _draw_line(
 ) -> list[Column]:
     """Draw a run's curve; returns the numbers drawn.
 
-    raw: each step's number, pale, behind the smoothed ones
+    raw: also draw each step's number, pale, behind the smoothed curve
     """
     if not np.isfinite(column).any():
         return []
@@ -240,13 +240,13 @@ def _draw_line(
 
 
 def _beyond_notes(*columns: Column) -> list[str]:
-    """How many numbers no picture holds, if there are any."""
+    """A note on how many numbers are too large to be drawn; empty if none are."""
     count = sum(int((np.abs(column) > MOST_DRAWN).sum()) for column in columns)
     return [f"{count} beyond {MOST_DRAWN:g} not drawn"] if count else []
 
 
 def _smoothing_notes(column: Column, *, raw: bool) -> list[str]:
-    """How the curve of these numbers was smoothed, if it was."""
+    """A note on how the curve was smoothed; empty if it was not."""
     width = window(len(column))
     if width == 1 or not np.isfinite(column).any():
         return []
@@ -256,7 +256,7 @@ def _smoothing_notes(column: Column, *, raw: bool) -> list[str]:
 
 
 def _draw_marks(axes: "Axes", record: RunRecord, x_axis: XAxis) -> None:
-    """Where a run was interrupted, warned or failed: along the lower edge."""
+    """Mark along the lower edge where a run was interrupted, warned or failed."""
 
     def mark(x: Column, *, marker: str, colour: str, size: int, legend: str) -> None:
         axes.plot(
@@ -283,16 +283,16 @@ def _draw_marks(axes: "Axes", record: RunRecord, x_axis: XAxis) -> None:
 
 
 def _draw_interruptions(axes: "Axes", record: RunRecord, x_axis: XAxis) -> None:
-    """A line across wherever other processes, and maybe other devices, went on with the run."""
+    """Draw a vertical line where new processes, maybe on other devices, resumed the run."""
     events = [event for event in record.notable if event.kind in {"resumed", "restarted"}]
     for x in x_axis.at(record, _steps(events[-_MAX_MARKS:])):
         axes.axvline(x, color=COLOURS["ink"], linewidth=0.6, linestyle=":")
 
 
 def _clip_outliers(axes: "Axes", drawn: Sequence[Column]) -> list[str]:
-    """Few numbers far above all others would make a flat line of these.
+    """Cut off a few numbers that lie far above all others and would flatten the curve.
 
-    The picture ends below them, and says so: returns the note.
+    Returns a note that says so.
     """
     if not drawn:
         return []
@@ -311,7 +311,7 @@ def _clip_outliers(axes: "Axes", drawn: Sequence[Column]) -> list[str]:
 def finish_chart(
     figure: "Figure", axes: "Axes", *, x_label: str, name: str, title: str, notes: Sequence[str]
 ) -> Picture:
-    """Labels, legend, and both files. notes: each is said once."""
+    """Add labels and legend, and save both files. notes: repeated notes are shown once."""
     axes.set_xlabel(x_label)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: _show_tick(value))

@@ -1,6 +1,6 @@
-"""HTML from parts: a text is always escaped, only what an element was made of is not.
+"""HTML elements made from parts. Every text is escaped; only Html objects are kept as markup.
 
-Nothing that a run says can become markup.
+So no text of a run can become markup.
 """
 
 import html
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from samecurve.terminal import printable
 
-_VOID = {"meta", "img", "br"}  # elements that have no end
+_VOID = {"meta", "img", "br"}  # elements without an end tag
 
 
 class Html(str):
@@ -20,8 +20,8 @@ class Html(str):
 def element(name: str, /, *inner: object, **attributes: object) -> Html:
     """<name attribute="...">inner</name>.
 
-    Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the
-    attribute out.
+    Attributes: a trailing underscore is removed (class_), an inner underscore becomes a dash, and
+    an attribute whose value is None is left out.
     """
     attributes_html = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
@@ -35,7 +35,7 @@ def element(name: str, /, *inner: object, **attributes: object) -> Html:
 
 
 def joined(*parts: object) -> Html:
-    """Elements as they are, all else as text."""
+    """Join the parts: Html objects as markup, everything else as escaped text."""
     return Html("".join(map(_as_markup, parts)))
 
 
@@ -54,8 +54,8 @@ def table(
 ) -> Html:
     """A table that scrolls by itself on a narrow screen.
 
-    head: [] for none
-    numbers: all columns but the first are set to the right
+    head: titles of the columns; []: none
+    numbers: align all columns but the first to the right
     """
     titles = [element("th", name, scope="col") for name in head]
     body = []

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: no script, no network, pictures within.
+"""The report as one self-contained HTML page: no script, no network, pictures inside the page.
 
-What a run says is text, never markup.
+Texts of a run are shown as text, never as markup.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def page(
 
 
 def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
-    """A whole page of this look."""
+    """A whole page in the style of the report."""
     about = [
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -138,7 +138,7 @@ def _summary_cell(value: str, more: str) -> Html:
 def _differences(
     parts: Mapping[str, Mapping[str, Sequence[object]]], names: Sequence[str]
 ) -> Iterator[Html]:
-    """Only what is not the same for all."""
+    """A table of the values that differ between the runs."""
     titles = {
         "config": "What was asked for otherwise",
         "plan": "What the plans made of it",

@@ -1,6 +1,6 @@
-"""The parts of a run's page beside its charts.
+"""The sections of a run's page, apart from its charts.
 
-Each gives its elements, or nothing where there is nothing to say.
+Each function yields the elements of one section, or nothing if the run has no data for it.
 """
 
 import base64
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.system.files import read_file_bytes
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.report import summary
@@ -19,7 +19,7 @@ from samecurve.report.words import show_moment, show_number, show_value
 from samecurve.units import counted, show_bytes, show_seconds
 
 _MAX_ROWS = 300
-_MAX_COLUMNS = 65  # of an array of an evaluation, its first column the row numbers
+_MAX_COLUMNS = 65  # columns of an evaluation's array that are shown, row numbers included
 _MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
 _MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -95,7 +95,7 @@ def _describe(event: Event) -> str:
 
 
 def _shortened_table(head: list[str], rows: list[list[object]], where_all: str) -> Html:
-    """A table whose middle is left out where it is very long."""
+    """A table without its middle rows, if it is very long."""
     if len(rows) > _MAX_ROWS:
         half = _MAX_ROWS // 2
         note = f"{len(rows) - 2 * half} rows left out here: {where_all}"
@@ -105,7 +105,7 @@ def _shortened_table(head: list[str], rows: list[list[object]], where_all: str) 
 
 
 def starts(record: RunRecord) -> Iterator[Html]:
-    """Each go at the run: where, how long, how it ended."""
+    """A table of the run's starts: where each ran, how long, and how it ended."""
     if len(record.starts) > 1:
         ends = [start.end or "cut off" for start in record.starts]
         ends[-1] = summary.outcome(record)
@@ -150,14 +150,14 @@ def evaluations(record: RunRecord) -> Iterator[Html]:
 
 
 def test(record: RunRecord) -> Iterator[Html]:
-    """The best checkpoint on the task's test data."""
+    """The result of the best checkpoint on the task's test data."""
     if not record.tested:
         return
     event = record.tested[-1]
     rows: list[list[object]] = [
         [name, _show_finite(value)]
         for name, value in event.values.items()
-        if name not in summary.BOOKKEEPING and not isinstance(value, list)
+        if name not in BESIDE_METRICS and not isinstance(value, list)
     ]
     yield element("h2", "Test")
     yield element("p", f"The checkpoint of step {event.step}, on data that nothing was chosen by.")
@@ -166,7 +166,7 @@ def test(record: RunRecord) -> Iterator[Html]:
 
 
 def _arrays(event: Event, record: RunRecord) -> Iterator[Html]:
-    """The arrays of an evaluation as tables, where they are small."""
+    """Small arrays of an evaluation as tables."""
     for name, value in event.values.items():
         if not isinstance(value, list):
             continue
@@ -189,7 +189,7 @@ def _arrays(event: Event, record: RunRecord) -> Iterator[Html]:
 
 
 def _confusion(matrix: list[list[int]], record: RunRecord) -> Iterator[Html]:
-    """The matrix, each number as dark as its share of the row, and a table of the classes."""
+    """A confusion matrix, shaded by the share of each row, and a table of the classes."""
     reference = record.plan.reference if record.plan else {}
     names = class_names(reference, len(matrix))
     rows = []
@@ -241,9 +241,9 @@ def _list(value: object) -> list[object]:
 
 
 def _picture(record: RunRecord, name: object) -> Html:
-    """A PNG file of the run, within the page.
+    """A PNG file of the run, inside the page.
 
-    What is none, too large, or lies elsewhere is only named.
+    A file that is no PNG, is too large, or lies outside the run is only named.
     """
     content = _read_picture(record.directory, str(name))
     if content is None:
@@ -270,7 +270,7 @@ def _read_picture(run: Path, name: str) -> bytes | None:
 
 
 def plan(record: RunRecord) -> Iterator[Html]:
-    """Every decision with its reason, and what memory was expected."""
+    """The plan: every decision with its reason, and the expected memory."""
     reasons = record.plan_json.get("because")
     values: dict[str, str] = {}
     if record.plan:

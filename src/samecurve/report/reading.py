@@ -1,8 +1,8 @@
 """Read the files of a run into a RunRecord, for its report.
 
-Only files are read, and none is written. A live run, a failed one and a damaged file all have their
-record: what can't be read is a line of `faults`, never a silent gap. Steps that a resume voided are
-not among the columns; they are counted.
+Files are read, none is written. Live runs, failed runs and runs with damaged files have a record,
+too: each thing that can't be read is a line of `faults`. Steps that a resume made void are counted,
+but are not in the columns.
 """
 
 import json
@@ -44,29 +44,29 @@ _STEP_METRICS = (
     "skipped",
 )
 _ENDS = ("finished", "stopped", "failed")
-_MOST_COLUMNS = 200  # of steps: a journal that names more is no run's
+_MOST_COLUMNS = 200  # steps: a journal with a higher step is damaged
 _MOST_JSON = 1 << 30  # bytes
-_MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
+_MOST_STEPS = 1 << 53  # a float can't hold larger integers exactly
 _NOTABLE = ("resumed", "restarted", "warned", "slow", *_ENDS)
 
 
 def read_runs(directories: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRecord]:
-    """All of them are looked at before the first is read.
+    """Read several runs, after all of them have been checked.
 
-    live: whether somebody holds a run's lock
+    live: tells whether a process holds a run's lock
 
-    UserError: one is no run, or is named twice.
+    UserError: a directory is no run, or is named twice.
     """
     for directory in directories:
         check_is_run(directory)
     for index, directory in enumerate(directories):
         if directory.resolve() in {other.resolve() for other in directories[:index]}:
-            raise UserError(f"{directory} is named twice", "each run once", str(directory))
+            raise UserError(f"{directory} is named twice", "name each run once", str(directory))
     return [read_run(directory, live=live(directory)) for directory in directories]
 
 
 def read_run(directory: Path, *, live: bool) -> RunRecord:
-    """RunError: neither plan.json nor the journal says what this run is."""
+    """Read one run. RunError: neither plan.json nor the journal has the run's plan."""
     record = RunRecord(directory=directory, live=live)
     _read_journal(record)
     _read_plan(record)
@@ -76,7 +76,10 @@ def read_run(directory: Path, *, live: bool) -> RunRecord:
 
 
 def check_is_run(directory: Path) -> None:
-    """UserError: no run directory; with the runs that lie in it, or the run that it belongs to."""
+    """Refuse a path that is no run directory.
+
+    The UserError names the runs inside the directory, or the run that the path belongs to.
+    """
     if (directory / "plan.json").is_file():
         return
     if not directory.exists():
@@ -100,15 +103,15 @@ def check_is_run(directory: Path) -> None:
 
 
 class JournalReader:
-    """Takes a journal's events one by one into a record.
+    """Add a journal's events one by one to a record.
 
-    Of a step only its numbers are kept: there may be millions.
+    Only the numbers of a step are kept, since there may be millions of steps.
     """
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
         self._columns = {name: array("d") for name in ("step", "time", *_STEP_METRICS)}
-        self._highest = 0  # step of what a `resumed` makes void
+        self._highest = 0  # step of an event that a later `resumed` may make void
 
     def add(self, event: Event) -> None:
         record = self._record
@@ -143,7 +146,7 @@ class JournalReader:
                 record.totals.saving += number(event.values.get("blocked_seconds"), 0.0)
 
     def _begin_start_with(self, event: Event) -> None:
-        """A new start where this event begins one; a restart has the plan of the one before."""
+        """Add a start if the event begins one. A restart has the plan of the start before it."""
         starts = self._record.starts
         if event.kind == "planned" or not starts:
             plan = as_mapping(event.values.get("plan"))
@@ -171,7 +174,7 @@ class JournalReader:
         self._add_means(as_mapping(event.values.get("metrics")))
 
     def _add_means(self, means: Mapping[str, object]) -> None:
-        """Add the means that the loss gave beside itself in the last added step."""
+        """Add the means that the loss returned beside the loss value in the last step."""
         before = len(self._columns["step"]) - 1
         for name in means:
             if MEANS + name not in self._columns and len(self._columns) < _MOST_COLUMNS:
@@ -182,7 +185,7 @@ class JournalReader:
                 self._columns[column].append(number(value))
 
     def _void_beyond(self, step: int) -> None:
-        """Remove the steps beyond `step`: they were repeated, or given up."""
+        """Remove the steps after `step`: a resume repeated them or gave them up."""
         record = self._record
         if self._highest <= step:
             return
@@ -211,7 +214,7 @@ def _read_journal(record: RunRecord) -> None:
             for line in read_lines(file):
                 is_whole = line.endswith(b"\n")
                 if not is_whole and record.live:
-                    continue  # it is being written
+                    continue  # the last line is being written
                 event = event_of(line) if is_whole else None
                 if event and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
                     reader.add(event)
@@ -229,7 +232,7 @@ def _read_journal(record: RunRecord) -> None:
 
 
 def _read_plan(record: RunRecord) -> None:
-    """From plan.json; where that is damaged, from the journal's last start."""
+    """Read the plan from plan.json or, if that is damaged, from the journal's last start."""
     path = record.directory / "plan.json"
     try:
         content = json.loads(read_file_bytes(path, _MOST_JSON))
@@ -240,8 +243,7 @@ def _read_plan(record: RunRecord) -> None:
         if not plans:
             raise RunError(
                 f"{path} can't be read: {error}",
-                "without it and without a `planned` line in journal.jsonl nothing says what this"
-                " run is",
+                "restore plan.json from a copy; journal.jsonl has no `planned` line to replace it",
                 str(path),
             ) from None
         content = {"plan": plans[-1]}
@@ -275,7 +277,7 @@ def _read_config(record: RunRecord) -> None:
 
 
 def flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested mappings as dotted keys; lists stay whole."""
+    """Nested mappings as one mapping with dotted keys; lists stay whole."""
     dotted: dict[str, object] = {}
     for key, item in value.items():
         if isinstance(item, Mapping) and item:
@@ -297,7 +299,7 @@ _DAMAGED = (
 
 
 def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
-    """Checkpoints of the run, newest first."""
+    """The checkpoints of the run, newest first."""
     checkpoints = []
     for path in sorted((directory / "checkpoints").glob("step-[0-9]*"), reverse=True):
         try:

@@ -12,7 +12,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 
 Column = NDArray[np.float64]
-MEANS = "metrics/"  # before the names of columns of what the loss gives beside it
+MEANS = "metrics/"  # prefix of columns of the means that the loss returns beside the loss value
 
 
 @dataclass(kw_only=True)
@@ -26,17 +26,17 @@ class Start:
     last_time: float
     last_step: int
     training_since: float | None = None
-    end: str = ""  # finished, stopped, failed; '' if no line says
+    end: str = ""  # finished, stopped, failed; '': no line says it
     end_values: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass
 class Totals:
-    """Seconds over all starts, beside those of the steps that count."""
+    """Seconds over all starts that are not in the columns of steps."""
 
     evaluating: float = 0.0
     saving: float = 0.0
-    voided: float = 0.0  # of steps that a resume took back
+    voided: float = 0.0  # of steps that a resume made void
     voided_steps: int = 0
 
 
@@ -47,7 +47,7 @@ class Checkpoint:
     step: int
     path: str
     bytes: int
-    loss: float  # of the evaluation at its step, else nan
+    loss: float  # of the evaluation at the checkpoint's step; nan: none
     versions: Mapping[str, str]
 
 
@@ -56,14 +56,14 @@ class RunRecord:
     """A run as its files tell it."""
 
     directory: Path
-    live: bool  # somebody holds its lock
-    plan_json: Mapping[str, object] = field(default_factory=dict)  # as plan.json has it
-    plan: Plan | None = None  # the same; None where it is of another version
+    live: bool  # a process holds the run's lock
+    plan_json: Mapping[str, object] = field(default_factory=dict)  # the content of plan.json
+    plan: Plan | None = None  # the plan as an object; None: it was written by another version
     origins: Mapping[str, str] = field(default_factory=dict)  # where a config value came from
-    formulas: Mapping[str, str] = field(default_factory=dict)  # of the plan's estimates
-    began_from: str | None = None  # another run's checkpoint
+    formulas: Mapping[str, str] = field(default_factory=dict)  # how the plan's estimates came about
+    began_from: str | None = None  # another run's checkpoint, with the first weights
     config: Mapping[str, object] = field(default_factory=dict)  # dotted keys
-    steps: Mapping[str, Column] = field(default_factory=dict)  # one number a step, nan for none
+    steps: Mapping[str, Column] = field(default_factory=dict)  # a number for each step, or nan
     evaluated: list[Event] = field(default_factory=list)
     tested: list[Event] = field(default_factory=list)
     sampled: list[Event] = field(default_factory=list)
@@ -73,22 +73,22 @@ class RunRecord:
     starts: list[Start] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)  # newest first
     totals: Totals = field(default_factory=Totals)
-    faults: list[str] = field(default_factory=list)  # what could not be read
+    faults: list[str] = field(default_factory=list)  # a line for each thing that could not be read
 
     def column(self, name: str) -> Column:
-        """name: `step`, `time`, or a metric of steps."""
+        """The column of this name: `step`, `time`, or a metric of steps."""
         if name.startswith(MEANS) and name not in self.steps:
             return np.full(self.num_steps, math.nan)
         return self.steps[name]
 
     @property
     def means(self) -> list[str]:
-        """Names of the means that the loss gives beside itself."""
+        """The names of the means that the loss returns beside the loss value."""
         return [name.removeprefix(MEANS) for name in self.steps if name.startswith(MEANS)]
 
     @property
     def num_steps(self) -> int:
-        """Steps that count."""
+        """The number of steps, without those that a resume made void."""
         return len(self.steps["step"])
 
     def has_values(self, name: str) -> bool:
@@ -96,12 +96,12 @@ class RunRecord:
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
-    """A section of what a file said, {} if it is none."""
+    """The value if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
 
 
 def number(value: object, otherwise: float = math.nan) -> float:
-    """A number of the journal; what is none, or not finite, is `otherwise`."""
+    """The value as a finite number; `otherwise`, if it is none."""
     if not isinstance(value, int | float):
         return otherwise
     try:

@@ -9,9 +9,9 @@ _MARKERS = ("o", "s", "^")
 
 
 def scaling_png(curves: Sequence[Curve], *, machine: str, note: str) -> bytes:
-    """note: below the picture's title, what it is drawn for.
+    """Draw the efficiency curves; return a PNG. note: the assumptions, below the title.
 
-    UserError: the library that draws is not installed.
+    UserError: matplotlib is not installed.
     """
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     with canvas() as (figure, axes):

@@ -1,7 +1,7 @@
 """The numbers of a report.
 
-One run's summary, where its time went, and in what two or more runs differ. All from every step's
-exact numbers, not from what is drawn. What is not known is None.
+They are: one run's summary, where its time went, and what differs between runs. All numbers come
+from every step's exact numbers, not from the charts. An unknown number is None.
 """
 
 import math
@@ -12,21 +12,20 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.report.reading import flat
 from samecurve.report.record import RunRecord, Start, as_mapping, number
 from samecurve.report.thinning import Column, window
 
 Grid = NDArray[np.float64]
 
-BOOKKEEPING = {"best_loss", "best_value", "best_step", "seconds"}  # of an `evaluated` line
-NOT_METRICS = {"loss", *BOOKKEEPING}
+NOT_METRICS = {"loss", *BESIDE_METRICS}
 _MAX_DEVICES = 4096
-_MAX_SAMPLES = 1e12  # of one step: no more is a number of samples
+_MAX_SAMPLES = 1e12  # most samples of one step; a larger number is damaged
 
 
 class Decisions(TypedDict):
-    """Decisions of the plan, as plan.json has them; None where it has none."""
+    """Decisions of the plan, from plan.json. None: plan.json lacks the decision."""
 
     engine: object
     strategy: object
@@ -41,27 +40,27 @@ class Decisions(TypedDict):
 
 
 class Losses(TypedDict):
-    """None: there is none, or it is not finite."""
+    """Losses of a run. None: there is no such loss, or it is not finite."""
 
     loss: float | None  # of the last step
     loss_mean: float | None  # of the last loss_mean_steps steps
     loss_mean_steps: int
-    best_loss: float | None  # of the evaluations
+    best_loss: float | None  # the lowest of the evaluations
     best_step: int | None
     evaluated_at: int | None  # step of the last evaluation
     evaluated: dict[str, float | None]  # its loss and metrics
 
 
 class Times(TypedDict):
-    wall_seconds: float  # in which processes ran
-    training_seconds: float  # of steps that count
+    wall_seconds: float  # in which the run's processes ran
+    training_seconds: float  # of the steps that no resume made void
     goodput: float | None  # their share
     voided_steps: int
     seconds_by_use: dict[str, float]
 
 
 class Rates(TypedDict):
-    """Medians over steps."""
+    """Rates of a run, as medians over steps."""
 
     samples_seen: int
     step_seconds: float | None
@@ -72,13 +71,13 @@ class Rates(TypedDict):
 
 
 class Memory(TypedDict):
-    memory_bytes: int | None  # peak of the device that has most
+    memory_bytes: int | None  # the largest peak of a device
     memory_bytes_by_device: list[int]
     memory_estimate_bytes: int | None
 
 
 class Sensors(TypedDict):
-    """Means over devices and readings."""
+    """Sensor values, as means over devices and readings."""
 
     utilisation_mean: float | None
     power_watts_mean: float | None  # of all devices together
@@ -90,9 +89,9 @@ class Summary(Decisions, Losses, Times, Rates, Memory, Sensors):
 
     run: str  # its directory
     outcome: str
-    step: int  # the last that counts, 0 without one
-    devices: dict[str, int]  # how many of which name
-    world: int  # devices in all
+    step: int  # the last step; 0: there is none
+    devices: dict[str, int]  # names of devices and their numbers
+    world: int  # number of devices
     lr: object  # its peak
     starts: int
     warnings: int
@@ -102,7 +101,7 @@ class Summary(Decisions, Losses, Times, Rates, Memory, Sensors):
 def outcome(record: RunRecord) -> str:
     """finished, stopped, failed, running, starting, not started, or cut off.
 
-    cut off: no line says how it ended, and nobody holds it
+    cut off: no line says how the run ended, and no process holds its lock
     """
     if record.starts and record.starts[-1].end:
         return record.starts[-1].end
@@ -149,7 +148,7 @@ def _decisions(plan: Mapping[str, object]) -> Decisions:
 
 
 def devices(plan: Mapping[str, object]) -> Counter[str]:
-    """How many of which name."""
+    """The devices' names, each with its number of devices."""
     entries = plan.get("devices")
     if not isinstance(entries, list):
         return Counter()
@@ -181,7 +180,7 @@ def _losses(record: RunRecord) -> Losses:
 
 
 def _metrics_of(evaluated: Event) -> dict[str, float | None]:
-    """The loss, and the task's metrics."""
+    """The loss and the task's metrics of an evaluation."""
     left_out = NOT_METRICS - {"loss"}
     return {
         name: _finite_or_none(value)
@@ -239,7 +238,7 @@ def _memory(record: RunRecord) -> Memory:
 
 
 def _peaks_by_device(record: RunRecord) -> list[object]:
-    """Peak bytes by device, from the last start that ended in order; [] without one."""
+    """Peak bytes of each device in the last start that ended normally; []: there is none."""
     for start in reversed(record.starts):
         peaks = start.end_values.get("memory_bytes_by_device")
         if isinstance(peaks, list):
@@ -262,9 +261,9 @@ def _sensors(record: RunRecord) -> Sensors:
 
 
 def sensor_readings(record: RunRecord) -> dict[str, Grid]:
-    """Readings by sensor: a row for each device, a number for each reading, nan if missing.
+    """Readings by sensor: a row for each device, a number for each reading; nan: missing.
 
-    No row where there is no number at all.
+    A sensor without any number has no rows.
     """
     return {
         name: _grid([event.values.get(f"{name}_by_device") for event in record.sensors])
@@ -284,16 +283,16 @@ def _grid(readings: Sequence[object]) -> Grid:
 
 
 def samples_seen(record: RunRecord) -> Column:
-    """Samples consumed after each step that counts.
+    """The number of samples consumed up to each step.
 
-    A step's rate times its seconds is its number of samples, exactly but for rounding.
+    The samples of a step are its rate times its seconds, rounded.
     """
     of_step = np.rint(np.nan_to_num(record.column("samples_per_second") * record.column("seconds")))
     return np.cumsum(np.clip(of_step, 0, _MAX_SAMPLES))
 
 
 def where_time_went(record: RunRecord) -> dict[str, float]:
-    """Seconds in which processes ran, over all starts, by what they were spent on.
+    """Seconds of the run's processes over all starts, by what they were spent on.
 
     Time between starts is not counted.
     """
@@ -335,9 +334,9 @@ def _median(column: Column) -> float | None:
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[object]]]:
     """Values that differ between runs: by key one value for each run, None if a run has none.
 
-    config: what they were asked
-    plan: what their plans made of it
-    environment: what they ran in
+    config: values of the configs
+    plan: decisions of the plans
+    environment: versions and machines
     """
     parts: dict[str, Callable[[RunRecord], Mapping[str, object]]] = {
         "config": lambda record: record.config,
@@ -354,7 +353,7 @@ def _differing(runs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
 
 
 def plan_decisions(record: RunRecord) -> dict[str, object]:
-    """The plan's decisions, as far as they bear on results, speed or memory."""
+    """The plan's decisions that affect results, speed or memory."""
     plan_json, plan = record.plan_json, record.plan
     decisions: dict[str, object] = {**_decisions(plan_json)}
     decisions["devices"] = ", ".join(
@@ -376,7 +375,7 @@ def plan_decisions(record: RunRecord) -> dict[str, object]:
 def environment(record: RunRecord) -> dict[str, object]:
     """The environment of the last start.
 
-    Versions from its newest checkpoint where an older version did not write them with the start.
+    If the start has no versions (older journals), they come from the newest checkpoint.
     """
     values: dict[str, object] = {}
     if record.starts:
@@ -385,7 +384,7 @@ def environment(record: RunRecord) -> dict[str, object]:
         versions = record.checkpoints[0].versions
         values = {f"versions.{name}": version for name, version in versions.items()}
     if record.plan:
-        drivers = {device.driver for device in record.plan.devices if device.driver}
+        drivers = {device.driver for device in record.plan.layout.devices if device.driver}
         if drivers:
             values["driver"] = ", ".join(sorted(drivers))
     return values

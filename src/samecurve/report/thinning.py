@@ -1,6 +1,6 @@
-"""Long series made fit to be drawn: what the eye is shown, never what is counted.
+"""Shorten long series for drawing. The summary's numbers always use the whole series.
 
-A picture is some 400 pixels wide. Of the points that share a pixel the lowest and the highest are
+A picture is about 400 pixels wide. The lowest and the highest of the points that share a pixel are
 kept, so that no spike is lost.
 """
 
@@ -16,14 +16,15 @@ MOST_DRAWN = 1e100
 
 
 def drawable(y: Column) -> Column:
-    """The numbers that a picture's own arithmetic holds; beyond that they are none (nan)."""
+    """The numbers with nan in place of those that are too large for matplotlib's arithmetic."""
     return np.where(np.abs(y) <= MOST_DRAWN, y, np.nan)
 
 
 def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
-    """At most 2 * buckets + 2 points in their order.
+    """Select at most 2 * buckets + 2 points, in their order.
 
-    First, last, and each bucket's lowest and highest. A bucket without numbers stays a gap (nan).
+    These are the first and last point, and each bucket's lowest and highest one. A bucket without
+    numbers stays a gap (nan).
     """
     count = len(y)
     if count <= 2 * buckets:
@@ -39,9 +40,9 @@ def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
 
 
 def window(count: int) -> int:
-    """How many steps a smoothed curve takes together.
+    """The number of steps over which a smoothed curve averages.
 
-    A fiftieth of all, odd; 1 (as it is) below 200 steps.
+    It is odd, and about a fiftieth of all steps; 1 (not smoothed) below 200 steps.
     """
     if count < 200:
         return 1
@@ -49,9 +50,9 @@ def window(count: int) -> int:
 
 
 def smooth(y: Column, width: int) -> Column:
-    """The mean of the `width` (odd) numbers around each, of as many as there are at the ends.
+    """The mean of the `width` (odd) numbers around each number; fewer numbers at the ends.
 
-    What is no number counts for nothing.
+    nan is left out of the means.
     """
     finite = np.isfinite(y)
     if width <= 1 or not finite.any():
@@ -60,7 +61,7 @@ def smooth(y: Column, width: int) -> Column:
     first, last = np.maximum(steps - half, 0), np.minimum(steps + half + 1, len(y))
     base = float(np.median(y[finite]))
     away = np.where(finite, y - base, 0.0)
-    # at most a thousandth are spikes; in a running sum they would cost all others their digits
+    # at most a thousandth are spikes; a running sum with them would round away all other numbers
     is_spike = np.abs(away) > 1e6 * np.quantile(np.abs(away), 0.999)
     sums = np.concatenate(([0.0], np.cumsum(np.where(is_spike, 0.0, away))))
     window_sums = sums[last] - sums[first]

@@ -1,4 +1,4 @@
-"""Numbers as people read them: the rows of a summary, moments, values of a config."""
+"""Numbers as text for readers: the rows of a summary, dates, values of a config."""
 
 import json
 from collections.abc import Callable
@@ -19,10 +19,10 @@ class Row:
 
     title: str
     value: Words  # '' for none
-    more: Words | None = None  # what else is worth saying
+    more: Words | None = None  # a further remark
 
     def show(self, run: Summary) -> tuple[str, str]:
-        """Value and what else is worth saying, of one run."""
+        """The row's value for one run, with its remark."""
         if self.more is None:
             return self.value(run), ""
         return self.value(run), self.more(run)
@@ -33,12 +33,12 @@ def _if_known(value: T | None, show: Callable[[T], str]) -> str:
 
 
 def show_number(value: float | None) -> str:
-    """Six digits: a loss."""
+    """A loss with six digits."""
     return "not finite" if value is None else f"{value:.6g}"
 
 
 def show_moment(seconds: float) -> str:
-    """Seconds since 1970 as a date, in UTC; a number that is no date as it is."""
+    """Seconds since 1970 as a date in UTC; a number that is no valid date is shown unchanged."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -46,7 +46,7 @@ def show_moment(seconds: float) -> str:
 
 
 def show_value(value: object, name: str = "") -> str:
-    """A value of a config, plan or environment, as one would write it; long ones cut."""
+    """A value of a config, plan or environment as it is written in YAML; long values are cut."""
     if name.endswith("_bytes") and isinstance(value, int):
         return show_bytes(value)
     if value is None:

@@ -1,6 +1,6 @@
-"""`samecurve report RUN...`: one page and its charts, drawn from what runs left behind.
+"""`samecurve report RUN...`: one page and its charts, made from the files of runs.
 
-Runs are only read; nothing is written until all of it is drawn.
+Files of runs are only read. Nothing is written until everything is drawn.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from samecurve.report.record import RunRecord
 from samecurve.report.summary import Summary, differences, summary
 
 _PAGE = "report.html"
-_MAKER_WITHIN = 2000  # first bytes of a file, in which its maker is named
+_MAKER_WITHIN = 2000  # first bytes of a file, which name the program that made it
 _FOR_SEVERAL = Path("report")
 
 
@@ -51,11 +51,11 @@ def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
 
 class ReportNumbers(TypedDict, total=False):
     runs: list[Summary]
-    differences: dict[str, dict[str, list[object]]]  # only where there are several
+    differences: dict[str, dict[str, list[object]]]  # only for several runs
 
 
 def report_numbers(records: Sequence[RunRecord]) -> ReportNumbers:
-    """The summaries, and what differs between several."""
+    """The summaries, and the differences between several runs."""
     numbers: ReportNumbers = {"runs": [summary(record) for record in records]}
     if len(records) > 1:
         numbers["differences"] = differences(records)
@@ -63,7 +63,7 @@ def report_numbers(records: Sequence[RunRecord]) -> ReportNumbers:
 
 
 def short_names(directories: Sequence[Path]) -> list[str]:
-    """The last parts of their paths, as many as tell them apart."""
+    """The last parts of the runs' paths, as many as are needed to tell the runs apart."""
     paths = [directory.resolve().parts for directory in directories]
     depth = 1
     while depth < max(map(len, paths)) and len({path[-depth:] for path in paths}) < len(paths):
@@ -72,7 +72,7 @@ def short_names(directories: Sequence[Path]) -> list[str]:
 
 
 def _check_directory(directory: Path) -> None:
-    """Refused before the charts are drawn, which takes a while."""
+    """Refuse a directory before the charts are drawn, which takes a while."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is no directory", "--to DIR", "--to")
     for path in (directory / _PAGE, *sorted(directory.glob("report-*.png"))):
@@ -93,9 +93,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _publish(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Each file whole or not at all.
+    """Write each file completely or not at all.
 
-    Pictures of an earlier report that this one has not are taken away.
+    Pictures of an earlier report that this report does not have are removed.
     """
     scratch = {name: directory / f".{name}.{os.getpid()}.part" for name in contents}
     try:
@@ -115,6 +115,6 @@ def _publish(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
         ) from None
     finally:
         for path in scratch.values():
-            with contextlib.suppress(OSError):  # one that was renamed is gone, or none was written
+            with contextlib.suppress(OSError):  # it was renamed already, or never written
                 path.unlink(missing_ok=True)
     return [directory / name for name in contents]

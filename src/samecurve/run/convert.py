@@ -12,7 +12,7 @@ from samecurve.convert import convert as read
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
-from samecurve.errors import InvalidConfigError, UserError
+from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
 
@@ -39,10 +39,8 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
     errors = converted.unresolved(converted.document)
     try:
         load(converted.document, Tasks())
-    except InvalidConfigError as wrong:
-        errors += wrong.errors
-    except UserError as wrong:
-        errors.append(wrong)
+    except UserError as error:
+        errors.append(error)
     _write(new, converted.to_yaml(old.name))
     return converted, errors
 

@@ -26,7 +26,6 @@ from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe.environment import child_environment
-from samecurve.probe.progress import PROGRESS, shown_progress
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 
@@ -73,7 +72,7 @@ def describe(config: Config, server: ForkServer | None = None) -> Facts:
         value = json.loads(kept.read_text())
     except (OSError, ValueError):
         value = _in_subprocess(config, cache, server)
-        if _identity(config) == identity:  # the files rested while they were read
+        if _identity(config) == identity:  # no file changed while it was read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
     return _facts_from_json(value)
@@ -90,7 +89,7 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
 
 
 def _identity(config: Config) -> Any:
-    """All that facts follow from, as JSON; None: only reading the task can tell."""
+    """All that the facts depend on, as JSON; None: nobody knows before the task is read."""
     stamp = entry_of(config.task).data_stamp(config)
     if stamp is None:
         return None
@@ -109,6 +108,8 @@ def _identity(config: Config) -> Any:
 
 
 def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
+    from samecurve.probe.progress import PROGRESS, shown_progress
+
     arguments = (str(cache), str(os.getpid()))
     with (
         shown_progress() as progress,
@@ -116,7 +117,7 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
         TemporaryFile("w+") as answers,
         TemporaryFile("w+", errors="replace") as log,
     ):
-        # what is only described needs no GPU
+        # a task that is only described needs no GPU
         environment = child_environment(JAX_PLATFORMS="cpu", **{PROGRESS: progress})
         request.write(config.model_dump_json())
         request.seek(0)
@@ -175,7 +176,7 @@ def _undescribed(code: int, stderr: str) -> RunError:
 def main(cache: str, parent: str) -> None:
     die_with(int(parent))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a user's file prints is no answer
+    os.dup2(2, 1)  # what a user's file prints goes to stderr, not into the answer
     try:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
         facts = entry_of(config.task).facts(config, cache)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from samecurve.tasks.user_class.class_place import place_of
 from samecurve.terminal import printable
 from samecurve.units import show_bytes
 
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _FILE = "model.safetensors"
 _ADAPTER_FILE = "adapter_model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -51,8 +52,7 @@ def export(
     largest: bytes of a file of weights
     trust: run the code that the run's config names, wherever it lies
 
-    UserError: `to` holds something, there is no room, the task has not this form, or the values
-    don't fit the dtype.
+    UserError: `to` holds something, no room, a form that the task lacks, or values beyond the dtype
     """
     _check_free(to)
     checkpoint = open_checkpoint(path, trust=trust)
@@ -62,15 +62,16 @@ def export(
     tensors = task.named_tensors(model)
     if form == "huggingface":
         tensors = _distinct(tensors)
-    torch_dtype = _trained_dtype(checkpoint) if dtype is None else DTYPES[dtype]
+    torch_dtype = DTYPES[dtype or ("f64" if checkpoint.config.train.precision == "f64" else "f32")]
     if any(tensor.is_complex() and tensor.itemsize > 8 for tensor in tensors.values()):
         notes.append("complex values are written as complex64: safetensors has no wider ones")
-    scratch = _scratch(to, sum(_written_bytes(t, torch_dtype) for t in tensors.values()))
-    try:
+    with _new_directory(
+        to, sum(_written_bytes(t, torch_dtype) for t in tensors.values())
+    ) as scratch:
         if form == "peft":
             tensors, lines = task.export_adapter(tensors, scratch)
             notes += lines
-        if form == "huggingface":
+        elif form == "huggingface":
             tensors, lines = task.export_hf(tensors, scratch, torch_dtype)
             notes += lines
         notes += task.export(model, scratch)
@@ -80,15 +81,7 @@ def export(
         file = _ADAPTER_FILE if form == "peft" else _FILE
         _write_weights(scratch, tensors, shards, dtype=torch_dtype, step=checkpoint.step, file=file)
         _write_config(scratch, checkpoint)
-        readme = _readme(checkpoint, form=form, dtype=torch_dtype, files=len(shards))
-        (scratch / "README.md").write_text(printable(readme))
-        scratch.rename(to)
-    except OSError as error:
-        raise RunError(
-            f"{to} can't be written: {error}", "another --to, or free some space", "--to"
-        ) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _write_readme(scratch, checkpoint, form=form, dtype=torch_dtype, files=len(shards))
     return Exported(
         step=checkpoint.step,
         arrays=len(tensors),
@@ -141,10 +134,6 @@ def _check_free(to: Path) -> None:
         raise UserError(f"{to} is there already, and holds something", remedy, "--to")
 
 
-def _trained_dtype(checkpoint: OpenedCheckpoint) -> str:
-    return "float64" if checkpoint.config.train.precision == "f64" else "float32"
-
-
 def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Leave tied weights once, under the first of their names."""
     first: dict[int, str] = {}
@@ -153,20 +142,29 @@ def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensors[name] for name in first.values()}
 
 
-def _scratch(to: Path, size: int) -> Path:
-    """Make a scratch directory beside `to`, with room for so many bytes."""
+@contextmanager
+def _new_directory(to: Path, size: int) -> Iterator[Path]:
+    """A scratch directory with room for so many bytes, which is `to` once the block has ended.
+
+    Nothing is left of it where the block fails.
+    """
     scratch = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
     try:
         scratch.mkdir(parents=True)
-        _check_room(to, size)
     except OSError as error:
         raise UserError(
             f"{to} can't be made: {error.strerror}", "--to DIR where you may write", "--to"
         ) from None
-    except UserError:
-        scratch.rmdir()
-        raise
-    return scratch
+    try:
+        _check_room(to, size)
+        yield scratch
+        scratch.rename(to)
+    except OSError as error:
+        raise RunError(
+            f"{to} can't be written: {error}", "another --to, or free some space", "--to"
+        ) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check_room(to: Path, size: int) -> None:
@@ -270,7 +268,9 @@ def _metrics(checkpoint: OpenedCheckpoint) -> dict[str, float]:
     return {**metrics, "step": loop["metrics_step"]}
 
 
-def _readme(checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int) -> str:
+def _write_readme(
+    directory: Path, checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int
+) -> None:
     config = checkpoint.config
     usage = _load_weights_code(config, files)
     if form == "huggingface":
@@ -285,7 +285,7 @@ def _readme(checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int) 
         f"```python\n{usage}\n```",
         "`samecurve train -f config.yaml --init-from DIR` trains on from these weights.",
     ]
-    return "\n\n".join(paragraphs) + "\n"
+    (directory / "README.md").write_text(printable("\n\n".join(paragraphs) + "\n"))
 
 
 _TRANSFORMERS_CODE = """from transformers import AutoModelForCausalLM

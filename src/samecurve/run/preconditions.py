@@ -13,7 +13,7 @@ from pathlib import Path
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
@@ -22,6 +22,7 @@ from samecurve.units import show_bytes
 
 
 def check_port(port: int) -> None:
+    """UserError: another program uses this port. 0: any free one."""
     with socket.socket() as probe_socket:
         probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -49,7 +50,7 @@ def most_checkpoints(plan: Plan) -> int:
     """
     gaps = [plan.every.save] if plan.every.save else []
     evaluates = bool(plan.eval_samples and plan.every.evaluate)
-    if gaps and evaluates:  # an evaluation that improves on all before is saved too
+    if gaps and evaluates:  # an evaluation that is better than all before is saved too
         gaps.append(plan.every.evaluate)
     saves = 1 + sum(plan.steps // gap for gap in gaps)
     return min(plan.keep + evaluates + 1, saves) if plan.keep else saves
@@ -137,7 +138,7 @@ def check_trackers(track: Track) -> None:
     """UserError: a tracker is not installed, or its project's name is not allowed."""
     for name in trackers_wanted(track):
         spec = find_spec(name)
-        # a folder of that name (wandb makes one) is no library
+        # a folder of that name (wandb makes one here) is not the library
         if spec is None or spec.origin is None:
             raise UserError(
                 f"track.{name} needs {name}: not installed",
@@ -155,5 +156,6 @@ def check_trackers(track: Track) -> None:
 
 
 def trackers_wanted(track: Track) -> list[str]:
+    """Names of the trackers that the config asks for."""
     names = {"tensorboard": track.tensorboard, "wandb": track.wandb != "off"}
     return [name for name, is_wanted in names.items() if is_wanted]

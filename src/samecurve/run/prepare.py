@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
 from samecurve.errors import UserError
 from samecurve.probe import probe
-from samecurve.run.changes import refuse_changes
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.directory.run_names import free_name
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -30,17 +29,13 @@ from samecurve.run.preconditions import (
     most_checkpoints,
     remove_unbegun,
 )
-from samecurve.run.resume import (
-    Options,
-    Origin,
-    find_origin,
-    fixed_of,
-)
+from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
 from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 
 if TYPE_CHECKING:  # most runs begin from no weights
+    from samecurve.run.weights.base_files import Base
     from samecurve.run.weights.initial_weights import Source
 
 
@@ -84,19 +79,14 @@ def prepare(
         warm_start.stop()
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
-    refuse_changes(origin, config)
+    if origin.run or origin.manifest:  # a new run has nothing to differ from
+        from samecurve.run.changes import refuse_changes
+
+        refuse_changes(origin, config)
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
-    base, weights = None, None
-    if facts.frozen_base:
-        from samecurve.run.weights.base_files import choose_base
-
-        base = choose_base(origin, options.init_from, config, facts)
-    elif options.init_from or (origin.run and origin.run.weights_path()):
-        from samecurve.run.weights.initial_weights import choose_initial_weights
-
-        weights = choose_initial_weights(origin, options.init_from, config, facts)
+    base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
     run = _make_run(loaded, options, origin, facts, accepted_plan)
@@ -117,7 +107,7 @@ def prepare(
 
 
 def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
-    """The options, with the directories of the config where no flag names one."""
+    """The options, with the directories that the config names where no flag does."""
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
     if options.init_from is None:
@@ -125,6 +115,24 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
             options, init_from=entry_of(loaded.config.task).first_weights(loaded.config)
         )
     return options
+
+
+def _choose_weights(
+    origin: Origin, options: Options, config: Config, facts: Facts
+) -> "tuple[Base | None, Source | None]":
+    """The frozen base, or the first weights, with which the run begins; None: it has none.
+
+    UserError: the weights don't fit the model, or are not those that the run began with.
+    """
+    if facts.frozen_base:
+        from samecurve.run.weights.base_files import choose_base
+
+        return choose_base(origin, options.init_from, config, facts), None
+    if options.init_from or (origin.run and origin.run.weights_path()):
+        from samecurve.run.weights.initial_weights import choose_initial_weights
+
+        return None, choose_initial_weights(origin, options.init_from, config, facts)
+    return None, None
 
 
 def _kept(weights: "Source | None", run: Run, origin: Origin) -> str | None:
@@ -173,6 +181,8 @@ def _make_run(
     size = checkpoint_bytes(loaded.config, facts)
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
+        from samecurve.run.directory.run_names import free_name
+
         run = Run(free_name(loaded.name))
     make_home(run.home)
     return run

@@ -53,6 +53,10 @@ class Origin:
 
 
 def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
+    """The origin that --save-dir and --resume name, or that of an unfinished run of this config.
+
+    UserError: --resume names no checkpoint, or --save-dir holds another run.
+    """
     if options.save_dir:
         Run(options.save_dir).check("--save-dir")
     if options.resume not in {"auto", "never"}:
@@ -79,7 +83,7 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
 
 
 def _newest_of(run: Run) -> Origin:
-    Lock(run).release()  # a live run takes its older checkpoints away: refused before they are read
+    Lock(run).release()  # refuse a live run, which removes its older checkpoints meanwhile
     checkpoint, damaged = newest(run.checkpoints)
     if checkpoint is None:
         return Origin(run, notes=[f"{line}; going on from the start" for line in damaged])
@@ -117,6 +121,7 @@ def _from_path(path: Path, options: Options) -> Origin:
 
 
 def _from_checkpoint(path: Path) -> Origin:
+    """The origin of a checkpoint's path. UserError: the checkpoint is damaged."""
     path = path.resolve() if path.is_symlink() else path
     run = Run(path.resolve().parent.parent)
     run.check("--resume")
@@ -157,7 +162,7 @@ def _begun_before(run: Run, origin: Origin) -> Origin:
 def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     """The newest unfinished run of the same config and first weights, on any devices and engine.
 
-    So the same command, typed again, goes on with its run.
+    The same command, typed again, goes on with this run.
     """
     wanted = _comparable(loaded.config)
     weights = str(init_from.resolve()) if init_from else None
@@ -169,7 +174,7 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
             if task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
                 return run
         except SamecurveError:
-            continue  # another program's version wrote it
+            continue  # written by another version of the program
     return None
 
 
@@ -179,6 +184,7 @@ def task_of(run: Run) -> str:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
+    """The values of a config that decide its curve."""
     values = config.model_dump(
         mode="json",
         exclude={
@@ -203,10 +209,14 @@ def _finished(run: Run) -> bool:
             path.name >= last or _stopped_early(read_manifest(path), plan) for path in paths[:1]
         )
     except SamecurveError:
-        return True  # nothing that could be gone on with
+        return True  # a run that can't be read can't go on
 
 
 def fixed_of(origin: Origin, options: Options) -> Fixed | None:
+    """Read what the run's first plan fixed for good. None: this is the first plan.
+
+    UserError: --new-batch, with no checkpoint to begin from.
+    """
     if origin.checkpoint is None:
         if options.new_batch:
             raise UserError(
@@ -230,7 +240,8 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
 def set_later_aside(run: Run, step: int | None) -> list[str]:
     """Set aside checkpoints beyond the step from which the run goes on. Returns a line for each.
 
-    They are damaged, or belong to steps that are trained anew, so none may pass for the newest.
+    These checkpoints are damaged, or belong to steps that are trained anew: none of them may be
+    taken for the newest.
 
     step: of one of the run's own checkpoints; None: the run goes on from none of them
     """

@@ -107,7 +107,9 @@ def _parameters(function: Any) -> Collection[str]:
 def _device(name: str, engine: str) -> str:
     """Choose the device: cpu or cuda:N. UserError: there is no device of this name."""
     if name != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise UserError(f"--device {name} is none", "auto, cpu, cuda, or cuda:1", "--device")
+        raise UserError(
+            f"--device {name}: there is no such device", "auto, cpu, cuda, or cuda:1", "--device"
+        )
     if name == "cpu":
         return name
     has_gpu = _has_gpu(engine)

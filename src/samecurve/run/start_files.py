@@ -25,8 +25,7 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import place_of
-from samecurve.tasks.user_class.pickled_class import is_pickled
+from samecurve.tasks.user_class.class_place import is_pickled, place_of
 from samecurve.units import counted
 
 if TYPE_CHECKING:
@@ -99,14 +98,15 @@ def _mend(run: Run) -> int:
 
 def _note_other_precision(accepted: AcceptedStart) -> None:
     """Note where train.amp comes to another precision on the present devices."""
-    run, now = accepted.origin.run, accepted.plan.precision
+    run, now = accepted.origin.run, accepted.plan.compute.precision
     if run is None or not accepted.loaded.config.train.amp:
         return
-    before = run.read_plan().precision
+    before = run.read_plan().compute.precision
     if before != now:
         accepted.origin.notes.append(
             f"this run computed in {before} until here, and goes on in {now}, which train.amp comes"
-            f" to on {accepted.plan.devices[0].name}: another curve; --dtype {before} keeps it"
+            f" to on {accepted.plan.layout.devices[0].name}: another curve;"
+            f" --dtype {before} keeps it"
         )
 
 
@@ -181,7 +181,7 @@ def _write_journal(accepted: AcceptedStart, prepared: PreparedRun) -> None:
         attempt=prepared.attempt.name,
         run=str(run.home),
         plan=start_plan.to_json(),
-        environment=surroundings(start_plan.engine, accepted.machine),
+        environment=surroundings(start_plan.layout.engine, accepted.machine),
     )
     if origin.run:
         is_own = origin.own and origin.checkpoint is not None
@@ -196,6 +196,6 @@ def _resumed_from(origin: Origin, plan: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
     return (
-        f"from {origin.checkpoint}; batch {plan.global_batch_size}: {plan.reasons['batch']};"
-        f" on {counted(plan.num_devices, 'device')}"
+        f"from {origin.checkpoint}; batch {plan.batch.global_batch_size}: {plan.reasons['batch']};"
+        f" on {counted(plan.layout.num_devices, 'device')}"
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.tasks.user_class.class_place import Place, place_of
-from samecurve.tasks.user_class.pickled_class import is_pickled, is_remembered
+from samecurve.tasks.user_class.class_place import Place, is_pickled, place_of
+from samecurve.tasks.user_class.pickled_class import is_remembered
 
 
 def check_trusted(run: Run, *, trust: bool, where: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing it takes as long as beginning
 _FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _ENGINE = "samecurve.torch_engine.engine"
 # a call waits for its own module, and so for all modules before it
-_DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.main"
+_DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.rank_main"
 
 
 class WarmStart:

@@ -1,6 +1,6 @@
-"""A machine one doesn't have, as plan() and simulation/step_time.py need it.
+"""A machine one doesn't have, described for plan() and simulation/step_time.py.
 
-From words (8xH100, 4x8xH200) or a JSON file.
+It is read from a name (8xH100, 4x8xH200) or a JSON file.
 """
 
 import re
@@ -25,20 +25,20 @@ WHERE = "--machine"
 _FORMS = "8xH100 (one host of eight), 4x8xH200 (four hosts of eight), or a JSON file (docs/plan.md)"
 _HELD = "docs/plan.md says what such a file holds"
 _MOST = 65536  # devices
-_CORES = 16  # for each device, where a file says nothing; so is host memory four times the devices'
-# bytes a second: a faster link within a host is taken to have NVLink's latencies
+_CORES = 16  # default for each device; the default host memory is four times the devices'
+# bytes a second; a faster link within a host is assumed to have NVLink's latencies
 _FASTEST_PCIE = 64e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Hosts that are alike, each with so many devices of one kind."""
+    """Equal hosts, each with the same number of devices of one kind."""
 
     hosts: int
     devices_per_host: int
     device: DeviceSpec
-    inside: LinkSpec  # how a device reaches others of its host
-    between: LinkSpec  # and those of other hosts
+    inside: LinkSpec  # link to other devices of the host
+    between: LinkSpec  # link to devices of other hosts
     cores: int  # of a host
     host_bytes: int
 
@@ -68,7 +68,7 @@ class Cluster:
         )
 
     def of(self, num_devices: int) -> "Cluster":
-        """A cluster of this many of the devices: a part of one host, or whole hosts."""
+        """A cluster of fewer or more devices: a part of one host, or whole hosts."""
         return replace(
             self,
             hosts=max(1, num_devices // self.devices_per_host),
@@ -76,7 +76,7 @@ class Cluster:
         )
 
     def sizes(self, most: int) -> list[int]:
-        """Numbers of devices: powers of two within a host, and then whole hosts, doubled."""
+        """Numbers of devices: powers of two within a host, then doubling numbers of hosts."""
         per_host = self.devices_per_host
         within = [1 << power for power in range(per_host.bit_length()) if 1 << power < per_host]
         whole_hosts = [per_host << power for power in range(most.bit_length())]
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def read_cluster(text: str) -> Cluster:
-    """UserError: neither words that are understood nor a file that is right, with what is."""
+    """Read a name or a file. The UserError says what would be valid."""
     if text.endswith((".json", ".yaml", ".yml")) or "/" in text:
         return _read_file(Path(text))
     match = re.fullmatch(
@@ -103,7 +103,7 @@ def read_cluster(text: str) -> Cluster:
 
 
 def _make_cluster(hosts: int, devices_per_host: int, device: DeviceSpec) -> Cluster:
-    """With what such hosts usually have. UserError: too few devices, or too many."""
+    """Make a cluster with the usual links of such hosts. UserError: too few or too many devices."""
     num_devices = hosts * devices_per_host
     if not 1 <= num_devices <= _MOST:
         raise UserError(f"{num_devices} devices", f"between 1 and {_MOST}: {_FORMS}", WHERE)
@@ -174,7 +174,7 @@ def _read_file(path: Path) -> Cluster:
         raise InvalidConfigError(faults) from None
     if isinstance(fields.device, _DeviceFields) and fields.inside is None:
         raise UserError(
-            "a device of one's own needs `inside`, how it reaches the others of its host",
+            "a device that is not on file needs `inside`, its link to other devices of its host",
             '"inside": "PCIe 5.0 x16", or {"name": ..., "bandwidth": "50 GB/s"}',
             str(path),
         )
@@ -222,7 +222,7 @@ def _read_link(
 
 
 def _one_fault_each(error: ValidationError) -> "list[ErrorDetails]":
-    """Where either a word or a section may stand, what is wrong with the form that was taken."""
+    """Keep the faults of the form that the user chose, where a name or a section is allowed."""
     faults: dict[object, ErrorDetails] = {}
     for fault in error.errors(include_url=False):
         key = fault["loc"]

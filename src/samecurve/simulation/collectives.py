@@ -1,10 +1,10 @@
 """Traffic between devices in one optimizer step, and its duration.
 
-Bytes are counted as torch_engine sends them, time by NCCL's own model.
+Bytes are those that torch_engine sends. Durations follow NCCL's own model.
 
-Bytes: fully_shard cuts a parameter along its first dimension into equal parts, so what it gathers
-is padded to a multiple of the shards; held against torch's collectives in
-tests/torch_engine/test_traffic.py. Time: alpha + beta (Hockney 1994; Thakur et al. 2005,
+Bytes: fully_shard cuts a parameter along its first dimension into equal parts, so its buffers are
+padded to a multiple of the shards. tests/torch_engine/test_traffic.py compares these bytes with
+torch's collectives. Time: alpha + beta (Hockney 1994; Thakur et al. 2005,
 "Optimization of collective communication operations in MPICH") for rings and trees under each of
 NCCL's protocols, the fastest taken, as NCCL chooses (src/graph/tuning.cc at b647562: latencies,
 shares of the bandwidth, steps).
@@ -18,7 +18,7 @@ from typing import Literal
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import Medium
 from samecurve.core.planning.memory import autocast_itemsize
-from samecurve.core.planning.optimizer_state import itemsize
+from samecurve.core.planning.optimizer import itemsize
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
 
@@ -42,13 +42,13 @@ _LL_MOST = (87.7e9, 22.5e9, 19.0e9)
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that add up or gather together."""
+    """Devices that take part in one collective."""
 
     members: int
     hosts: int
-    inside: Medium  # that connects those of one host
-    # bytes a second, one way, of each: the narrower of the link within a host and its devices' way
-    # out of it
+    inside: Medium  # medium within a host
+    # bytes a second, one way, of each device: the lower of the link within a host and the links
+    # from its devices to other hosts
     bandwidth: float
 
 
@@ -58,21 +58,21 @@ class Collective:
 
     kind: Kind
     what: str
-    # bytes of the whole buffer: what all-reduce and reduce-scatter take in, what all-gather gives
+    # bytes of the whole buffer: input of all-reduce and reduce-scatter, output of all-gather
     payload: float
     messages: int
     group: Group
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in a step: those of a ring, the least there can be."""
+        """Bytes that each device sends in a step over a ring, which is the minimum."""
         passes = 2 if self.kind == "all-reduce" else 1
         share = (self.group.members - 1) / self.group.members
         return self.messages * self.payload * share * passes
 
     @property
     def each(self) -> float:
-        """Seconds of one message."""
+        """The seconds of one message."""
         return seconds(self.kind, self.payload, self.group)
 
     @property
@@ -82,16 +82,20 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Collectives of one step; outside: those of parameters outside of blocks."""
+    """Collectives of one step. outside: collectives of parameters outside of blocks."""
 
-    reduced: tuple[Collective, ...] = ()  # gradients of a device that holds all, in buckets
+    reduced: tuple[
+        Collective, ...
+    ] = ()  # gradients in buckets, if each device holds the whole model
     gathered: tuple[Collective, ...] = ()  # weights of a block
     scattered: tuple[Collective, ...] = ()  # gradients of a block
     gathered_outside: tuple[Collective, ...] = ()
     scattered_outside: tuple[Collective, ...] = ()
-    copied: tuple[Collective, ...] = ()  # summed over copies of the model, in the last round
+    copied: tuple[
+        Collective, ...
+    ] = ()  # gradients summed over copies of the model, in the last round
     copied_outside: tuple[Collective, ...] = ()
-    metrics: tuple[Collective, ...] = ()  # what the journal's line of a step is made of
+    metrics: tuple[Collective, ...] = ()  # metrics for a step's line in the journal
 
     @property
     def all(self) -> tuple[Collective, ...]:
@@ -108,7 +112,7 @@ class Traffic:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends."""
+        """The bytes that a device sends."""
         return sum(part.sent for part in self.all)
 
     @property
@@ -117,18 +121,18 @@ class Traffic:
 
 
 def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
-    """plan: one made for cluster.machine"""
-    if plan.num_devices == 1:
+    """The traffic of a step. plan: a plan made for cluster.machine."""
+    if plan.layout.num_devices == 1:
         return Traffic()
-    width, everybody = itemsize(plan.precision), group(cluster, plan.num_devices, 1)
+    width, everybody = itemsize(plan.compute.precision), group(cluster, plan.layout.num_devices, 1)
     metrics = Collective(
         kind="all-reduce",
         what="metrics of the step (loss, weights; waits, memory of each device)",
-        payload=8 * (_METRICS + _BY_DEVICE * plan.num_devices),
+        payload=8 * (_METRICS + _BY_DEVICE * plan.layout.num_devices),
         messages=1,
         group=everybody,
     )
-    if plan.spec.traffic == "gradients":
+    if plan.layout.spec.traffic == "gradients":
         total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
         reduced = Collective(
@@ -144,16 +148,16 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         what="norm of the gradient",
         payload=8,
         messages=1,
-        group=group(cluster, plan.shards, 1),
+        group=group(cluster, plan.layout.shards, 1),
     )
     return replace(_sharded_traffic(plan, facts, cluster), metrics=(metrics, norm))
 
 
 def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
     """Traffic of weights and gradients under fsdp and hsdp."""
-    shards = group(cluster, plan.shards, 1)
-    copies = group(cluster, plan.num_devices // plan.shards, plan.shards)
-    rounds, blocks = plan.accumulation_steps, max(1, facts.blocks)
+    shards = group(cluster, plan.layout.shards, 1)
+    copies = group(cluster, plan.layout.num_devices // plan.layout.shards, plan.layout.shards)
+    rounds, blocks = plan.batch.accumulation_steps, max(1, facts.blocks)
     block = _Part(plan, facts, "of a block")
     outside = _Part(plan, facts, "outside of blocks")
     sent = Traffic(
@@ -177,7 +181,7 @@ def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
 
 @dataclass(frozen=True)
 class _Part:
-    """A block, all of them taken to be alike, or what lies outside of blocks."""
+    """A part of the model: one of equal blocks, or everything outside of blocks."""
 
     plan: Plan
     facts: Facts
@@ -196,9 +200,9 @@ class _Part:
         )
 
     def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
-        """Collectives that sum gradients; an all-reduce takes one shard of them."""
-        width = itemsize(self.plan.precision)
-        cut = self.plan.shards if kind == "all-reduce" else 1
+        """Collectives that sum gradients. An all-reduce sums one shard of them."""
+        width = itemsize(self.plan.compute.precision)
+        cut = self.plan.layout.shards if kind == "all-reduce" else 1
         return tuple(
             Collective(
                 kind=kind,
@@ -211,20 +215,20 @@ class _Part:
         )
 
     def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
-        """(words, bytes a number as gathered, numbers) of the groups that fully_shard makes."""
+        """Groups of fully_shard: (text, bytes of a gathered number, count of numbers)."""
         facts, plan = self.facts, self.plan
-        width, narrow = itemsize(plan.precision), autocast_itemsize(plan.precision)
+        width, narrow = itemsize(plan.compute.precision), autocast_itemsize(plan.compute.precision)
         in_block = self.where == "of a block"
         blocks = max(1, facts.blocks)
         inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
-        packed = set(facts.packed)  # sent as they are, a byte each
+        packed = set(facts.packed)  # sent in their own type of one byte
         rounded: set[str] = set()
         if narrow < width:
             rounded.update(facts.rounded)
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
             numbers: float = sum(
-                padded(shape, plan.shards) / (width if name in packed else 1)
+                padded(shape, plan.layout.shards) / (width if name in packed else 1)
                 for name, shape in facts.arrays.items()
                 if name not in excluded
                 and (name in rounded) == is_rounded
@@ -238,18 +242,18 @@ class _Part:
 
 
 def padded(shape: tuple[int, ...], shards: int) -> int:
-    """Numbers of a parameter whose first dimension is rounded up to a multiple of the shards."""
+    """The size of a parameter with its first dimension padded to a multiple of the shards."""
     if not shape:
         return shards
     return -(-shape[0] // shards) * shards * math.prod(shape[1:])
 
 
 def group(cluster: Cluster, members: int, apart: int) -> Group:
-    """Every `apart`-th device, so many of them.
+    """A group of `members` devices, each `apart` from the next one.
 
-    Groups that leave a host side by side share its ways out: each has those of its own devices.
+    Several groups that leave a host at once share its links: each has those of its own devices.
     """
-    here = max(1, min(members, cluster.devices_per_host // apart))  # of them on one host
+    here = max(1, min(members, cluster.devices_per_host // apart))  # members on one host
     hosts = -(-members // here)
     bandwidth = cluster.inside.bandwidth
     if here == 1 and hosts > 1:
@@ -260,7 +264,7 @@ def group(cluster: Cluster, members: int, apart: int) -> Group:
 
 
 def seconds(kind: Kind, payload: float, over: Group) -> float:
-    """The fastest of what NCCL may choose."""
+    """The seconds of the fastest algorithm and protocol that NCCL may choose."""
     if over.members == 1:
         return 0.0
     times = [_ring(kind, payload, over, protocol) for protocol in range(3)]
@@ -270,9 +274,9 @@ def seconds(kind: Kind, payload: float, over: Group) -> float:
 
 
 def _ring(kind: Kind, payload: float, over: Group, protocol: int) -> float:
-    """steps x alpha + steps / members x payload / bandwidth."""
+    """Seconds of a ring: steps x alpha + steps / members x payload / bandwidth."""
     n, hosts = over.members, over.hosts
-    steps, hops = n - 1, hosts - 1  # steps in all, and those of them that leave a host
+    steps, hops = n - 1, hosts - 1  # all steps, and the steps that leave a host
     if kind == "all-reduce":
         steps, hops = 2 * (n - 1), 2 * hosts
     if hosts == 1:
@@ -290,7 +294,7 @@ def _ring(kind: Kind, payload: float, over: Group, protocol: int) -> float:
 
 
 def _tree(payload: float, over: Group, protocol: int) -> float:
-    """Up and down two trees that share the data: 2 payload / bandwidth.
+    """Seconds of two trees that share the data, up and down: 2 payload / bandwidth.
 
     Sanders, Speck and Traff 2009.
     """

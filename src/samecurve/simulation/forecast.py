@@ -1,6 +1,6 @@
-"""Forecasts for a machine one doesn't have: each strategy, with each way of recomputing.
+"""Forecasts for a machine one doesn't have: each strategy with each setting of train.recompute.
 
-plan() is called for each, and its step's cost estimated.
+plan() plans each combination, and the cost of its step is estimated.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from samecurve.simulation.collectives import Traffic, traffic
 from samecurve.simulation.step_time import StepCost, Utilization, step_cost
 
 MOST = 1024  # devices of the last point of a curve
-_WHERE = "--machine"  # what a UserError points at
+_WHERE = "--machine"  # the flag that a UserError names
 _BY_SHARDING = ("none", "groups", "all devices")  # the order of a table's rows
 
 
@@ -35,17 +35,17 @@ class StrategyForecast:
     name: str
     shards: int
     recompute: Recompute
-    need: int | None  # bytes of a device for one sample at once; None: activations are not known
-    room: int  # bytes of a device that can be used
-    whole: bool  # one copy of the model on each device, or shared out among all
+    need: int | None  # bytes of a device with one sample at once; None: activations are unknown
+    room: int  # usable bytes of a device
+    whole: bool  # one copy of the model on each device, or one copy shared among all devices
     plan: Plan | None = None  # None: refused
     traffic: Traffic | None = None
-    cost: StepCost | None = None  # None: not known (simulation/step_time.py)
+    cost: StepCost | None = None  # None: unknown (simulation/step_time.py)
     refused: str = ""  # why
 
     @property
     def held(self) -> int:
-        """Bytes of a device; 0: refused."""
+        """Bytes that a device holds; 0: the strategy is refused."""
         if self.plan is None:
             return 0
         return sum(term.bytes for term in self.plan.memory)
@@ -56,7 +56,7 @@ class StrategyForecast:
 
     @property
     def label(self) -> str:
-        """With the devices that share a copy of the model, where they are some of them."""
+        """The name, with the size of the groups that share a copy of the model."""
         if self.whole:
             return self.name
         return f"{self.name}/{self.shards}"
@@ -64,11 +64,11 @@ class StrategyForecast:
 
 @dataclass(frozen=True)
 class Curve:
-    """Efficiency by devices."""
+    """Efficiency by number of devices."""
 
     name: str
     points: tuple[tuple[int, float], ...]
-    ends: str  # why there is no point beyond the last, or none at all
+    ends: str  # why there are no further points
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Setting:
 
 
 def check_predictable(config: Config, cluster: Cluster) -> None:
-    """UserError: what is not predicted, by name."""
+    """Refuse settings that are not predicted. The UserError names the setting."""
     _check_step(config)
     _check_devices(config)
     if config.train.precision not in cluster.device.peaks:
@@ -94,7 +94,7 @@ def check_predictable(config: Config, cluster: Cluster) -> None:
 
 
 def _check_step(config: Config) -> None:
-    """UserError: the engine, or how it makes a step."""
+    """Refuse engines and step settings that are not predicted, with a UserError."""
     section = config.devices
     if config.engine != "torch":
         raise UserError(
@@ -122,12 +122,11 @@ def _check_step(config: Config) -> None:
 
 
 def _check_devices(config: Config) -> None:
-    """UserError: the strategy, its sync, or which devices there are."""
+    """Refuse strategies, backends and devices that are not predicted, with a UserError."""
     section = config.devices
     if section.balance != "even":
         raise UserError(
-            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
-            " others",
+            "--machine predicts equal devices; devices.balance gives them different speeds",
             "--balance even, or leave --machine out",
             _WHERE,
         )
@@ -153,20 +152,20 @@ def _check_devices(config: Config) -> None:
 
 
 def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
-    """plan() there. UserError: as train would refuse it there."""
+    """Plan for the cluster. UserError: train would refuse the config there, too."""
     planned = plan(config, cluster.machine, facts)
-    peak = cluster.device.peaks.get(planned.precision)
+    peak = cluster.device.peaks.get(planned.compute.precision)
     if not peak:
         return replace(planned, peak_flops=None)
-    return replace(planned, peak_flops=peak * planned.num_devices)
+    return replace(planned, peak_flops=peak * planned.layout.num_devices)
 
 
 def compare_strategies(
     config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> list[StrategyForecast]:
-    """Every strategy with every way of recomputing.
+    """Forecast every strategy with every setting of train.recompute.
 
-    With the config's alone where what recomputing saves is not known.
+    If the savings of recomputation are unknown, only the config's own setting is used.
     """
     ways: tuple[Recompute, ...] = (config.train.recompute,)
     if facts.recompute_bytes:
@@ -182,7 +181,7 @@ def compare_strategies(
 def scaling_curves(
     config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> list[Curve]:
-    """From one device to MOST, the batch as plan() has it: fixed, or growing with the devices."""
+    """Curves from one device to MOST, with the batch of plan(): fixed or growing with devices."""
     sizes = cluster.sizes(MOST)
     largest = _candidates(config, cluster.of(sizes[-1]), one_device=False)
     points: dict[str, list[tuple[int, float]]] = {spec.name: [] for spec, _, _ in largest}
@@ -193,8 +192,8 @@ def scaling_curves(
         for spec, candidate, shards in _candidates(config, there, one_device=False):
             forecast = _forecast(candidate, spec, shards, setting)
             ends[spec.name] = forecast.refused
-            if forecast.plan and forecast.plan.global_batch_size < size:
-                global_batch_size = forecast.plan.global_batch_size
+            if forecast.plan and forecast.plan.batch.global_batch_size < size:
+                global_batch_size = forecast.plan.batch.global_batch_size
                 ends[spec.name] = f"a batch of {global_batch_size} has no work for {size} devices"
             elif forecast.cost:
                 points[spec.name].append((size, forecast.cost.efficiency))
@@ -204,10 +203,10 @@ def scaling_curves(
 def _candidates(
     config: Config, cluster: Cluster, *, one_device: bool = True
 ) -> list[tuple[StrategySpec, Config, int]]:
-    """(strategy, config, shards), those that share a copy among more devices last.
+    """Candidates (strategy, config, shards), sorted by the devices that share a copy.
 
-    A strategy of groups shares a copy of the model among a host's devices where there are several
-    hosts, unless the config says how many.
+    A strategy of groups shares a copy of the model among a host's devices if there are several
+    hosts, unless the config sets the number.
     """
     if cluster.num_devices == 1 and one_device:
         alone = auto_strategy(config.engine, "one device")
@@ -226,7 +225,7 @@ def _candidates(
 
 
 def _group_size(config: Config, cluster: Cluster) -> int:
-    """Devices that share a copy of the model; 0: they can't be cut into groups."""
+    """Devices that share a copy of the model; 0: the devices can't be cut into groups."""
     if config.devices.shards:
         return config.devices.shards
     if cluster.hosts > 1:

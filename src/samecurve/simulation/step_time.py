@@ -1,13 +1,13 @@
 """Seconds of one optimizer step on a machine one doesn't have, each part with its formula.
 
-Computing, updating, and what of the collectives computing doesn't hide.
+A step consists of computation, the update, and communication that computation does not hide.
 """
 
 from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Collective, Traffic, traffic
@@ -18,10 +18,10 @@ MFU = 0.4
 
 @dataclass(frozen=True)
 class Utilization:
-    """The share of its peak that a device attains while it computes."""
+    """The share of its peak FLOP/s that a device attains while it computes."""
 
     value: float  # of its peak
-    source: str  # where the number comes from
+    source: str  # source of the number
 
 
 ASSUMED = Utilization(
@@ -34,16 +34,18 @@ ASSUMED = Utilization(
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Seconds of a step, and what they are made of."""
+    """The seconds of a step, and their parts."""
 
     seconds: float
     compute: float
     update: float
-    exposed: float  # of the collectives, what nothing hides
-    efficiency: float  # speed-up over one such device that makes the same step, by their number
+    exposed: float  # communication that computation does not hide
+    efficiency: (
+        float  # speed-up over one such device with the same step, divided by the number of devices
+    )
     mfu: float  # model FLOPs of the step over the devices' peak
     traffic: Traffic
-    formulas: dict[str, str]  # by what they explain
+    formulas: dict[str, str]  # by the name of the number
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class _RoundTime:
     """Seconds of one microbatch on one device."""
 
     forward: float
-    recompute: float  # blocks run forward again during the backward pass
-    first_pass: float  # for features of the whole batch, before any backward pass
+    recompute: float  # forward of blocks that run again in the backward pass
+    first_pass: float  # forward for features of the whole batch, before any backward pass
 
     @property
     def backward(self) -> float:
@@ -66,31 +68,25 @@ class _RoundTime:
 def step_cost(
     config: Config, plan: Plan, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> StepCost | None:
-    """Seconds of one step.
+    """The cost of one step.
 
-    plan: one made for cluster.machine
+    plan: a plan made for cluster.machine
 
-    None: what a sample costs, or what the device can do, is not known.
+    None: the FLOPs of a sample or the device's peak are unknown.
     """
-    peak = cluster.device.peaks.get(plan.precision)
+    peak = cluster.device.peaks.get(plan.compute.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
-    micro, global_batch_size = plan.micro_batch_size, plan.global_batch_size
-    forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
-    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
-    one_round = _RoundTime(
-        forward,
-        recompute=_share_run_again(plan) * forward,
-        first_pass=forward if goes_twice else 0.0,
-    )
+    micro, global_batch_size = plan.batch.micro_batch_size, plan.batch.global_batch_size
+    one_round = _round_time(plan, micro * facts.flops_per_sample / 3 / (peak * utilization.value))
     compute = _busiest(plan) / micro * one_round.total
     sent = traffic(plan, facts, cluster)
-    if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
+    if plan.layout.spec.traffic == "weights and gradients" and plan.layout.shards > 1:
         exposed, hidden = _expose_sharded(sent, facts.blocks, plan, one_round)
     else:
         exposed, hidden = _expose_reduced(sent, one_round)
     metrics = sum(part.seconds for part in sent.metrics)
-    update, touched = _update(config, plan, facts, cluster, plan.shards)
+    update, touched = _update(config, plan, facts, cluster, plan.layout.shards)
     seconds = compute + update + exposed + metrics
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = global_batch_size / micro * one_round.total + alone_update
@@ -102,8 +98,8 @@ def step_cost(
         compute=compute,
         update=update,
         exposed=exposed + metrics,
-        efficiency=alone / plan.num_devices / seconds,
-        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.num_devices * peak),
+        efficiency=alone / plan.layout.num_devices / seconds,
+        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.layout.num_devices * peak),
         traffic=sent,
         formulas={
             "compute": computing,
@@ -111,22 +107,32 @@ def step_cost(
             "sync": hidden,
             "efficiency": (
                 f"speed-up over one such device that takes the same {global_batch_size} samples a"
-                f" step, with memory for all of it ({show_time(alone)}), / {plan.num_devices}"
-                " devices"
+                f" step, with memory for all of it ({show_time(alone)}), /"
+                f" {plan.layout.num_devices} devices"
             ),
             "mfu": of_peak,
         },
     )
 
 
+def _round_time(plan: Plan, forward: float) -> _RoundTime:
+    """The seconds of a microbatch on one device. forward: seconds of its forward pass."""
+    goes_twice = plan.compute.whole_batch and plan.batch.accumulation_steps > 1
+    return _RoundTime(
+        forward,
+        recompute=_share_run_again(plan) * forward,
+        first_pass=forward if goes_twice else 0.0,
+    )
+
+
 def _share_run_again(plan: Plan) -> float:
     """The share of the forward pass that runs again during the backward pass.
 
-    "selective" keeps every second product with torch, and each product with jax.
+    "selective" keeps every second matrix product with torch, and each one with jax.
     """
-    if plan.recompute == "selective":
-        return 0.5 if plan.engine == "torch" else 0.0
-    return 1.0 if plan.recompute == "block" else 0.0
+    if plan.compute.recompute == "selective":
+        return 0.5 if plan.layout.engine == "torch" else 0.0
+    return 1.0 if plan.compute.recompute == "block" else 0.0
 
 
 def _compute_formulas(
@@ -137,50 +143,50 @@ def _compute_formulas(
     utilization: Utilization,
     one_round: _RoundTime,
 ) -> tuple[str, str]:
-    """How the seconds of computing, and the share of the peak, come about."""
+    """The formulas of the computing time and of the MFU."""
     flops, peak_flops = show_count(flops_per_sample), show_count(peak)
-    rounds = counted(plan.accumulation_steps, "round")
+    rounds = counted(plan.batch.accumulation_steps, "round")
     computing = (
         f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
-        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+        f" ({peak_flops}FLOP/s of {plan.compute.precision} x {utilization.value:.3g})"
     )
     if one_round.recompute:
         computing += "; blocks run forward again: x 4/3"
     if one_round.first_pass:
         computing += "; features of the whole batch come first: a forward pass more"
     of_peak = (
-        f"{flops}FLOP x {plan.global_batch_size} samples / (a step x {plan.num_devices} x"
-        f" {peak_flops}FLOP/s)"
+        f"{flops}FLOP x {plan.batch.global_batch_size} samples / (a step x"
+        f" {plan.layout.num_devices} x {peak_flops}FLOP/s)"
     )
     return f"{computing}; forward is a third", of_peak
 
 
 def _busiest(plan: Plan) -> int:
-    """Samples of the device that has most of a step.
+    """The samples of the busiest device in a step.
 
-    The last one has the short microbatch; it is the busiest where no other has as many.
+    The last device has the short microbatch; it is the busiest if no other has as many.
     """
     global_batch_size, micro, num_devices = (
-        plan.global_batch_size,
-        plan.micro_batch_size,
-        plan.num_devices,
+        plan.batch.global_batch_size,
+        plan.batch.micro_batch_size,
+        plan.layout.num_devices,
     )
     count = -(-global_batch_size // micro)
     if num_devices == 1 or count % num_devices == 1:
         return global_batch_size - micro * (count * (num_devices - 1) // num_devices)
-    return plan.accumulation_steps * micro
+    return plan.batch.accumulation_steps * micro
 
 
 def _update(
     config: Config, plan: Plan, facts: Facts, cluster: Cluster, shards: int
 ) -> tuple[float, str]:
-    """(seconds, the bytes in words).
+    """The time of the update: (seconds, the bytes in words).
 
     Weights are read and written, gradients read; each array of the optimizer's state is read and
     written; the norm reads gradients, clipping reads and writes them.
     """
-    state = optimizer_state(config.optimizer, plan.precision, facts)
-    trained_bytes = facts.trainable * itemsize(plan.precision)
+    state = optimizer_state(config.optimizer, plan.compute.precision, facts)
+    trained_bytes = facts.trainable * itemsize(plan.compute.precision)
     passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
     if config.optimizer.clip:
         passes, by = passes + 2, f"{by}, clipping"
@@ -192,10 +198,10 @@ def _update(
 
 
 def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:
-    """(seconds that nothing hides, how).
+    """Exposed communication of replicated models: (seconds, formula).
 
-    Buckets are reduced while the last round's backward goes on; the last bucket is ready when it
-    ends.
+    Buckets are reduced during the last round's backward pass. The last bucket is ready when that
+    pass ends.
     """
     all_buckets = sum(part.seconds for part in sent.reduced)
     last_bucket = _sum_each(sent.reduced)
@@ -209,10 +215,10 @@ def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:
 def _expose_sharded(
     sent: Traffic, blocks: int, plan: Plan, one_round: _RoundTime
 ) -> tuple[float, str]:
-    """(seconds that nothing hides, how).
+    """Exposed communication of sharded models: (seconds, formula).
 
-    A block's weights are gathered while the one before it computes; its gradients are summed
-    while the next one's are made.
+    A block's weights are gathered while the block before it computes. Its gradients are summed
+    while the next block's gradients are computed.
     """
     blocks = max(1, blocks)
     forward, backward = one_round.forward / blocks, one_round.backward / blocks
@@ -222,13 +228,15 @@ def _expose_sharded(
     regather = gather if plan.layout.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
-        """Exposed seconds of one round; copies: summing a block over copies of the model."""
+        """Exposed seconds of one round. copies: seconds to sum a block over copies of the model."""
         ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
         behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
         return ahead + behind + scatter + copies + scatter_outside + copies_outside
 
     copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
-    seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
+    seconds = (plan.batch.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(
+        copies, copies_outside
+    )
     again = "gathering again + " if plan.layout.reshard else ""
     last_again = "the last block gathered again + " if plan.layout.reshard else ""
     with_copies = " + its copies" if copies else ""
@@ -243,5 +251,5 @@ def _expose_sharded(
 
 
 def _sum_each(parts: tuple[Collective, ...]) -> float:
-    """Seconds of one message of each."""
+    """The seconds of one message of each collective."""
     return sum(part.each for part in parts)

@@ -19,13 +19,7 @@ from samecurve.core.config.sections import Config, DataSection
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.tasks.free_sections import FreeData, FreeModel, section_argument
-from samecurve.tasks.user_class.class_place import Place, place_of
-from samecurve.tasks.user_class.class_source import (
-    check_class_exists,
-    declares_for_launcher,
-    mentions,
-)
-from samecurve.tasks.user_class.load_class import load_class
+from samecurve.tasks.user_class.class_place import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts
@@ -74,6 +68,8 @@ class TaskEntry:
         """
         if self.engine_free:
             return _import(self.engine_free)
+        from samecurve.tasks.user_class.class_source import declares_for_launcher
+
         for where in self.classes.values():
             place = place_of(where)
             if place and declares_for_launcher(place):
@@ -152,6 +148,8 @@ class TaskEntry:
 
     def mentions(self, word: str) -> bool:
         """Whether the source of the task's classes has the word; True where it can't be read."""
+        from samecurve.tasks.user_class.class_source import mentions
+
         return mentions(self._source_files(), word)
 
     def other_data(
@@ -249,32 +247,6 @@ class TaskEntry:
         if not hasattr(task_class, method):
             return None
         return self._open_engine_free(config, cache_home()).task
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserFile(TaskEntry):
-    """The entry of a user's file: one class, for the engine of the config."""
-
-    place: Place
-
-    def class_of(self, engine: str) -> type:
-        """The file's class, whatever the engine."""
-        del engine
-        return load_class(self.place)
-
-    def launcher_class(self) -> type | None:
-        return load_class(self.place) if declares_for_launcher(self.place) else None
-
-    def data_stamp(self, config: Config) -> object:
-        check_class_exists(self.place)
-        return super().data_stamp(config)
-
-    def file_of(self, task_class: type) -> Path:
-        del task_class  # it may be another file's, which the user's file imports
-        return self.place.path
-
-    def _source_files(self) -> list[Path]:
-        return [self.place.path]
 
 
 def _declared_section(task_class: type | None, name: str, base: type[Section]) -> type[Any] | None:

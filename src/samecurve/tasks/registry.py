@@ -10,9 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from samecurve.core.config.loading import DEFAULT_TASK, TaskSections
-from samecurve.core.config.unsupported import USER_TASK
 from samecurve.errors import UserError
-from samecurve.tasks.entry import TaskEntry, UserFile
+from samecurve.tasks.entry import TaskEntry
 from samecurve.tasks.user_class.class_place import place_of
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
@@ -41,6 +40,8 @@ class Tasks:
         """
         self._only: str | None = None
         if only is not None and not self.knows(only):
+            from samecurve.core.config.unsupported import USER_TASK
+
             raise UserError(
                 f"--task {only} is no task",
                 f"tasks: {', '.join(self.names())}; {USER_TASK}",
@@ -73,6 +74,8 @@ def entry_of(task: str) -> TaskEntry:
     """
     place = place_of(task)
     if place is not None:
+        from samecurve.tasks.user_entry import UserFile
+
         return UserFile(classes={}, place=place)
     if task in built_in():
         entry = importlib.import_module(built_in()[task]).ENTRY

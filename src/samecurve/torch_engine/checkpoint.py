@@ -16,18 +16,12 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights.digest import BYTES, digest
 from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
-from samecurve.torch_engine.model.frozen_base import (
-    DIGEST,
-    check_same_base,
-    combined_digest,
-    place_sum,
-)
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.state import State
+from samecurve.torch_engine.step.setup import State
 
+BASE_DIGEST = "frozen/sha256"  # the digest of a frozen base, among the arrays
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -86,7 +80,7 @@ def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
         if parameter.requires_grad or state.base_digest is None:
             yield f"model/{name}", parameter.detach()
     if state.base_digest is not None:
-        yield DIGEST, state.base_digest
+        yield BASE_DIGEST, state.base_digest
     for name, buffer in state.model.named_buffers():
         if name in saved_names:
             yield f"model/{name}", buffer
@@ -160,6 +154,8 @@ def digests(
     """The digest of every array of a state that all ranks hold whole; each rank hashes some of
     them.
     """
+    from samecurve.core.weights.digest import BYTES, digest
+
     entries = dict(_named_entries(state, shard_of, replica_of))
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
@@ -184,8 +180,10 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared, *averages}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     if state.base_digest is not None:
+        from samecurve.torch_engine.model.frozen_base import check_same_base
+
         here = state.base_digest.cpu().numpy().tobytes()
-        check_same_base(here, saved.arrays[DIGEST].tobytes(), saved.path)
+        check_same_base(here, saved.arrays[BASE_DIGEST].tobytes(), saved.path)
     _fill({name: entries[name] for name in entries if name not in shared}, saved)
     filled = {name: entry.local for name, entry in entries.items()}
     state.optimizer.after_restore(saved.arrays, filled)
@@ -198,6 +196,8 @@ def take_digest(
     state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
 ) -> None:
     """Take the digest of what is frozen now; from here on checkpoints leave that out."""
+    from samecurve.torch_engine.model.frozen_base import combined_digest, place_sum
+
     entries = {
         name: entry
         for name, entry in _named_entries(state, shard_of, replica_of)

@@ -3,7 +3,7 @@
 A step is step/training_step.py, an evaluation evaluation.py.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -19,10 +19,8 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
     ArrayShard,
-    Batch,
     Checkpoint,
     MicroBatch,
-    PendingMetrics,
     Progress,
     Round,
     Sample,
@@ -34,29 +32,27 @@ from samecurve.core.sample_numbers import serving
 from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.batch_norm import coupling_layers
 from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.model.model_setup import run_uncompiled
-from samecurve.torch_engine.model.weight_average import WeightAverage
-from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
+from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates
-from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
+from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
 from samecurve.torch_engine.split_check.split_check import SplitCheck
-from samecurve.torch_engine.state import State
 from samecurve.torch_engine.step.precision import LossScale, autocast_for
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies.table import make_strategy
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.model.training_mode import TrainingMode
+    from samecurve.torch_engine.model.user_model import TrainingMode
+    from samecurve.torch_engine.model.weight_average import WeightAverage
 
 
 class TorchEngine:
@@ -64,7 +60,12 @@ class TorchEngine:
 
     comm: who trains together
     devices: those of this process
+
+    step: one optimizer step: TrainingStep.run (step/training_step.py), or, in a task with phases,
+        StepsInTurn.run. init() and restore() put it together for their state.
     """
+
+    step: Step
 
     def __init__(
         self,
@@ -88,10 +89,11 @@ class TorchEngine:
             contexts=[MicroBatchContext(device, sites) for device in devices],
             draw_sites=sites,
         )
+        self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
+        self._has_keyed_dropout = plan.compute.keyed_dropout
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
         self._exit_stack.enter_context(serving(numbers_in_work))
-        self._training_step: Step | None = None  # put together for the state of the first step
         self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
@@ -100,28 +102,20 @@ class TorchEngine:
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
         return [
-            tuple(microbatch and self._staged(microbatch) for microbatch in microbatches)
+            tuple([microbatch and self._staged(microbatch) for microbatch in microbatches])
             for microbatches in rounds
         ]
 
     def _staged(self, microbatch: MicroBatch) -> MicroBatch:
-        keys = None
-        if self.plan.compute.keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
-            keys = self._tensor(microbatch.keys.values)
+        tensor, keys = self._host_tensor, None
+        if self._has_keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
+            keys = tensor(microbatch.keys.values)
         return MicroBatch(
-            {name: self._tensor(array) for name, array in microbatch.arrays.items()},
+            {name: tensor(array) for name, array in microbatch.arrays.items()},
             microbatch.real,
             StagedKeys(microbatch.keys, keys),
             microbatch.number,
         )
-
-    def _tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
-        contiguous = np.ascontiguousarray(array)  # a strided copy to a GPU would not be pinned
-        tensor = torch.from_numpy(contiguous)
-        if self.device.type == "cuda":
-            return tensor.pin_memory()
-        # torch aligns its memory, numpy does not, and kernels may add in another order then.
-        return tensor.clone() if self.plan.exact else tensor
 
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
@@ -132,10 +126,13 @@ class TorchEngine:
         state = self._begin(weights)
         if state.average is not None:
             state.average.begin()
+        self._begin_steps(state)
         return state
 
     def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State:
-        return self.refill(self._begin(weights, saved), saved)
+        state = self.refill(self._begin(weights, saved), saved)
+        self._begin_steps(state)
+        return state
 
     def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
         """A state with weights, if there are any; what `saved` will fill is left empty."""
@@ -164,12 +161,19 @@ class TorchEngine:
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
-            is_split=self.plan.is_split or as_if_split,
+            is_split=self.plan.batch.is_split or as_if_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self.keep_step_buffers(verdict.steady)
-        self._training_step = make_training_step(self._setup, state, verdict.steady)
+        self._begin_steps(state, verdict.steady)
         return lines
+
+    def _begin_steps(self, state: State, step_buffers: AbstractSet[str] = frozenset()) -> None:
+        """Put the step of this state together.
+
+        step_buffers: names of buffers that every forward pass moves alike; they move once a step.
+        """
+        self._step_buffers = step_buffers
+        self.step = make_training_step(self._setup, state, step_buffers)
 
     def _assemble(self, is_given: IsGiven) -> State:
         """The state of a run's start, without the values that are given."""
@@ -187,32 +191,21 @@ class TorchEngine:
             ]
         trained = optimizer_params(model)
         if self.plan.compute.ema:
+            from samecurve.torch_engine.model.weight_average import WeightAverage
+
             self._average = WeightAverage(self.plan.compute.ema, trained, self._strategy)
         updates, optimizer = make_updates(self._setup, trained, hidden)
-        self._training_step = None
         return State(
             model,
             trained,
             optimizer,
-            LossScale(self.device) if self.plan.precision == "f16" else None,
+            LossScale(self.device) if self.plan.compute.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
             updates=updates,
             average=self._average,
         )
-
-    def keep_step_buffers(self, names: AbstractSet[str]) -> None:
-        """Let buffers that every forward pass moves alike move once a step."""
-        self._step_buffers = names
-        self._training_step = None
-
-    def step(
-        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> tuple[State, PendingMetrics]:
-        if self._training_step is None:
-            self._training_step = make_training_step(self._setup, state, self._step_buffers)
-        return state, self._training_step.run(batch, lr, requests)
 
     def evaluate(
         self,
@@ -237,7 +230,7 @@ class TorchEngine:
         with (
             self._evaluating(),
             run_uncompiled(self.plan),
-            autocast_for(self.plan.precision, self.device),
+            autocast_for(self.plan.compute.precision, self.device),
         ):
             return self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step)
 
@@ -291,3 +284,27 @@ class TorchEngine:
 def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
     """Whether one of the sources gives this parameter (see IsGiven)."""
     return any(f"model/{name}" in source for source in sources)
+
+
+def _host_tensor_for(
+    device: torch.device, *, is_exact: bool
+) -> Callable[[NDArray[np.generic]], torch.Tensor]:
+    """The function that makes a host array the tensor that goes to this device."""
+    if device.type == "cuda":
+        return _pinned_tensor
+    return _aligned_tensor if is_exact else _tensor
+
+
+def _tensor(array: NDArray[np.generic]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _pinned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
+    return _tensor(array).pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
+
+
+def _aligned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
+    """A copy in torch's memory: torch aligns it and numpy does not, and kernels may add unaligned
+    numbers in another order.
+    """
+    return _tensor(array).clone()

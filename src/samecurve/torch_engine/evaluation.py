@@ -1,22 +1,20 @@
 """A task's sums over its held-out samples, over all devices."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
-from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.step_metrics import tree_sum
 from samecurve.torch_engine.step.training_step import to_device
 
-_LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a whole batch's
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step.gathered_features import Features, Part
 
 
 class MicroBatchSums(NamedTuple):
@@ -24,7 +22,7 @@ class MicroBatchSums(NamedTuple):
 
     floats: torch.Tensor  # in a row
     counts: torch.Tensor  # in a row, int64
-    features: Features  # on the host; none, where the loss is the microbatch's own
+    features: "Features"  # on the host; none, where the loss is the microbatch's own
 
 
 @torch.no_grad()
@@ -62,8 +60,10 @@ def evaluate(
                 floats[setup.sum_row(microbatch)] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
-    if setup.plan.whole_batch:
-        _add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
+    if setup.plan.compute.whole_batch:
+        from samecurve.torch_engine.step.batch_evaluation import add_batch_losses
+
+        add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
     floats = tree_sum(setup.comm.all_reduce(floats)())
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:
-    return microbatch.number * setup.plan.micro_batch_size
+    return microbatch.number * setup.plan.batch.micro_batch_size
 
 
 def _evaluate_microbatch(
@@ -87,9 +87,9 @@ def _evaluate_microbatch(
     if microbatch is None:
         return None
     device, task = setup.devices[device_index], setup.task
-    whole_batch = setup.plan.whole_batch
+    whole_batch = setup.plan.compute.whole_batch
 
-    def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], Features]:
+    def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], "Features"]:
         sums = task.evaluate(model, arrays, progress)
         return sums, task.features(model, arrays, progress) if whole_batch else {}
 
@@ -97,7 +97,7 @@ def _evaluate_microbatch(
         torch.no_grad(),
         current_device(device),
         setup.contexts[device_index].within(microbatch.keys, real=microbatch.real),
-        autocast_for(setup.plan.precision, device),
+        autocast_for(setup.plan.compute.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
         sums, features = setup.strategy.call(device_index, measure, arrays)
@@ -111,62 +111,12 @@ def _evaluate_microbatch(
         rows[spec.integer].append(value.to(setup.device).reshape(-1))
     empty = torch.zeros(0, dtype=torch.int64, device=setup.device)
     if whole_batch:
+        from samecurve.torch_engine.step.gathered_features import check_rows
+
         left = samples - _first_sample(setup, microbatch)
-        check_rows(features, min(setup.plan.micro_batch_size, left))
+        check_rows(features, min(setup.plan.batch.micro_batch_size, left))
     return MicroBatchSums(
         torch.cat(rows[False] or [empty]),
         torch.cat(rows[True] or [empty]),
         {name: feature.cpu() for name, feature in features.items()},
     )
-
-
-def _add_batch_losses(
-    setup: EngineSetup,
-    parts: Sequence[Part],
-    specs: SumSpecs,
-    floats: torch.Tensor,
-    *,
-    progress: Progress,
-    samples: int,
-) -> None:
-    """The loss of each global batch of held-out samples in turn, the last one short; ranks take
-    turns.
-
-    parts: this process's samples
-    floats: [rows, sums], to which it is added
-    """
-    table = FeatureTable(setup.comm, setup.device)
-    columns = _columns(specs)
-    batches = split_batch(samples, setup.plan.global_batch_size)
-    for number, (begin, end) in enumerate(batches):
-        within = [_cut(part, begin, end) for part in parts]
-        whole = table.put_together([part for part in within if part], end - begin)
-        if number % setup.comm.world_size != setup.comm.rank:
-            continue
-        with current_device(setup.device), autocast_for(setup.plan.precision, setup.device):
-            loss = setup.task.batch_losses(whole, progress)["loss"]
-        row = begin // setup.plan.micro_batch_size if setup.plan.exact else 0
-        for name, value in zip(_LOSS, loss, strict=True):
-            floats[row, columns[name]] += value
-
-
-def _columns(specs: SumSpecs) -> dict[str, int]:
-    """Where the sums that are not integers begin in their row."""
-    columns, begin = {}, 0
-    for name, spec in specs.items():
-        if not spec.integer:
-            columns[name] = begin
-            begin += math.prod(spec.shape)
-    return columns
-
-
-def _cut(part: Part, begin: int, end: int) -> Part | None:
-    """The samples of a part that lie in a batch, counted from the batch's first; None: there are
-    none.
-    """
-    first, features = part
-    count = len(next(iter(features.values())))
-    low, high = max(begin, first), min(end, first + count)
-    if low >= high:
-        return None
-    return low - begin, {name: rows[low - first : high - first] for name, rows in features.items()}

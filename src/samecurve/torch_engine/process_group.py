@@ -1,7 +1,7 @@
 """The sums that pass between ranks, always over an explicit group; never averages."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,22 @@ from torch._C._distributed_c10d import GradBucket, ReduceOp, Work
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.profiling.timeline import Timeline
+
+
+class Peers(Protocol):
+    """Who trains together, seen from one of them: processes (Comm), or devices of one process.
+
+    Every peer calls all_reduced equally often, in the same order.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all peers, the same bits for all of them; `values` stay as they are."""
+        ...
 
 
 class Comm:

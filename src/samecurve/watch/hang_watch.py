@@ -69,10 +69,7 @@ class HangWatch:
         self._logs, self._processes, self._world_size = logs, processes, world_size
         self._limit, self._ask_signal, self._spared = limit, ask_signal, spared
         self._next_look = 0.0
-        self._watch = self._new_watch()
-
-    def _new_watch(self) -> SilenceWatch:
-        return SilenceWatch(self._limit)
+        self._watch = SilenceWatch(limit)
 
     @property
     def due(self) -> bool:
@@ -91,7 +88,7 @@ class HangWatch:
         states = {rank: state_of(pid) for rank, pid in self._processes().items()}
         alive = [rank for rank, state in states.items() if state not in {None, "Z"}]
         if "t" in states.values():  # somebody debugs it
-            self._watch = self._new_watch()
+            self._watch = SilenceWatch(self._limit)
             return None
         silence = self._watch.observe(time.monotonic(), self._beats(alive), OFTEN)
         return self._explain(silence) if silence else None
@@ -126,7 +123,7 @@ class HangWatch:
         if _any_in(dumps, _COMPILERS) and self._watch.excuse():
             return None
         if _any_in(dumps, _DEBUGGERS):
-            self._watch = self._new_watch()
+            self._watch = SilenceWatch(self._limit)
             return None
         verdict = judge(
             self._snapshots(dumps),

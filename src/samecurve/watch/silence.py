@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from samecurve.core.events import ACTIVITIES, Activity, Beat
 
 _LEARNT_AFTER = 3  # durations of an activity that must have been seen
-_UNKNOWN_FACTOR = 10  # of the floor, before that: a first step compiles, a first save may be slow
-_MEDIAN_FACTOR = 10  # of an activity's usual duration
-_LONGEST_FACTOR = 3  # of its longest duration
+# the limit is this many times the floor before: a first step compiles, a first save may be slow
+_UNKNOWN_FACTOR = 10
+_MEDIAN_FACTOR = 10  # times an activity's usual duration
+_LONGEST_FACTOR = 3  # times an activity's longest duration
 _KEPT = 200  # durations of an activity
 _ONCE: tuple[Activity, ...] = ("start", "end")  # a rank does these once
 _STEP: tuple[Activity, ...] = ("data", "step")

@@ -32,7 +32,7 @@ class _Watched:
 
     journal: str
     logs: str
-    process: int  # that started the watch process
+    process: int  # id of the process that started the watch process
     world_size: int
     limit: HangLimit
 
@@ -91,7 +91,7 @@ def main(argument: str) -> None:
 
     values = json.loads(argument)
     watched = _Watched(**{**values, "limit": HangLimit(**values["limit"])})
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # its input says when to end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the end of its input ends it
         signal.signal(number, signal.SIG_IGN)
     logs = Path(watched.logs)
     hangs = HangWatch(
@@ -102,7 +102,10 @@ def main(argument: str) -> None:
         spared=watched.process,
     )
     while not _ended(watched, OFTEN):
-        if state_of(watched.process) in {"T", "t"}:  # what is stopped by hand does not hang
+        if state_of(watched.process) in {
+            "T",
+            "t",
+        }:  # a process that was stopped by hand does not hang
             continue
         error = hangs.look()
         if error is None:

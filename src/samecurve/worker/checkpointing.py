@@ -31,7 +31,7 @@ def checkpoint_store(context: RankContext, record: Record, journal: Journal | No
             "consumed": position.first,
             "config": config_values,
             "fixed": plan.to_json()["fixed"],
-            "versions": versions(plan.engine),
+            "versions": versions(plan.layout.engine),
         }
 
     def published(save: Published) -> None:

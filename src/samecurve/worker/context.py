@@ -32,7 +32,7 @@ class RankContext:
     def read_warm(cls, attempt: str, index: int) -> "RankContext":
         """Read the context of a rank in a warm process (launch/pool.py). attempt: as JSON."""
         run = Run(Path(Attempt.from_json(attempt).run))
-        rank = Rank(index, index, run.read_plan().world_size)
+        rank = Rank(index, index, run.read_plan().layout.world_size)
         return cls.read(Attempt.from_json(attempt), rank)
 
     @property

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.core.system.cache import cache_home
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
+
+    from samecurve.core.measurement.profile_types import ProfileSchedule
 
 JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
@@ -50,7 +51,7 @@ def _give_back_blocks_from(size: int) -> None:
 
 def import_engine(plan: Plan) -> None:
     """Import the engine and its library, which takes seconds."""
-    import_module(f"samecurve.{plan.engine}_engine.engine")
+    import_module(f"samecurve.{plan.layout.engine}_engine.engine")
 
 
 def join(plan: Plan, rank: Rank, store: "Store | None", coordinator: str | None) -> EngineSession:
@@ -59,7 +60,7 @@ def join(plan: Plan, rank: Rank, store: "Store | None", coordinator: str | None)
     store: torch's rendezvous; None: the environment names it.
     coordinator: host:port where jax's processes meet.
     """
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         return _join_jax(plan, rank, coordinator)
     return _join_torch(plan, rank, store)
 
@@ -71,12 +72,12 @@ def join_warm(
 
     more: the process will train more, on other numbers of devices.
     """
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         # torch may want the same GPU's memory next
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         least = _SPARE if more else 1
         return _jax_session(plan, index, least=least)
-    if plan.backend == "none":
+    if plan.layout.backend == "none":
         group = None
     return _torch_session(plan, group, _torch_devices(plan, index))
 
@@ -85,17 +86,19 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
     """The devices of one process. The first GPU becomes the current one."""
     import torch
 
-    torch.set_num_threads(plan.threads)
-    if plan.compile:
+    torch.set_num_threads(plan.compute.threads)
+    if plan.compute.compile:
         # a second start reads what the first one compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
-    devices = [torch.device(plan.devices[place].place) for place in plan.devices_of(index)]
-    if devices[0].type == "cpu" and plan.shards > 1:
+    devices = [
+        torch.device(plan.layout.devices[place].place) for place in plan.layout.devices_of(index)
+    ]
+    if devices[0].type == "cpu" and plan.layout.shards > 1:
         # without it glibc keeps the memory of each gathered block: 804 MiB instead of 326 were
         # measured after 4 steps of 26M parameters
         _give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
-        if plan.exact and torch.version.cuda:
+        if plan.compute.exact and torch.version.cuda:
             from samecurve.worker.cublas import set_repeating_workspace
 
             started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -122,14 +125,14 @@ def _join_torch(plan: Plan, rank: Rank, store: "Store | None") -> EngineSession:
     import torch.distributed as dist
 
     devices = _torch_devices(plan, rank.index)
-    if plan.backend == "none":
+    if plan.layout.backend == "none":
         return _torch_session(plan, None, devices)
     options: dict[str, Any] = {}
-    if plan.backend == "nccl":
+    if plan.layout.backend == "nccl":
         options["device_id"] = devices[0]
     if store is not None:
         options |= {"store": store, "rank": rank.index, "world_size": rank.world_size}
-    dist.init_process_group(plan.backend, timeout=JOIN, **options)
+    dist.init_process_group(plan.layout.backend, timeout=JOIN, **options)
 
     def leave() -> None:
         dist.barrier()  # no rank takes the rendezvous away while another still needs it
@@ -146,7 +149,7 @@ def _jax_session(
     from samecurve.jax_engine.engine import JaxEngine
     from samecurve.jax_engine.exact import ExactEngine
 
-    kind = ExactEngine if plan.exact else JaxEngine
+    kind = ExactEngine if plan.compute.exact else JaxEngine
     os.environ.update(runtime.environment(plan, os.environ))
     runtime.configure(
         plan,
@@ -171,10 +174,10 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
 
 
 def watch_of(
-    engine: Any, plan: Plan, course: ProfileSchedule, scratch: Path, trace: Path | None
+    engine: Any, plan: Plan, course: "ProfileSchedule", scratch: Path, trace: Path | None
 ) -> Any:
     """The engine's watch over its steps. trace: where the profiler's trace goes; None: no trace."""
-    if plan.engine == "jax":
+    if plan.layout.engine == "jax":
         from samecurve.jax_engine.profiler import JaxWatch
 
         return JaxWatch(engine, course, scratch, trace)

@@ -30,9 +30,9 @@ def check_collective(context: RankContext, engine: Engine, *, speaks: bool) -> N
     plan = context.plan
     with Deadline(plan.layout.preflight, "a first collective", context, speaks=speaks):
         total = engine.preflight()
-    if total != plan.num_devices:
+    if total != plan.layout.num_devices:
         raise RunError(
-            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {total:g}",
+            f"pre-flight: a 1 from each of {plan.layout.num_devices} devices added up to {total:g}",
             f"transfers between these devices lose data: {_remedy(plan)}",
             "devices",
         )
@@ -73,8 +73,9 @@ class Deadline:
 
 def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
-        f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
-        f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
+        f"pre-flight: {what} over {plan.layout.num_devices} devices did not end within {seconds} s"
+        f" (rank {rank.index} of {rank.world_size} waited; {plan.layout.engine},"
+        f" {plan.layout.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
         f" {_remedy(plan)}; --set devices.preflight={10 * plan.layout.preflight} waits longer,"
         " --no-preflight leaves this check out",
@@ -84,11 +85,11 @@ def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
 
 
 def _remedy(plan: Plan) -> str:
-    if plan.devices[0].kind == "cuda":
+    if plan.layout.devices[0].kind == "cuda":
         return (
             "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 or --sync-backend cpu goes around a"
             " broken link between GPUs"
         )
-    if plan.world_size > 1:
+    if plan.layout.world_size > 1:
         return "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
     return "`top` shows what else keeps the cores"

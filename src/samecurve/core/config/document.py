@@ -122,11 +122,7 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
         remedy = "name a YAML or JSON file with -f"
         if near:
             remedy = f"did you mean {path.parent / near[0]}?"
-        raise UserError(
-            f"there is no config file {path}",
-            remedy,
-            "-f",
-        ) from None
+        raise UserError(f"there is no config file {path}", remedy, "-f") from None
     except IsADirectoryError:
         raise UserError(
             f"{path} is a directory", "name a YAML or JSON file with -f", "-f"
@@ -144,11 +140,14 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document of a text; name stands before line and column in errors."""
-    if name.endswith(".json"):
-        text = text.replace(
-            "\t", " "
-        )  # YAML forbids the tab between tokens; JSON has none within them
+    """The document of a text.
+
+    name: of the file or flag, for the places in errors
+
+    UserError: the text is no valid YAML or JSON, or no mapping.
+    """
+    if name.endswith(".json"):  # JSON has tabs between its tokens, which YAML forbids
+        text = text.replace("\t", " ")
     try:
         node = yaml.compose(text, Loader=_Loader)
         document = Document()
@@ -229,6 +228,7 @@ def _check_scalar(value: object, where: str) -> None:
 
 
 def _joined(pair: str) -> str:
+    """The character whose two halves (UTF-16 surrogates) these are."""
     return pair.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
@@ -297,4 +297,5 @@ def _mark(node: yaml.Node, name: str) -> str:
 
 
 def join_key(key: Sequence[str | int]) -> str:
+    """('optimizer', 'lr') -> 'optimizer.lr'."""
     return ".".join(map(str, key))

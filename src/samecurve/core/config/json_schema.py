@@ -14,7 +14,7 @@ from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
 Schema = dict[str, Any]  # JSON Schema
 _REF = "#/$defs/"
 _TABLE_HEAD = ("| key | value | default | meaning |", "|---|---|---|---|")
-# what is written as a text of its own form: pattern -> its kind, with an example
+# values with a syntax of their own: its pattern -> what the table calls it, with an example
 _WRITTEN = {EPOCHS_PATTERN: "epochs (2ep)", SIZE_PATTERN: "size (40GiB)"}
 
 
@@ -45,7 +45,7 @@ def json_schema(registry: Registry) -> Schema:
 def as_table(registry: Registry) -> str:
     """Every key with its type, default and meaning, as Markdown.
 
-    Of several tasks: a table of the common keys, then a table of each task's own keys.
+    With several tasks, a table of their common keys comes first, then one of each task's own keys.
     """
     rows = {}
     for task in registry.names():
@@ -116,6 +116,7 @@ def _rows(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[st
 
 
 def _kind(field: Schema) -> str:
+    """The type of a field, as the table's column "value" names it."""
     if "anyOf" in field or "oneOf" in field:
         forms = field.get("anyOf") or field["oneOf"]
         options = [option for option in forms if option.get("type") != "null"]

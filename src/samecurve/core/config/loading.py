@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError, create_model
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
-from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT, task_needed
 from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ _SEE_TABLE = "`samecurve schema --table` says what each key takes"
 
 @dataclass(frozen=True)
 class TaskSections:
+    """The config sections that a task brings."""
+
     model: type[Section]
     data: type[DataSection]
 
@@ -43,7 +44,7 @@ class LoadedConfig:
 
     origins: where each dotted key that was given came from
     notes: lines for the user on how the config was read
-    run_directory: the one that another tool's config names
+    run_directory: the directory for the run that another tool's config names
     """
 
     config: Config
@@ -62,6 +63,8 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
     if not registry.knows(task):
+        from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT
+
         hint, instead = "is not a task", f"; {USER_TASK}"
         if task in registry.later():
             hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
@@ -92,6 +95,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
 
 
 def config_class(task: str, fields: TaskSections) -> type[Config]:
+    """The class of a task's configs."""
     task_fields: dict[str, Any] = {
         "task": (Literal[task], task),
         "model": (fields.model, ...),
@@ -101,7 +105,10 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
 
 
 def _of_one_form(faults: "list[ErrorDetails]") -> "list[ErrorDetails]":
-    """The faults, without those of alternatives that the value was not meant to be."""
+    """The faults of the form that a value was meant to have.
+
+    Where a value may have several forms (a mapping or a word), pydantic lists the faults of each.
+    """
 
     def is_of_another(fault: "ErrorDetails") -> bool:
         *key, form = fault["loc"]
@@ -152,6 +159,8 @@ def _without_forms(location: Key, value: Any) -> Key:
 
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
+    from samecurve.core.config.unsupported import task_needed
+
     name, where = join_key(key), document.origin_of(key)
     task = document.value.get("task", DEFAULT_TASK)
     needed = task_needed(name)
@@ -166,6 +175,7 @@ def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> 
 
 
 def _known(section: Key, fields: TaskSections) -> list[str]:
+    """The keys that a section of the config takes; empty if it is none."""
     at: type[BaseModel] = Config
     for part in section:
         if part in {"model", "data"} and at is Config:

@@ -1,4 +1,4 @@
-"""Parameter groups: how each parameter is trained, by its name in a checkpoint.
+"""How each parameter is trained, by its name in a checkpoint: groups, and phases of updates.
 
 Names are the same under each engine. The first group whose pattern matches a parameter decides, and
 later groups are ignored for it.
@@ -16,6 +16,7 @@ from samecurve.core.config.section import Section
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 
+Patterns = Mapping[str, Sequence[str]]  # patterns of parameter names, by phase
 _KEY = "optimizer.groups"
 
 
@@ -192,3 +193,37 @@ def _idle(
         f"names are like {', '.join(near or names[:3])}; * stands for anything, dots too",
         where,
     )
+
+
+def names_by_phase(names: Sequence[str], patterns: Patterns) -> dict[str, set[str]]:
+    """The trained parameters of each phase, where a step of a task has several updates in turn.
+
+    names: of all parameters that are trained
+
+    UserError: one belongs to no phase, or to two, or a phase has none.
+    """
+    by_phase: dict[str, set[str]] = {phase: set() for phase in patterns}
+    for name in names:
+        matching = [
+            phase
+            for phase, of_phase in patterns.items()
+            if any(fnmatchcase(name, pattern) for pattern in of_phase)
+        ]
+        if len(matching) != 1:
+            belongs = f"belongs to {' and '.join(matching)}" if matching else "belongs to no phase"
+            raise UserError(
+                f"phases of the task: {name} {belongs}",
+                "patterns that match each trained parameter once; what no phase moves is frozen by"
+                " requires_grad_(False)",
+                "task",
+            )
+        by_phase[matching[0]].add(name)
+    empty = [phase for phase, of_phase in by_phase.items() if not of_phase]
+    if empty:
+        raise UserError(
+            f"phases of the task: {empty[0]} ({', '.join(patterns[empty[0]])}) has no parameter"
+            " that is trained",
+            f"a pattern of their names, which are {first_and_count(list(names))}",
+            "task",
+        )
+    return by_phase

@@ -27,6 +27,11 @@ class Section(BaseModel):
             return value
         return alike[0]
 
+    def changed(self, *names: str) -> list[str]:
+        """The fields, of these, whose values are not their defaults."""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default()]
+
 
 def _words(annotation: Any) -> Iterator[str]:
     """The words that a field's type lists."""

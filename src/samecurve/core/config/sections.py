@@ -157,7 +157,7 @@ class ScheduleFields(Section):
 
 
 def _in_lower_case(value: object) -> object:
-    """`ALL`, `CPU:2`."""
+    """The value in lower case: `ALL` and `CPU:2` mean what `all` and `cpu:2` mean."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -244,7 +244,7 @@ class Devices(Section):
 
 
 def _off(value: object) -> object:
-    """`wandb: off` is what YAML calls a no."""
+    """The word `off`, which YAML reads as false."""
     return "off" if value is False else value
 
 

@@ -1,4 +1,4 @@
-"""Types of config values: what has a few names, and what is written in more than one way."""
+"""Types of config values: words from a fixed list, and values that have several spellings."""
 
 import math
 import re
@@ -15,7 +15,7 @@ Compress = Literal["none", "bf16", "fp16", "powersgd"]
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
 SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
-# nothing is as large; what counts them all (microbatches, processes, seconds) stays computable
+# limits far above any real run, so that numbers made from these values stay computable
 MOST_STEPS = 10**12
 MOST_EPOCHS = 10**6
 MOST_SAMPLES = 1 << 31  # of a step
@@ -73,7 +73,7 @@ Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast("Any",
 
 
 def _balance(value: object) -> str | tuple[float, ...]:
-    """A list may be written as on a command line: 2,1."""
+    """The word, or a relative speed for each device; `2,1`, as on a command line, is a list too."""
     if isinstance(value, str) and value in {"even", "measured"}:
         return value
     parts: Sequence[Any] = []

@@ -17,7 +17,7 @@ from samecurve.core.planning.memory import (
     settled,
     state_terms,
 )
-from samecurve.core.planning.optimizer_state import optimizer_state
+from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.core.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 class MemoryRoom:
     """The memory of the smallest device: what it holds besides activations, and what is left."""
 
+    device: Device
     terms: list[MemoryTerm]
-    usable: float
+    usable: float  # bytes
 
     @property
     def held(self) -> int:
@@ -75,7 +76,7 @@ def memory_room(
 
     world_size: processes of engine jax, which share the devices.
     """
-    device = _smallest(devices)
+    device = min(devices, key=lambda device: device.memory)
     one_process = spec.engine == "jax" and device.kind == "cpu"
     terms = state_terms(
         options,
@@ -85,7 +86,8 @@ def memory_room(
         shards=shards,
         sharing_process=len(devices) // world_size if one_process else 1,
     )
-    return MemoryRoom(terms, _usable(options, device))
+    usable = min(device.memory * USABLE, options.limit or float("inf"))
+    return MemoryRoom(device, terms, usable)
 
 
 def fits_on(options: MemoryOptions, facts: Facts, devices: tuple[Device, ...]) -> FitCheck:
@@ -98,17 +100,8 @@ def fits_on(options: MemoryOptions, facts: Facts, devices: tuple[Device, ...]) -
     return fits
 
 
-def _smallest(devices: tuple[Device, ...]) -> Device:
-    return min(devices, key=lambda device: device.memory)
-
-
-def _usable(options: MemoryOptions, device: Device) -> float:
-    return min(device.memory * USABLE, options.limit or float("inf"))
-
-
 def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Decision[Capacity]:
     """UserError: not even one sample fits."""
-    device = _smallest(layout.devices)
     room = memory_room(
         options,
         facts,
@@ -117,10 +110,10 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
         shards=layout.shards,
         world_size=layout.world_size,
     )
-    each = sample_bytes(options, facts)
+    device, each = room.device, sample_bytes(options, facts)
     usable = f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
     if options.limit:
-        usable = f"{show_bytes(_usable(options, device))} to use (devices.memory)"
+        usable = f"{show_bytes(room.usable)} to use (devices.memory)"
     if room.left < (each or 0):
         needed = show_bytes(room.needed(each or 0))
         optimizer = optimizer_state(options.optimizer, options.precision, facts).optimizer
@@ -134,12 +127,12 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
         f"{show_bytes(room.held)} held, {show_bytes(room.left)} left for activations;"
         f" {device.name} has {usable}"
     )
-    tried = facts.largest_tried
-    if tried is not None:
-        reason += f"; {tried} samples at once were tried and fitted"
-        return Decision(Capacity(tried, tuple(room.terms), was_tried=True), {"memory": reason})
-    samples = int(room.left // each) if each else None
-    return Decision(Capacity(samples, tuple(room.terms)), {"memory": reason})
+    samples, tried = facts.largest_tried, facts.largest_tried is not None
+    if tried:
+        reason += f"; {samples} samples at once were tried and fitted"
+    elif each:
+        samples = int(room.left // each)
+    return Decision(Capacity(samples, tuple(room.terms), was_tried=tried), {"memory": reason})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,22 @@
-"""The arithmetic of a step: precision, threads, compilation and what else the section `train` asks.
+"""The arithmetic of a step: what the section `train` asks for, and what model and loss do.
 
-What can't be computed so is refused.
+What can't be computed so is refused; so is what would make the result depend on the devices.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.config.values import Precision, Recompute
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.units import counted, first_and_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Compute:
 
 
 def choose_compute(train: Train, facts: Facts, *, precision: Precision, threads: int) -> Compute:
-    """The arithmetic of a step, of what the section `train` asks and what the model has."""
+    """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
         precision=precision,
         threads=threads,
@@ -92,15 +94,15 @@ def check_precision(precision: Precision, layout: Layout) -> None:
 
 
 def choose_threads(
-    threads: int | None, train: Train, layout: Layout, *, cores: int, fixed: Fixed | None
+    section: Devices, train: Train, layout: Layout, cores: int, fixed: Fixed | None
 ) -> Decision[int]:
     """Threads inside one device's operations.
 
     Their number changes the order in which a CPU adds, so exact runs keep it.
 
-    threads: devices.threads. UserError: threads are asked for where they have no meaning.
+    cores: of this host. UserError: threads are asked for where they have no meaning.
     """
-    num_devices = layout.num_devices
+    threads, num_devices = section.threads, layout.num_devices
     on_cpu = layout.devices[0].kind == "cpu"
     if threads and (not on_cpu or layout.engine == "jax"):
         raise UserError(
@@ -151,17 +153,6 @@ def check_compile(train: Train, engine: str) -> None:
         )
 
 
-def say_compile(train: Train, facts: Facts) -> Decision[None]:
-    """The reason shown for train.compile: the parts that are compiled, and their cost."""
-    if not train.compile:
-        return Decision(None)
-    parts = "the model as a whole: it has no repeated blocks"
-    if facts.blocks > 1:
-        parts = f"{facts.blocks} blocks, one program for all that are alike"
-    reason = f"{parts}; the first steps, and the first of each other shape, take longer"
-    return Decision(None, {"compile": reason})
-
-
 def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int | None) -> None:
     """UserError: products in eight bits are asked for where there are none.
 
@@ -185,42 +176,6 @@ def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int
             raise UserError(f"train.float8: {why}", remedy, "train.float8")
 
 
-def say_float8(train: Train) -> Decision[None]:
-    """The reason and the warnings shown for train.float8."""
-    if not train.float8:
-        return Decision(None)
-    reason = (
-        "products of the blocks' linear layers in eight bits, scaled by each tensor's largest value"
-    )
-    warnings = ["train.float8: results change: products are rounded to eight bits"]
-    if not train.compile:
-        warnings.append(
-            "train.float8 without --compile is slower than bf16: scaling takes more than the"
-            " products save"
-        )
-    return Decision(None, {"float8": reason}, tuple(warnings))
-
-
-def say_dropout(facts: Facts) -> Decision[None]:
-    """The reason shown for layers whose random masks follow the sample."""
-    count = len(facts.keyed_dropout)
-    if not count:
-        return Decision(None)
-    reason = f"masks of {counted(count, 'layer')} follow the sample, whatever the device"
-    return Decision(None, {"dropout": reason})
-
-
-def say_average(train: Train) -> Decision[None]:
-    """The reason shown for train.ema."""
-    if not train.ema:
-        return Decision(None)
-    reason = (
-        f"after each step {train.ema:g} x the average + {1 - train.ema:g} x the weights, from the"
-        " first weights on: it is evaluated, sampled and exported"
-    )
-    return Decision(None, {"ema": reason})
-
-
 def check_model_computes(train: Train, precision: Precision, facts: Facts) -> None:
     """UserError: the model can't run blocks again, or not in this precision."""
     if train.recompute != "none" and facts.blocks < 2:
@@ -235,4 +190,143 @@ def check_model_computes(train: Train, precision: Precision, facts: Facts) -> No
             f"{facts.narrow_only} computes in bf16 and f16 only; train.precision is {precision}",
             "--dtype bf16, or leave it out",
             "train.precision",
+        )
+
+
+def check_coupled(
+    log: DecisionLog, train: Train, coupled: Sequence[str], split: BatchSplit
+) -> None:
+    """Log why a model that mixes samples gives the same result here, or warn that it may not.
+
+    coupled: layers that mix samples. UserError: they would be split, and the config forbids that.
+    """
+    if not coupled:
+        if train.allow_coupled:
+            log.warnings.append(
+                "train.allow_coupled: a loss that does not add up over samples, or draws numbers"
+                " that follow no sample, is trained all the same; results may then depend on the"
+                " devices"
+            )
+        elif train.norm_sync:
+            log.warnings.append(
+                "train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise"
+            )
+        return
+    layers = first_and_count(coupled)
+    if train.recompute != "none":
+        raise UserError(
+            f"{layers} would count its statistics twice where blocks are computed again",
+            "leave train.recompute out",
+            "train.recompute",
+        )
+    others = [name for name in coupled if not name.startswith("BatchNorm")]
+    is_whole, rounds = split.num_microbatches == 1, split.accumulation_steps
+    if not others and train.norm_sync and (is_whole or rounds == 1):
+        log.reasons["coupled"] = f"{layers}: statistics over the whole step, synchronised"
+    elif not others and is_whole:
+        log.reasons["coupled"] = f"{layers}: one microbatch a step, so nothing is split"
+    elif train.allow_coupled and train.exact:
+        log.reasons["coupled"] = (
+            f"{layers} mixes the samples of a microbatch, which are the same on any devices"
+            " (train.exact)"
+        )
+    elif train.allow_coupled:
+        log.warnings.append(
+            f"{layers} mixes the samples of a microbatch: results depend on the"
+            f" {split.num_devices} devices and {rounds} rounds (train.allow_coupled)"
+        )
+    else:
+        raise _coupled_split(others or coupled, split, norms_only=not others)
+
+
+def _coupled_split(coupled: Sequence[str], split: BatchSplit, *, norms_only: bool) -> UserError:
+    devices, rounds = counted(split.num_devices, "device"), split.accumulation_steps
+    remedy = (
+        "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set"
+        " train.allow_coupled=true trains it all the same"
+    )
+    if not norms_only:
+        remedy = (
+            "features() and batch_loss() in place of loss(): the loss then sees the whole batch,"
+            " however it is split; --set train.allow_coupled=true trains it all the same"
+        )
+    elif rounds == 1:
+        remedy = f"--set train.norm_sync=true takes its statistics over all devices; or {remedy}"
+    else:
+        remedy = f"a batch that fits in one round, with --set train.norm_sync=true; or {remedy}"
+    return UserError(
+        f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on"
+        f" how it is split: here over {devices} in {counted(rounds, 'round')}",
+        remedy,
+        "model",
+    )
+
+
+def say_task(log: DecisionLog, train: Train, facts: Facts) -> None:
+    """Log what is done with the model besides its updates, and the task's own notes."""
+    if train.ema:
+        log.reasons["ema"] = (
+            f"after each step {train.ema:g} x the average + {1 - train.ema:g} x the weights, from"
+            " the first weights on: it is evaluated, sampled and exported"
+        )
+    modes = []
+    if facts.kept_in_eval:
+        modes.append(f"{first_and_count(facts.kept_in_eval)} stays in eval mode, as model() has it")
+    if facts.from_pretrained:
+        came = first_and_count(facts.from_pretrained)
+        modes.append(f"{came} goes into training: from_pretrained() gives it in eval mode")
+    if modes:
+        log.reasons["modes"] = "; ".join(modes)
+    if facts.notes:
+        log.reasons["task"] = "\n".join(facts.notes)
+
+
+def say_task_steps(log: DecisionLog, facts: Facts, layout: Layout, split: BatchSplit) -> None:
+    """Log what the task makes of a step: updates in turn, after_step(), a loss over the batch."""
+    if facts.phases:
+        log.reasons["phases"] = (
+            f"{', then '.join(facts.phases)}: each with its own forward and backward passes,"
+            " reduction and update"
+        )
+    if facts.after_step:
+        reason = f"{facts.after_step} is called after each update, for which the host waits"
+        if layout.shards > 1:
+            reason += f"; {layout.strategy} gathers all weights for it, and shares them out again"
+        log.reasons["after_step"] = reason
+    if facts.whole_batch:
+        batch, rounds = counted(split.global_batch_size, "sample"), split.accumulation_steps
+        cost = "one round, so each sample is computed once"
+        if rounds > 1:
+            cost = (
+                f"{rounds} rounds: each sample goes forward twice, once for its features and once"
+                " for its gradient, about a third more time"
+            )
+        log.reasons["loss"] = (
+            f"batch_loss(), over the features of all {batch} on every device; {cost}"
+        )
+
+
+def say_compute(log: DecisionLog, train: Train, facts: Facts) -> None:
+    """Log which parts are compiled, which products take eight bits, which masks follow samples."""
+    if train.compile:
+        parts = "the model as a whole: it has no repeated blocks"
+        if facts.blocks > 1:
+            parts = f"{facts.blocks} blocks, one program for all that are alike"
+        log.reasons["compile"] = (
+            f"{parts}; the first steps, and the first of each other shape, take longer"
+        )
+    if train.float8:
+        log.reasons["float8"] = (
+            "products of the blocks' linear layers in eight bits, scaled by each tensor's largest"
+            " value"
+        )
+        log.warnings.append("train.float8: results change: products are rounded to eight bits")
+    if train.float8 and not train.compile:
+        log.warnings.append(
+            "train.float8 without --compile is slower than bf16: scaling takes more than the"
+            " products save"
+        )
+    if count := len(facts.keyed_dropout):
+        log.reasons["dropout"] = (
+            f"masks of {counted(count, 'layer')} follow the sample, whatever the device"
         )

@@ -1,12 +1,20 @@
-"""The refusals of train.exact, where bits would follow the devices, and the memory of its sums."""
+"""The decisions of train.exact: its refusals, where bits would follow the devices, the microbatches
+of one size on any devices, and the memory of their sums.
+"""
 
+from samecurve.core.config.sections import Batch
 from samecurve.core.determinism.microbatches import TreeSum, subtrees
-from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.batch import BatchSplit, check_count
+from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm, sample_bytes
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
+
+# train.exact: microbatches of a step, where nothing else is asked for: work for 1, 2, 4, 8 devices
+_EXACT_MICROBATCHES = 8
 
 
 def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
@@ -44,6 +52,47 @@ def check_exact_model(facts: Facts) -> None:
             "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out",
             "model",
         )
+
+
+def choose_exact_batch(
+    section: Batch, fixed: Fixed | None, num_devices: int
+) -> Decision[BatchSplit]:
+    """The batch of train.exact, whose microbatches have one size on any devices.
+
+    UserError: the config cuts a step by the number of devices, or into too many parts.
+    """
+    if section.samples and section.accumulate:
+        raise UserError(
+            "train.exact: batch.accumulate cuts a step by the number of devices",
+            "batch.per_device: the samples of a microbatch, on any devices",
+            "batch.accumulate",
+        )
+    if fixed and fixed.global_batch_size:
+        global_batch_size, why_batch = fixed.global_batch_size, "as this run began"
+    elif section.samples:
+        global_batch_size, why_batch = section.samples, "batch.samples, whatever the devices"
+    else:
+        global_batch_size = (section.per_device or 0) * (section.accumulate or 1) * num_devices
+        why_batch = "as given per device: it grows with the devices"
+    if fixed:
+        micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
+    elif section.per_device:
+        micro, why_micro = min(section.per_device, global_batch_size), "batch.per_device"
+    else:
+        micro = -(-global_batch_size // _EXACT_MICROBATCHES)
+        why_micro = (
+            f"a {_EXACT_MICROBATCHES}th of the batch, whatever the devices (train.exact);"
+            " batch.per_device gives another size"
+        )
+    split = BatchSplit(
+        global_batch_size=global_batch_size, micro_batch_size=micro, num_devices=num_devices
+    )
+    why_exact = (
+        f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
+        " along one tree; the order of devices changes no bit"
+    )
+    check_count(split)
+    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
 
 
 def exact_memory(
@@ -110,14 +159,11 @@ def _exact_term(
         moved = 0  # added in place: by one device, or by the first one's thread
     copies = waiting + moved * sent
     width = options.itemsize
-    return MemoryTerm(
-        name="exact",
-        bytes=copies * facts.trainable * width,
-        formula=(
-            f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its"
-            " way between devices"
-        ),
+    formula = (
+        f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its way"
+        " between devices"
     )
+    return MemoryTerm("exact", copies * facts.trainable * width, formula)
 
 
 def _most_waiting(count: int, numbers: range) -> int:

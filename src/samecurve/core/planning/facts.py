@@ -5,7 +5,7 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
@@ -49,24 +49,9 @@ class Speeds:
         return cls(devices=devices, rest=value["rest"], origin=value["origin"])
 
 
-class ModelArrays(Protocol):
-    """The part of Facts that describes the model's arrays."""
-
-    @property
-    def arrays(self) -> Mapping[str, tuple[int, ...]]: ...
-    @property
-    def buffers(self) -> tuple[str, ...]: ...
-    @property
-    def aliases(self) -> Mapping[str, str]: ...
-    @property
-    def frozen(self) -> tuple[str, ...]: ...
-    @property
-    def frozen_base(self) -> bool: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class DescribedArrays:
-    """The same description for a model that has been built."""
+    """The part of Facts about the model's arrays, for a model that has been built."""
 
     arrays: Mapping[str, tuple[int, ...]]
     buffers: tuple[str, ...]
@@ -88,31 +73,32 @@ class Facts:
     # activations kept for the backward pass of one sample, in 4-byte numbers; None: not known
     bytes_per_sample: int | None
     flops_per_sample: float | None  # forward and backward; None: not known
-    coupled: tuple[str, ...]  # what mixes a batch's samples (BatchNorm): a split changes the result
+    # layers that mix a batch's samples (BatchNorm), so that a split changes the result
+    coupled: tuple[str, ...]
     fingerprint: str  # of the data
     kept_in_eval: tuple[str, ...] = ()  # modules that are so while the model is in training
     from_pretrained: tuple[str, ...] = ()  # modules that came in eval mode and go into training
     whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
-    feature_bytes: int | None = None  # those features of one sample; None: not known, or no such
+    feature_bytes: int | None = None  # of one sample's features; None: not known, or no such loss
     block_params: int = 0  # scalars of the largest block
     block_arrays: tuple[str, ...] = ()  # names of the arrays within blocks
-    # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
+    # arrays whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()  # those that are not trained
-    frozen_base: bool = False  # those come from elsewhere, and checkpoints leave them out
-    # frozen arrays of one byte a number whatever the precision (quantized); in none of the counts
+    frozen: tuple[str, ...] = ()  # arrays that are not trained
+    frozen_base: bool = False  # frozen arrays are kept elsewhere: checkpoints leave them out
+    # quantized frozen arrays, one byte a number whatever the precision; in none of the counts
     packed: tuple[str, ...] = ()
-    block_packed: int = 0  # bytes of theirs in the largest block
-    unpacked: int = 0  # numbers of the largest of them, as its product takes it
-    # settings by which all that there is stays as it is, and so many scalars more are trained
+    block_packed: int = 0  # bytes of packed arrays in the largest block
+    unpacked: int = 0  # numbers of the largest packed array, once unpacked for its product
+    # settings that freeze the model and train an adapter -> scalars of that adapter
     adapters: Mapping[str, int] = field(default_factory=dict)
-    hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
-    test_samples: int = 0  # of data that nothing is chosen by
+    hidden_matrices: tuple[str, ...] = ()  # of hidden layers, which muon updates; frozen ones too
+    test_samples: int = 0  # of test data, by which nothing is chosen
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
-    # the same under bf16 and f16, by train.recompute, none too; what is left out is not counted
+    # the same under bf16 and f16, for `none` too; a setting that is left out was not counted
     autocast_bytes: Mapping[str, int] = field(default_factory=dict)
-    # of these bytes the share of the one block that is run again, by train.recompute; 0 to 1
+    # share of these bytes that the block being run again takes, by train.recompute; 0 to 1
     rerun_share: Mapping[str, float] = field(default_factory=dict)
     # numbers held while a loss is computed, however many its rows, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
@@ -120,22 +106,23 @@ class Facts:
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
-    # of the model, by a checkpoint's names (complex ones as pairs): shapes to be given values
+    # shapes of the model's arrays, by their names in a checkpoint (complex arrays as pairs)
     arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()  # those of the arrays that may be left as they are
+    buffers: tuple[str, ...] = ()  # arrays that need not be given initial values
     aliases: Mapping[str, str] = field(default_factory=dict)  # tied weights: other names
     formulas: Mapping[str, str] = field(default_factory=dict)  # how the numbers here came about
-    reference: Mapping[str, float] = field(default_factory=dict)  # numbers to hold losses against
+    reference: Mapping[str, float] = field(default_factory=dict)  # numbers to compare losses with
     groups: tuple[str, ...] = ()  # what optimizer.groups makes of the parameters, in words
-    user_optimizer: UserOptimizerFacts | None = None  # that the task brings
-    phases: tuple[str, ...] = ()  # of a step, in words; none: it is one
-    schedule: str = ""  # the task's own of the learning rate, in words; '': it has none
+    user_optimizer: UserOptimizerFacts | None = None  # the task's own
+    phases: tuple[str, ...] = ()  # the updates of a step in turn, in words; empty: there is one
+    schedule: str = ""  # the task's own learning-rate schedule, in words; '': none
     after_step: str = ""  # what the task does with the model after each update; '': nothing
-    # what of the model computes in bf16 and f16 only, in words; '': all of it in any precision
+    # the part of the model that computes in bf16 and f16 only, in words; '': there is none
     narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 
-# takes a config, a machine and facts; gives facts with what the plan is to know of the devices
+ModelArrays = Facts | DescribedArrays  # what describes a model's arrays
+# takes a config, a machine and facts; gives the facts with the devices' measured speeds
 Measure = Callable[[Config, Machine, Facts], Facts]

@@ -141,14 +141,7 @@ def choose_layout(
             f"as asked; {len(devices) // shards} copies of the model, each shared out among"
             f" {shards} devices"
         )
-    if section.offload:
-        _check_offload(spec, devices, shards)
-    if section.compress != "none" and train.precision == "f64":
-        raise UserError(
-            f"compress {section.compress} would throw away what f64 is for",
-            "leave --compress out, or --dtype f32",
-            "devices.compress",
-        )
+    _check_offload_and_compress(section, train, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
     if spec.processes == "as started":
@@ -209,17 +202,24 @@ def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int) -> 
     return wanted or proper[-1]
 
 
-def _check_offload(spec: StrategySpec, devices: tuple[Device, ...], shards: int) -> None:
-    """UserError: there is nothing that could lie in host memory instead."""
-    if shards == 1:
-        why = f"strategy {spec.name} holds the whole model on each device"
-    elif devices[0].kind == "cpu":
+def _check_offload_and_compress(
+    section: Devices, train: Train, spec: StrategySpec, devices: tuple[Device, ...], shards: int
+) -> None:
+    """UserError: nothing could lie in host memory instead, or compressing would undo f64."""
+    on_cpu = devices[0].kind == "cpu"
+    if section.offload and (shards == 1 or on_cpu):
         why = "these are CPU ranks: their state is in host memory already"
-    else:
-        return
-    raise UserError(
-        f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload"
-    )
+        if shards == 1:
+            why = f"strategy {spec.name} holds the whole model on each device"
+        raise UserError(
+            f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload"
+        )
+    if section.compress != "none" and train.precision == "f64":
+        raise UserError(
+            f"compress {section.compress} would throw away what f64 is for",
+            "leave --compress out, or --dtype f32",
+            "devices.compress",
+        )
 
 
 def _world_size(spec: StrategySpec, num_devices: int, started: int) -> int:

@@ -1,17 +1,25 @@
-"""Machine: the devices, links and cores that plan() chooses from.
+"""Machine: the devices, links and cores that plan() chooses from, and the devices that a run uses.
 
 probe/ describes this machine, simulation/cluster.py a machine that the user does not have.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.hardware import peak
+from samecurve.errors import UserError
+from samecurve.units import counted
+
+if TYPE_CHECKING:  # `samecurve run` asks what devices there are, and imports no pydantic
+    from samecurve.core.config.sections import Devices
 
 Kind = Literal["cpu", "cuda"]
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
 _LEAST_CAPABILITY = {"bf16": (8, 0), "float8": (8, 9)}
+_MOST_CPU_RANKS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +88,93 @@ class Machine:
         return tuple(
             Device(kind="cpu", index=index, name=self.cpu, memory=memory) for index in range(count)
         )
+
+
+DevicesDecision = Decision[tuple[Device, ...]]
+
+
+def choose_devices(section: "Devices", engine: str, machine: Machine) -> DevicesDecision:
+    """The devices of every host; several hosts are assumed to be alike.
+
+    UserError: there are no such devices, or the installed engine can't use them.
+    """
+    chosen = _choose_on_this_host(section.use.strip(), engine, machine)
+    on_cpu = chosen.value[0].kind == "cpu"
+    unfit = machine.unfit.get(engine)
+    if unfit and not on_cpu:
+        gpus = f"{counted(len(chosen.value), 'GPU')} ({chosen.value[0].name})"
+        raise UserError(
+            f"{gpus} for engine {engine}, and {unfit.cause}",
+            f"{unfit.remedy}; or --devices cpu",
+            "devices.use",
+        )
+    warnings: tuple[str, ...] = ()
+    count, used = machine.xla_devices, len(chosen.value)
+    if engine == "jax" and on_cpu and count not in {None, used}:
+        warning = (
+            f"XLA_FLAGS asks for {counted(count or 0, 'CPU device')}, and devices {section.use}"
+            f" for {used}: {used} are used (--devices cpu:{count} for the others)"
+        )
+        warnings = (warning,)
+    reason = chosen.reasons["devices"]
+    if machine.hosts > 1:
+        reason += f"; on each of {machine.hosts} hosts, taken to be like this one"
+    return Decision(chosen.value * machine.hosts, {"devices": reason}, warnings)
+
+
+def _choose_on_this_host(use: str, engine: str, machine: Machine) -> DevicesDecision:
+    gpus = machine.devices
+    cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
+    if cpus:
+        unit = "ranks" if engine == "torch" else "devices"
+        count = int(cpus.group(1) or 1)
+        reason = f"{use}: {count} of any number of CPU {unit}, sharing {machine.cores} cores"
+        return _cpu_ranks(use, count, machine, reason)
+    if use == "auto" and not gpus and engine == "jax" and machine.xla_devices:
+        count = machine.xla_devices
+        reason = f"no GPU found; XLA_FLAGS asks for {counted(count, 'CPU device')}"
+        return _cpu_ranks(use, count, machine, reason)
+    if use == "auto" and not gpus:
+        return _cpu_ranks(use, 1, machine, "no GPU found; --devices cpu:2 for more ranks")
+    if use not in {"auto", "all"}:
+        return _choose_by_index(use, gpus)
+    if not gpus:
+        raise UserError(
+            "no GPU found",
+            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` or `rocm-smi` shows whether the"
+            " driver sees one",
+            "devices.use",
+        )
+    return Decision(gpus, {"devices": f"{len(gpus)} of {len(gpus)} visible devices"})
+
+
+def _cpu_ranks(use: str, count: int, machine: Machine, reason: str) -> DevicesDecision:
+    """UserError: the number of CPU ranks is out of range."""
+    if not 1 <= count <= _MOST_CPU_RANKS:
+        raise UserError(
+            f"{use}: {count} CPU ranks", f"between 1 and {_MOST_CPU_RANKS}", "devices.use"
+        )
+    return Decision(machine.ranks_on_cpu(count), {"devices": reason})
+
+
+def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> DevicesDecision:
+    here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
+    here = here or "no GPU; --devices cpu:2 runs two CPU ranks"
+    if not re.fullmatch(r"\d+(\s*,\s*\d+)*", use):
+        raise UserError(
+            f"devices {use!r} is neither auto, all, cpu, cpu:N nor a list of indices",
+            f"for example --gpus 0,1; here: {here}",
+            "devices.use",
+        )
+    wanted = [int(part) for part in use.split(",")]
+    by_index = {gpu.index: gpu for gpu in gpus}
+    missing = [str(index) for index in wanted if index not in by_index]
+    if missing:
+        verb = "does" if len(missing) == 1 else "do"
+        raise UserError(
+            f"GPU {', '.join(missing)} {verb} not exist", f"here: {here}", "devices.use"
+        )
+    if len(set(wanted)) < len(wanted):
+        raise UserError(f"devices {use} names a GPU twice", "each one once", "devices.use")
+    reason = f"{len(wanted)} of {len(gpus)} visible devices, as asked"
+    return Decision(tuple(by_index[index] for index in wanted), {"devices": reason})

@@ -5,15 +5,15 @@ Activations: the bytes that the backward pass keeps, counted by the task (Facts.
 and scaled by the width of the precision.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
-from samecurve.core.strategies import StatePlacement, StrategySpec
+from samecurve.core.planning.optimizer import itemsize, optimizer_state
+from samecurve.core.strategies import StrategySpec
 
 # Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):
 # autocast keeps matrix inputs in 2 bytes, norms and the residual stream in 4, so the share lies
@@ -65,7 +65,7 @@ def memory_options(config: Config, precision: Precision | None = None) -> Memory
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MemoryTerm:
     """A summand of the bytes that a device holds."""
 
@@ -74,7 +74,7 @@ class MemoryTerm:
     formula: str  # in words and numbers, for the plan's table
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PassingTerm(MemoryTerm):
     """A summand that exists at one moment of a step, when some of the activations do not."""
 
@@ -102,11 +102,11 @@ def settled(terms: list[MemoryTerm], activations: int) -> list[MemoryTerm]:
 def _counted(term: PassingTerm, activations: int, largest: PassingTerm) -> MemoryTerm:
     if term is not largest:
         formula = f"{term.formula}; not when {largest.name} is held, which takes more"
-        return MemoryTerm(name=term.name, bytes=0, formula=formula)
+        return MemoryTerm(term.name, 0, formula)
     formula = term.formula
     if activations:
         formula += f"; what it is more than {term.why}"
-    return MemoryTerm(name=term.name, bytes=term.beyond(activations), formula=formula)
+    return MemoryTerm(term.name, term.beyond(activations), formula)
 
 
 def autocast_itemsize(precision: Precision) -> int:
@@ -115,7 +115,7 @@ def autocast_itemsize(precision: Precision) -> int:
 
 
 def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
-    """Weights, gradients and optimizer state: whole, or one shard of each."""
+    """The terms of weights, gradients and optimizer state: whole, or one shard of each."""
     width = options.itemsize
     state = optimizer_state(options.optimizer, options.precision, facts)
 
@@ -124,8 +124,8 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
         if shards > 1:
             formula += f" / {shards} shards"
         if options.offload:
-            return MemoryTerm(name=name, bytes=0, formula=f"{formula}: in host memory")
-        return MemoryTerm(name=name, bytes=size, formula=formula)
+            return MemoryTerm(name, 0, f"{formula}: in host memory")
+        return MemoryTerm(name, size, formula)
 
     def weights(name: str, numbers: int) -> MemoryTerm:
         return term(name, -(-numbers * width // shards), f"{numbers} x {width} B")
@@ -149,15 +149,12 @@ def packed_bytes(facts: Facts) -> int:
     return sum(prod(facts.arrays[name]) for name in facts.packed)
 
 
-def state_sharded_by_block(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
-    """A shard of weights, gradients and optimizer state, and the parts gathered for a while.
+def _gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
+    """The parts of a sharded model that are gathered for a while.
 
     Blocks are gathered one after the other, each while the block before it computes; parameters
     outside of blocks stay gathered.
     """
-    state = replicated_state(options, facts, shards)
-    if shards == 1:
-        return state
     width = options.itemsize
     narrow = autocast_itemsize(options.precision)
     # blocks may be unequal: block_params is the largest
@@ -175,45 +172,25 @@ def state_sharded_by_block(options: MemoryOptions, facts: Facts, shards: int) ->
     if facts.packed:
         gathered += min(packed_bytes(facts), blocks * facts.block_packed)
         formula += f" and {facts.block_packed} B packed"
-    return [
-        *state,
-        MemoryTerm(name="gathered", bytes=gathered, formula=formula),
-        PassingTerm(
-            name="reduced",
-            bytes=2 * largest * width,
-            formula=f"2 x {largest} x {width} B: the largest group's gradients on their way",
-            absent=1.0,
-            why="activations, which are let go of by then",
-        ),
-    ]
+    reduced = PassingTerm(
+        "reduced",
+        2 * largest * width,
+        f"2 x {largest} x {width} B: the largest group's gradients on their way",
+        absent=1.0,
+        why="activations, which are let go of by then",
+    )
+    return [MemoryTerm("gathered", gathered, formula), reduced]
 
 
-def state_sharded_whole(options: MemoryOptions, facts: Facts, shards: int) -> list[MemoryTerm]:
-    """A shard of each, and the whole model, gathered once and kept to the last backward pass."""
-    state = replicated_state(options, facts, shards)
-    if shards == 1:
-        return state
+def _gathered_whole(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
+    """The whole model, gathered once and kept to the last backward pass, and whole gradients."""
     width = options.itemsize
+    weights = f"{facts.params} x {width} B, whole during a step"
+    gradients = f"{facts.trainable} x {width} B, whole gradients"
     return [
-        *state,
-        MemoryTerm(
-            name="gathered",
-            bytes=facts.params * width,
-            formula=f"{facts.params} x {width} B, whole during a step",
-        ),
-        MemoryTerm(
-            name="reduced",
-            bytes=facts.trainable * width,
-            formula=f"{facts.trainable} x {width} B, whole gradients",
-        ),
+        MemoryTerm("gathered", facts.params * width, weights),
+        MemoryTerm("reduced", facts.trainable * width, gradients),
     ]
-
-
-_STATE_TERMS: Mapping[StatePlacement, Callable[[MemoryOptions, Facts, int], list[MemoryTerm]]] = {
-    "replicated": replicated_state,
-    "sharded by block": state_sharded_by_block,
-    "sharded whole": state_sharded_whole,
-}
 
 
 def state_terms(
@@ -231,7 +208,11 @@ def state_terms(
     shards: devices that share one copy of the model (1: each holds the whole)
     sharing_process: devices of one CPU process, which share the memory of the process itself
     """
-    terms = list(_STATE_TERMS[spec.state](options, facts, shards))
+    terms = replicated_state(options, facts, shards)
+    if shards > 1 and spec.state == "sharded by block":
+        terms += _gathered_by_block(options, facts)
+    elif shards > 1:
+        terms += _gathered_whole(options, facts)
     of_a_step = (
         _copies(options, facts, spec),
         _unpacked(options, facts),
@@ -243,7 +224,7 @@ def state_terms(
         formula += f", shared by {sharing_process} devices"
     reserved = _RESERVED[kind] + (facts.library_bytes if kind == "cpu" else 0)
     reserved //= sharing_process
-    return [*terms, MemoryTerm(name="process", bytes=reserved, formula=formula)]
+    return [*terms, MemoryTerm("process", reserved, formula)]
 
 
 def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
@@ -259,7 +240,7 @@ def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryT
     if not numbers:
         return None
     formula = f"{numbers} x {narrow} B: weights as products take them, {kept}"
-    return MemoryTerm(name="copies", bytes=numbers * narrow, formula=formula)
+    return MemoryTerm("copies", numbers * narrow, formula)
 
 
 def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
@@ -268,7 +249,7 @@ def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
         return None
     width = options.itemsize
     formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
-    return MemoryTerm(name="unpacked", bytes=2 * facts.unpacked * width, formula=formula)
+    return MemoryTerm("unpacked", 2 * facts.unpacked * width, formula)
 
 
 def _scratch(options: MemoryOptions, facts: Facts, kind: str) -> MemoryTerm | None:
@@ -285,9 +266,9 @@ def _scratch(options: MemoryOptions, facts: Facts, kind: str) -> MemoryTerm | No
     size *= itemsize(precision)
     rerun = facts.rerun_share.get(options.recompute, 0.0)
     if not rerun:
-        return MemoryTerm(name="scratch", bytes=size, formula=formula)
+        return MemoryTerm("scratch", size, formula)
     why = "the block that is run again later"
-    return PassingTerm(name="scratch", bytes=size, formula=formula, absent=rerun, why=why)
+    return PassingTerm("scratch", size, formula, absent=rerun, why=why)
 
 
 def sample_bytes(options: MemoryOptions, facts: Facts) -> int | None:
@@ -313,7 +294,7 @@ def activation_term(
         formula += f", recompute {options.recompute}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
-    return MemoryTerm(name="activations", bytes=micro_batch_size * each, formula=formula)
+    return MemoryTerm("activations", micro_batch_size * each, formula)
 
 
 def feature_term(options: MemoryOptions, facts: Facts, global_batch_size: int) -> MemoryTerm | None:
@@ -325,7 +306,7 @@ def feature_term(options: MemoryOptions, facts: Facts, global_batch_size: int) -
         f"3 x {global_batch_size} samples x {each} B: of the whole batch, as sent, and their"
         " gradients; without what batch_loss() computes of them"
     )
-    return MemoryTerm(name="features", bytes=3 * global_batch_size * each, formula=formula)
+    return MemoryTerm("features", 3 * global_batch_size * each, formula)
 
 
 def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> MemoryTerm | None:
@@ -334,4 +315,4 @@ def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> Memory
         return None
     width = options.itemsize
     formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
-    return MemoryTerm(name="after step", bytes=facts.params * width, formula=formula)
+    return MemoryTerm("after step", facts.params * width, formula)

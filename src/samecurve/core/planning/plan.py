@@ -4,77 +4,45 @@ planner.py decides. A plan is written to plan.json, whose keys are public.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
-from samecurve.core.config.values import MOST_STEPS, Precision, Recompute
+from samecurve.core.config.values import MOST_STEPS
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.fixed import Fixed, as_mapping, parse_dataclass
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule
 from samecurve.core.protocols import Held, Progress
-from samecurve.core.strategies import STRATEGIES, StrategySpec
+from samecurve.core.strategies import STRATEGIES
 from samecurve.units import counted
 
-# keys of plan.json, in their order: where a plan has their values
-_ON_DISK = {
-    "engine": "layout.engine",
-    "strategy": "layout.strategy",
-    "backend": "layout.backend",
-    "devices": "layout.devices",
-    "visible": "layout.visible",
-    "processes": "layout.world_size",
-    "shards": "layout.shards",
-    "together": "layout.every_rank_every_round",
-    "batch": "batch.global_batch_size",
-    "micro": "batch.micro_batch_size",
-    "rounds": "batch.accumulation_steps",
+# keys of plan.json and of the journal, in their order; those of later fields follow
+_ORDER = """
+    engine strategy backend devices visible processes shards together batch micro rounds nominal
+    steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
+    offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
+    reference because warnings fixed exact slot_times whole_batch compile float8 allow_coupled best
+    early_stop test_samples ema
+"""
+_NAMES = {  # of the fields whose keys are older than their names
+    "processes": "world_size",
+    "together": "every_rank_every_round",
+    "batch": "global_batch_size",
+    "micro": "micro_batch_size",
+    "rounds": "accumulation_steps",
     "nominal": "nominal_weight",
-    "steps": "steps",
-    "samples": "samples",
-    "eval_samples": "eval_samples",
-    "tokens_per_sample": "tokens_per_sample",
-    "precision": "compute.precision",
-    "threads": "compute.threads",
-    "recompute": "compute.recompute",
-    "norm_sync": "compute.norm_sync",
-    "reshard": "layout.reshard",
-    "offload": "layout.offload",
-    "compress": "layout.compress",
-    "keyed": "compute.keyed_dropout",
-    "preflight": "layout.preflight",
-    "schedule": "schedule",
-    "every": "every",
-    "keep": "keep",
-    "non_finite": "compute.non_finite",
-    "memory": "memory",
-    "flops_per_step": "flops_per_step",
-    "peak_flops": "peak_flops",
-    "reference": "reference",
+    "keyed": "keyed_dropout",
     "because": "reasons",
-    "warnings": "warnings",
-    "fixed": "fixed",
-    "exact": "compute.exact",
-    "slot_times": "batch.microbatch_seconds",
-    "whole_batch": "compute.whole_batch",
-    "compile": "compute.compile",
-    "float8": "compute.float8",
-    "allow_coupled": "compute.allow_coupled",
-    "best": "best",
-    "early_stop": "early_stop",
-    "test_samples": "test_samples",
-    "ema": "compute.ema",
+    "slot_times": "microbatch_seconds",
 }
-_DERIVED = {"rounds"}  # follows from the others
 _OLDER = {"reseeded"}  # of older plans: whether masks followed the device
+# parts of a plan that have no key themselves: their fields stand beside those of the plan
+_SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -106,29 +74,11 @@ class Plan:
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
         return (
-            f"<Plan: {self.engine} {self.strategy} on {devices}, batch {self.global_batch_size},"
-            f" {self.steps} steps>"
+            f"<Plan: {self.layout.engine} {self.layout.strategy} on {devices},"
+            f" batch {self.global_batch_size}, {self.steps} steps>"
         )
 
-    @property
-    def engine(self) -> str:
-        return self.layout.engine
-
-    @property
-    def strategy(self) -> str:
-        return self.layout.strategy
-
-    @property
-    def spec(self) -> StrategySpec:
-        return self.layout.spec
-
-    @property
-    def backend(self) -> str:
-        return self.layout.backend
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        return self.layout.devices
+    # names that users read (docs/python.md); our own code asks the sections
 
     @property
     def num_devices(self) -> int:
@@ -137,17 +87,6 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.layout.world_size
-
-    @property
-    def shards(self) -> int:
-        return self.layout.shards
-
-    @property
-    def is_one_process(self) -> bool:
-        return self.layout.is_one_process
-
-    def devices_of(self, rank: int) -> range:
-        return self.layout.devices_of(rank)
 
     @property
     def global_batch_size(self) -> int:
@@ -162,40 +101,6 @@ class Plan:
         return self.batch.accumulation_steps
 
     @property
-    def is_split(self) -> bool:
-        return self.batch.is_split
-
-    def microbatches_of(self, count: int, device: int) -> range:
-        return self.batch.microbatches_of(count, device)
-
-    def assignment(self, samples: int, device: int) -> Assignment:
-        return self.batch.assignment(samples, device)
-
-    @property
-    def precision(self) -> Precision:
-        return self.compute.precision
-
-    @property
-    def recompute(self) -> Recompute:
-        return self.compute.recompute
-
-    @property
-    def threads(self) -> int:
-        return self.compute.threads
-
-    @property
-    def exact(self) -> bool:
-        return self.compute.exact
-
-    @property
-    def whole_batch(self) -> bool:
-        return self.compute.whole_batch
-
-    @property
-    def compile(self) -> bool:
-        return self.compute.compile
-
-    @property
     def memory_estimate(self) -> int | None:
         """Bytes of a device's peak, as it is measured: without the process itself on a GPU.
 
@@ -203,12 +108,12 @@ class Plan:
         """
         if not any(term.name == "activations" for term in self.memory):
             return None
-        on_cpu = self.devices[0].kind == "cpu"
+        on_cpu = self.layout.devices[0].kind == "cpu"
         return sum(term.bytes for term in self.memory if term.name != "process" or on_cpu)
 
     @cached_property
     def order(self) -> Order:
-        return Order(self.samples, self.global_batch_size, self.fixed.seed, self.fixed.anchor)
+        return Order(self.samples, self.batch.global_batch_size, self.fixed.seed, self.fixed.anchor)
 
     def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The learning rate of a step.
@@ -226,7 +131,7 @@ class Plan:
         return self.test_samples if which == "test" else self.eval_samples
 
     def actions_at_end(self) -> set[str]:
-        return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
+        return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
 
     def stops_early(self, waited: int) -> bool:
         """waited: evaluations in a row without a better one"""
@@ -245,44 +150,49 @@ class Plan:
 
     @property
     def _steps_between(self) -> dict[str, int]:
-        every = {
-            "evaluate": self.every.evaluate,
-            "sample": self.every.sample,
-            "save": self.every.save,
-            "hash": self.every.hash,
-        }
-        return {what: gap for what, gap in every.items() if gap}
+        every = asdict(self.every)
+        return {what: every[what] for what in ("evaluate", "sample", "save", "hash") if every[what]}
 
     def to_json(self) -> dict[str, Any]:
         """The form in plan.json and the journal, whose public keys are older than our names."""
-        values = {key: _plain(attrgetter(path)(self)) for key, path in _ON_DISK.items()}
-        return {**values, "fixed": self.fixed.to_json()}
+        values = asdict(self)
+        for section in _SECTIONS:
+            values |= values.pop(section)
+        values["accumulation_steps"] = self.batch.accumulation_steps  # follows from the others
+        values["fixed"] = self.fixed.to_json()
+        return {key: values[name] for key, name in _names_by_key().items()}
 
     @classmethod
     def from_json(cls, value: object) -> "Plan":
         """ValueError: a key is missing, not known, or has no such value."""
         on_disk = as_mapping(value)
-        unknown = on_disk.keys() - _ON_DISK.keys() - _OLDER
+        names_by_key = _names_by_key()
+        unknown = on_disk.keys() - names_by_key.keys() - _OLDER
         if unknown:
             raise ValueError(f"{min(unknown)} is not known")
         devices = on_disk.get("devices")
         if not isinstance(devices, list | tuple) or not devices:
             raise ValueError("there are no devices")
-        batch = {"num_devices": len(devices)}
-        parts: dict[str, Any] = {"layout": {}, "batch": batch, "compute": {}}
-        for key in on_disk.keys() - _DERIVED - _OLDER:
-            part, _, name = _ON_DISK[key].rpartition(".")
-            (parts[part] if part else parts)[name] = on_disk[key]
-        parsed = parse_dataclass(cls, {**parts, "fixed": Fixed.from_json(on_disk.get("fixed"))})
-        if (parsed.engine, parsed.strategy) not in STRATEGIES:
-            raise ValueError(f"there is no strategy {parsed.strategy} of engine {parsed.engine}")
-        if not 0 <= parsed.steps <= MOST_STEPS or parsed.world_size < 1:
+        values = {names_by_key[key]: on_disk[key] for key in on_disk.keys() - _OLDER}
+        values.pop("accumulation_steps", None)
+        values["num_devices"] = len(devices)
+        for section, kind in _SECTIONS.items():
+            names = {field.name for field in fields(kind)} & values.keys()
+            values[section] = {name: values.pop(name) for name in names}
+        parsed = parse_dataclass(cls, {**values, "fixed": Fixed.from_json(on_disk.get("fixed"))})
+        layout = parsed.layout
+        if (layout.engine, layout.strategy) not in STRATEGIES:
+            raise ValueError(f"there is no strategy {layout.strategy} of engine {layout.engine}")
+        if not 0 <= parsed.steps <= MOST_STEPS or layout.world_size < 1:
             raise ValueError("a number of steps, devices or processes out of range")
         return parsed
 
 
-def _plain(value: Any) -> Any:
-    """A value of the plan, with dataclasses as dictionaries."""
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+def _names_by_key() -> dict[str, str]:
+    """The field, of the plan or of a section, that each key of plan.json stands for."""
+    ordered = [_NAMES.get(key, key) for key in _ORDER.split()]
+    kinds = (Plan, *_SECTIONS.values())
+    names = dict.fromkeys([*ordered, *(field.name for kind in kinds for field in fields(kind))])
+    keys = {name: key for key, name in _NAMES.items()}
+    unwritten = {*_SECTIONS, "num_devices"}  # as many as there are devices
+    return {keys.get(name, name): name for name in names if name not in unwritten}

@@ -6,43 +6,42 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 from dataclasses import replace
 
 from samecurve.core.config.sections import Config
-from samecurve.core.config.train_section import Train
 from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
-from samecurve.core.planning.balance import check_uneven, choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
+    check_uneven,
     choose_batch,
-    choose_exact_batch,
+    choose_speeds,
+    choose_uneven_split,
 )
 from samecurve.core.planning.capacity import Capacity, choose_capacity, fits_on
 from samecurve.core.planning.compute import (
     check_compile,
+    check_coupled,
     check_float8,
     check_model_computes,
     check_precision,
     choose_compute,
     choose_precision,
     choose_threads,
-    say_average,
-    say_compile,
-    say_dropout,
-    say_float8,
+    say_compute,
+    say_task,
+    say_task_steps,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
-from samecurve.core.planning.devices import choose_devices
-from samecurve.core.planning.exact import check_exact_layout, check_exact_model, exact_memory
+from samecurve.core.planning.exact import (
+    check_exact_layout,
+    check_exact_model,
+    choose_exact_batch,
+    exact_memory,
+)
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.layout import (
-    Layout,
-    choose_layout,
-    choose_strategy,
-    layout_warnings,
-)
-from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
+from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
@@ -55,18 +54,12 @@ from samecurve.core.planning.memory import (
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import (
+    Schedule,
     check_steps,
     choose_early_stop,
     choose_intervals,
     choose_peak,
     choose_schedule,
-)
-from samecurve.core.planning.task_effects import (
-    check_coupled,
-    say_batch_loss,
-    say_modes,
-    say_notes,
-    say_task_steps,
 )
 from samecurve.errors import UserError
 
@@ -89,7 +82,7 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     if train.exact:
         check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
     split = _even_split(config, layout, Capacity(), fixed=None).value
-    choose_threads(config.devices.threads, train, layout, cores=machine.cores, fixed=None)
+    choose_threads(config.devices, train, layout, machine.cores, fixed=None)
     check_steps(train.steps)
     choose_peak(config.schedule, config.optimizer.lr, config.batch, split.global_batch_size)
     choose_early_stop(train, eval_samples=None)
@@ -117,22 +110,15 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     capacity = log.take(choose_capacity(options, facts, layout))
     split = _choose_split(config, facts, layout, capacity, fixed=fixed, log=log)
     terms = _memory_terms(options, facts, layout, split, capacity, exact=train.exact, fixed=fixed)
-    threads = log.take(
-        choose_threads(config.devices.threads, train, layout, cores=machine.cores, fixed=fixed)
-    )
+    threads = log.take(choose_threads(config.devices, train, layout, machine.cores, fixed))
     now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
     order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
-    lr = config.optimizer.lr
-    peak = choose_peak(config.schedule, lr, config.batch, split.global_batch_size)
-    schedule = log.take(
-        choose_schedule(config.schedule, train.steps, peak, order, lr=lr, by_task=facts.schedule)
-    )
-    log.take(check_coupled(train, facts.coupled, split))
+    schedule = log.take(_choose_schedule(config, facts, order))
+    check_coupled(log, train, facts.coupled, split)
     early_stop = log.take(choose_early_stop(train, facts.eval_samples))
-    _say_effects(config, facts, layout, split, log)
-    _check_compute(config, facts, layout, precision, log)
-    log.warnings += _warnings(config, facts, layout, split, terms)
-    log.warnings += _warn_of_other_bits(train, layout, now_fixed)
+    _explain_training(log, config, facts, layout=layout, split=split, precision=precision)
+    log.warnings += _warnings(config, facts, layout, split, terms=terms, fixed=now_fixed)
+    flops = facts.flops_per_sample
     return Plan(
         layout=layout,
         batch=split,
@@ -152,7 +138,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         keep=train.keep,
         best=train.goal,
         early_stop=early_stop,
-        flops_per_step=_flops_per_step(facts, split.global_batch_size),
+        flops_per_step=flops * split.global_batch_size if flops else None,
         peak_flops=_peak_flops(layout.devices, precision.value),
         reference=facts.reference,
     )
@@ -238,6 +224,12 @@ def _memory_terms(
     return (*peak, *(term for term in others if term))
 
 
+def _choose_schedule(config: Config, facts: Facts, order: Order) -> Decision[Schedule]:
+    lr, section = config.optimizer.lr, config.schedule
+    peak = choose_peak(section, lr, config.batch, order.global_batch_size)
+    return choose_schedule(section, config.train.steps, peak, order, lr=lr, by_task=facts.schedule)
+
+
 def _fix(
     fixed: Fixed | None,
     facts: Facts,
@@ -261,31 +253,27 @@ def _fix(
     )
 
 
-def _say_effects(
-    config: Config, facts: Facts, layout: Layout, split: BatchSplit, log: DecisionLog
+def _explain_training(
+    log: DecisionLog,
+    config: Config,
+    facts: Facts,
+    *,
+    layout: Layout,
+    split: BatchSplit,
+    precision: Decision[Precision],
 ) -> None:
-    """Log the reasons of the optimizer and the task. UserError: the engine can't serve them."""
-    log.take(say_average(config.train))
-    log.take(say_modes(facts))
-    log.take(say_notes(facts))
-    check_engine_has(config.optimizer, config.engine)
-    log.take(
-        say_optimizer(config.optimizer, config.schedule, facts, layout, exact=config.train.exact)
-    )
-    log.take(say_task_steps(facts, layout))
-    log.take(say_batch_loss(facts, split))
+    """Log what the task, the optimizer and the section `train` make of a step.
 
-
-def _check_compute(
-    config: Config, facts: Facts, layout: Layout, precision: Decision[Precision], log: DecisionLog
-) -> None:
-    """UserError: the step can't be computed as the section `train` asks."""
+    UserError: the engine, the devices or the model can't serve them.
+    """
     train = config.train
+    say_task(log, train, facts)
+    check_engine_has(config.optimizer, config.engine)
+    say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.exact)
+    say_task_steps(log, facts, layout, split)
     check_compile(train, layout.engine)
-    log.take(say_compile(train, facts))
     check_float8(train, precision.value, layout, facts.blocks)
-    log.take(say_float8(train))
-    log.take(say_dropout(facts))
+    say_compute(log, train, facts)
     check_precision(log.take(precision), layout)
     check_model_computes(train, precision.value, facts)
 
@@ -313,31 +301,30 @@ def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
 
 
 def _warnings(
-    config: Config, facts: Facts, layout: Layout, split: BatchSplit, terms: tuple[MemoryTerm, ...]
+    config: Config,
+    facts: Facts,
+    layout: Layout,
+    split: BatchSplit,
+    *,
+    terms: tuple[MemoryTerm, ...],
+    fixed: Fixed,
 ) -> list[str]:
     """Warnings of what the config asked for and does not get, and of what the layout costs."""
+    train = config.train
     warnings = batch_warnings(config.batch, facts, split)
-    if config.train.eval_every and not facts.eval_samples:
+    if train.eval_every and not facts.eval_samples:
         warnings.append(
             "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
             " a user task)"
         )
     optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
-    return warnings + layout_warnings(config.devices, layout, optimizer_bytes)
-
-
-def _warn_of_other_bits(train: Train, layout: Layout, fixed: Fixed) -> list[str]:
-    """The warning for an exact run that goes on where its bits are others."""
-    began_on = fixed.computed_on
-    if not train.exact or began_on in {"", layout.computed_on}:
-        return []
-    return [f"this run began with {began_on}; from here its bits are those of {layout.computed_on}"]
-
-
-def _flops_per_step(facts: Facts, global_batch_size: int) -> float | None:
-    if not facts.flops_per_sample:
-        return None
-    return facts.flops_per_sample * global_batch_size
+    warnings += layout_warnings(config.devices, layout, optimizer_bytes)
+    if train.exact and fixed.computed_on not in {"", layout.computed_on}:
+        warnings.append(
+            f"this run began with {fixed.computed_on}; from here its bits are those of"
+            f" {layout.computed_on}"
+        )
+    return warnings
 
 
 def _peak_flops(devices: tuple[Device, ...], precision: Precision) -> float | None:

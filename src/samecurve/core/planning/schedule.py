@@ -99,25 +99,25 @@ def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyS
             "train.early_stop",
         )
     goal = section.goal
-    reason = (
-        f"after {counted(section.patience, 'evaluation')} in a row without a better {goal.metric}"
-        f" ({goal.mode}"
-    )
-    reason += f", by more than {section.min_delta:g})" if section.min_delta else ")"
+    patience = counted(section.patience, "evaluation")
+    margin = f", by more than {section.min_delta:g}" if section.min_delta else ""
+    reason = f"after {patience} in a row without a better {goal.metric} ({goal.mode}{margin})"
     rule = EarlyStopRule(goal, section.patience, section.min_delta)
     return Decision(rule, {"early stop": reason})
 
 
-def check_steps(steps: int | str) -> None:
-    """UserError: train.steps is 0, in steps or in epochs."""
-    if steps == 0 or epochs_of(steps) == 0:
-        raise _trains_nothing(steps)
+def check_steps(train_steps: int | str, steps: int | None = None) -> None:
+    """UserError: the run would take no step.
 
-
-def _trains_nothing(steps: int | str) -> UserError:
-    return UserError(
-        f"train.steps {steps} trains nothing", "--max-steps N or --epochs N", "train.steps"
-    )
+    train_steps: of the config
+    steps: their number; None: not known yet, where train.steps is in epochs
+    """
+    if 0 in {train_steps, epochs_of(train_steps), steps}:
+        raise UserError(
+            f"train.steps {train_steps} trains nothing",
+            "--max-steps N or --epochs N",
+            "train.steps",
+        )
 
 
 def choose_peak(
@@ -162,8 +162,7 @@ def choose_schedule(
     UserError: nothing would be trained, or the config sets what the task's schedule does not read.
     """
     steps, warmup = _steps(train_steps, order), _steps(section.warmup, order)
-    if steps < 1:
-        raise _trains_nothing(train_steps)
+    check_steps(train_steps, steps)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     reasons = {"steps": why_steps, **peak.reasons}
     if by_task:
@@ -191,9 +190,7 @@ def choose_schedule(
 
 def _check_not_set(section: ScheduleFields) -> None:
     """UserError: the config sets fields that the task's own schedule does not read."""
-    defaults = ScheduleFields()
-    names = ["warmup", "decay", "final", "cooldown"]
-    unheard = [name for name in names if getattr(section, name) != getattr(defaults, name)]
+    unheard = section.changed("warmup", "decay", "final", "cooldown")
     if unheard:
         keys = " and ".join(f"schedule.{name}" for name in unheard)
         verb = "does" if len(unheard) == 1 else "do"
@@ -206,13 +203,9 @@ def _check_not_set(section: ScheduleFields) -> None:
 
 def _steps(duration: int | str, order: Order) -> int:
     epochs = epochs_of(duration)
-    if epochs is None:
-        return int(duration)
-    return order.steps_to(epochs)
+    return int(duration) if epochs is None else order.steps_to(epochs)
 
 
 def _interval(duration: int | str, order: Order) -> int:
     epochs = epochs_of(duration)
-    if epochs is None:
-        return int(duration)
-    return max(1, round(epochs * order.steps_per_epoch))
+    return int(duration) if epochs is None else max(1, round(epochs * order.steps_per_epoch))

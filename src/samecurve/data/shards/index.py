@@ -1,7 +1,7 @@
-"""Where each row of shards begins: made once by one process, kept in the cache, memory-mapped.
+"""The index of shards: where each row begins. One process makes it once, and it stays in the cache.
 
-An index is known by the names, sizes and times of its files, so that a changed file makes a new
-one. Arrays go to disk as they are made, and are read by the page: neither takes memory by the row.
+The names, sizes and times of the files identify an index, so a changed file makes a new one. Its
+arrays are written as they are made, and memory-mapped: neither needs memory for each row.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
 from samecurve.errors import RunError
 
-_FORMAT = 1  # of what is kept
+_FORMAT = 1  # the version of an index's files
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class IndexWriter:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.notes: dict[str, Any] = {}  # what else the reader must know
+        self.notes: dict[str, Any] = {}  # further facts for the reader of the index
         self._arrays: dict[str, tuple[IO[bytes], str]] = {}
         self._digest = hashlib.sha256()
         self._rows: list[int] = []
 
     def append(self, name: str, values: NDArray[Any]) -> None:
-        """To an array, whose type is that of the first values."""
+        """Append to an array; its first values determine its type."""
         if name not in self._arrays:
             opened = open(self.home / f"{name}.bin", "wb")  # noqa: SIM115 - until close()
             self._arrays[name] = (opened, values.dtype.str)
@@ -51,7 +51,7 @@ class IndexWriter:
         file.write(np.ascontiguousarray(values, dtype).tobytes())
 
     def file_done(self, rows: int, digest: bytes) -> None:
-        """digest: of what this file holds, as far as it was read."""
+        """End a file. digest: of the part of its content that was read."""
         self._rows.append(rows)
         self._digest.update(f"{rows}/".encode() + digest)
 
@@ -75,7 +75,7 @@ class IndexWriter:
 
 
 class Index:
-    """Opened. `first_rows`: of each shard, and the number of all rows."""
+    """An opened index. `first_rows`: the first row of each shard, then the number of all rows."""
 
     def __init__(self, home: Path, shards: Sequence[Shard]) -> None:
         values = json.loads((home / "index.json").read_text())
@@ -105,9 +105,9 @@ class Index:
 def open_index(
     cache: Path, kind: str, files: Sequence[Path], made_by: Any, scan: Callable[..., None]
 ) -> Index:
-    """The index of these files, made if it is not there.
+    """The index of these files; it is made if the cache has none.
 
-    made_by: what else it follows from. scan: (shards, writer), which fills it.
+    made_by: what the index depends on beside the files. scan: (shards, writer) fills it.
     """
     statuses = [(file, file.stat()) for file in files]
     shards = [Shard(file, status.st_size, status.st_mtime_ns) for file, status in statuses]
@@ -123,7 +123,7 @@ def open_index(
 
 
 def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., None]) -> None:
-    """Beside its place, and renamed there: a kill leaves it whole or absent."""
+    """Make the index in a scratch directory and rename that: a kill leaves it whole or absent."""
     with directory_made_once(home) as scratch:
         with closing(IndexWriter(scratch)) as writer:
             scan(shards, writer)
@@ -133,16 +133,16 @@ def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., No
 
 
 def check_unchanged(shard: Shard, status: os.stat_result) -> None:
-    """RunError: the file is not the one that was indexed."""
+    """Compare a file with the index. RunError: the file has changed since it was indexed."""
     if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
         raise RunError(
             f"{shard.path} has changed since it was indexed",
-            "run the same command again, once the files rest",
+            "run the same command again, once nothing writes to the files",
             "data",
         )
 
 
 def _mapped(file: Path, dtype: str) -> NDArray[Any]:
-    if not file.stat().st_size:  # which can't be mapped
+    if not file.stat().st_size:  # an empty file can't be mapped
         return np.empty(0, dtype)
     return np.memmap(file, dtype, "r")

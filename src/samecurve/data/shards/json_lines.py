@@ -15,20 +15,18 @@ from samecurve.data.shards.open_files import OpenFiles
 from samecurve.errors import UserError
 
 _BLOCK = 1 << 20  # bytes scanned at once
-_MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with
+MARK = b"\xef\xbb\xbf"  # the mark with which some editors begin a UTF-8 file
 _SHOWN = 60  # characters of a line in an error
 
 
 def scan(shards: Sequence[Shard], writer: IndexWriter) -> None:
-    """UserError: a line is no object."""
+    """Index where each line begins. UserError: a line is no object."""
     for shard in shards:
         _Scan(shard.path, writer).run()
 
 
 class _Scan:
-    """A scan of a file, block by block; the beginning of a line at a block's end goes before the
-    next block.
-    """
+    """A scan of a file, block by block; a line that a block cuts is scanned with the next block."""
 
     def __init__(self, path: Path, writer: IndexWriter) -> None:
         self._path, self._writer = path, writer
@@ -40,8 +38,8 @@ class _Scan:
         with open(self._path, "rb", buffering=0) as file:
             while block := file.read(_BLOCK):
                 checksum = zlib.crc32(block, checksum)
-                if at == 0 and not rest and block.startswith(_MARK):
-                    at, block = len(_MARK), block[len(_MARK) :]
+                if at == 0 and not rest and block.startswith(MARK):
+                    at, block = len(MARK), block[len(MARK) :]
                 text = rest + block
                 end = text.rfind(b"\n") + 1
                 self._add_lines(np.frombuffer(text, np.uint8, end), at)
@@ -52,7 +50,7 @@ class _Scan:
         self._writer.file_done(self._rows, checksum.to_bytes(4, "big"))
 
     def _add_lines(self, text: NDArray[np.uint8], at: int) -> None:
-        """Whole lines, which begin at this byte of the file."""
+        """Add whole lines. at: the byte of the file where they begin."""
         ends = np.flatnonzero(text == ord("\n"))
         begins = np.concatenate(([0], ends[:-1] + 1))[: len(ends)]
         is_row = ends > begins
@@ -63,14 +61,14 @@ class _Scan:
             content = text[begins[line] : ends[line]].tobytes().strip()
             is_row[line] = bool(content)
             if content and not (content.startswith(b"{") and content.endswith(b"}")):
-                raise _no_object(self._path, self._lines + int(line) + 1, content)
+                raise no_object(content, f"{self._path}:{self._lines + int(line) + 1}")
         self._writer.append("begin", at + begins[is_row])
         self._rows += int(is_row.sum())
         self._lines += len(ends)
 
 
 class JsonLines:
-    """Rows by id. columns: the names that are kept; None: all."""
+    """Rows by id. columns: the names to keep; None: all."""
 
     def __init__(self, index: Index, columns: Sequence[str] | None) -> None:
         self._index, self._columns = index, columns
@@ -87,7 +85,7 @@ class JsonLines:
         ]
 
     def place(self, row: int) -> str:
-        """File and line of a row, as editors take it."""
+        """File and line of a row, in the form that editors open: path:line."""
         number = int(self._index.shards_of(np.array([row]))[0])
         return self._line(number, int(self._index["begin"][row]))
 
@@ -105,7 +103,7 @@ class JsonLines:
             row: dict[str, Any] = json.loads(text.decode())
         except ValueError as error:  # no JSON, or no UTF-8
             raise UserError(
-                f"not JSON: {error}", "mend this line", self._line(number, begin)
+                f"not JSON: {error}", "correct this line", self._line(number, begin)
             ) from None
         if self._columns is None:
             return row
@@ -114,28 +112,33 @@ class JsonLines:
         except KeyError as error:
             raise UserError(
                 f"this line has no {error}; it has {', '.join(row)}",
-                "leave the name out of columns=, or mend the line",
+                "leave the name out of columns=, or add it to the line",
                 self._line(number, begin),
             ) from None
 
     def _line(self, number: int, begin: int) -> str:
-        """Counted only where it is asked for: the index has no line numbers, since blank lines are
-        no rows.
-        """
-        shard, lines = self._index.shards[number], 1
-        with open(shard.path, "rb") as file:
-            while begin > 0 and (block := file.read(min(begin, _BLOCK))):
-                lines += block.count(b"\n")
-                begin -= len(block)
-        return f"{shard.path}:{lines}"
+        """File and line of a byte; lines are counted here, since the index has only rows."""
+        path = self._index.shards[number].path
+        return f"{path}:{line_number(path, begin)}"
 
 
-def _no_object(path: Path, line: int, content: bytes) -> UserError:
+def line_number(path: Path, offset: int) -> int:
+    """The number of the line that begins at this byte, counted from 1."""
+    lines = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (block := file.read(min(offset, _BLOCK))):
+            lines += block.count(b"\n")
+            offset -= len(block)
+    return lines
+
+
+def no_object(content: bytes, place: str) -> UserError:
+    """The error for a line that is not one JSON object."""
     shown = content[:_SHOWN].decode("utf-8", "replace")
     dots = " ..." if len(content) > _SHOWN else ""
     return UserError(
         f"not one JSON object in a line: {shown}{dots}",
         "JSON lines: each line a whole {...}. A file that is one array: jq -c '.[]' old.json >"
         " new.jsonl; one that was cut off: make it again",
-        f"{path}:{line}",
+        place,
     )

@@ -1,4 +1,4 @@
-"""Files that are read at places, few of them open at once."""
+"""Files of which parts are read, few of them open at a time."""
 
 import os
 import threading
@@ -13,9 +13,7 @@ _OPEN = 64
 
 
 class OpenFiles:
-    """Shards by number. May be called by several threads, and shared with forked processes: a read
-    moves no position.
-    """
+    """Open shards, by number. Threads and forked processes may share them."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
@@ -24,7 +22,7 @@ class OpenFiles:
         weakref.finalize(self, _close_all, self._descriptors)
 
     def read(self, number: int, begin: int, size: int) -> bytes:
-        """RunError: the file is not what it was when it was indexed."""
+        """Read bytes [begin, begin + size). RunError: the file has changed since it was indexed."""
         with self._lock:
             descriptor = self._descriptors.get(number)
             if descriptor is None:
@@ -37,7 +35,7 @@ class OpenFiles:
         if missing:
             raise RunError(
                 f"{self._shards[number].path} ends before byte {begin + size}",
-                "it was cut while it was read: mend it, and run the same command again",
+                "it was cut while it was read: restore it, and run the same command again",
                 "data",
             )
         return parts[0] if len(parts) == 1 else b"".join(parts)

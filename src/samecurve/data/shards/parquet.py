@@ -1,6 +1,7 @@
-"""Parquet: a row is {column: value}. It is stored in groups that are packed column by column, so
-that one row costs a whole group: the cache holds an unpacked copy in Arrow's own format, of which
-rows are read in place.
+"""Parquet: a row is {column: value}.
+
+Parquet packs groups of rows column by column, so reading one row would unpack a whole group. The
+cache therefore holds an unpacked copy in Arrow's own format, from which single rows are read.
 """
 
 import hashlib
@@ -21,17 +22,20 @@ from samecurve.errors import UserError
 from samecurve.units import show_bytes
 
 _BATCH = 1024  # rows of a record batch in the copy
-_OPEN = 64  # copies that are mapped at once
+_OPEN = 64  # most copies that are mapped at once
 
 
 def check_installed() -> None:
-    """UserError: what reads it is not there."""
+    """UserError: pyarrow is not installed."""
     if find_spec("pyarrow") is None:
         raise UserError("parquet needs pyarrow: not installed", install_command("parquet"), "data")
 
 
 def scan(shards: Sequence[Shard], writer: IndexWriter, columns: Sequence[str] | None) -> None:
-    """UserError: it is no parquet, columns differ between files, or the cache has no room."""
+    """Copy the shards into the cache and index the copies.
+
+    UserError: a file is no parquet, columns differ between files, or the cache has no room.
+    """
     from pyarrow import parquet
 
     schemas = [_schema(shard.path, columns) for shard in shards]
@@ -80,7 +84,7 @@ class Parquet:
         return rows
 
     def place(self, row: int) -> str:
-        """File and row in it."""
+        """File, and the number of the row in it."""
         number = int(self._index.shards_of(np.array([row]))[0])
         return f"{self._index.shards[number].path}: row {row - self._index.first_rows[number]}"
 
@@ -136,7 +140,7 @@ def _check_alike(shards: Sequence[Shard], schemas: Sequence[Any]) -> None:
         raise UserError(
             f"{shard.path} has other columns than {shards[0].path.name}:"
             f" {'; '.join(unlike) or 'in another order'}",
-            "columns= of those that all have alike, or make it again",
+            "columns= of columns that are alike in all files, or make this file again",
             "data",
         )
 
@@ -146,7 +150,7 @@ def _type(schema: Any, name: str) -> str:
 
 
 def _check_room(home: Path, shards: Sequence[Shard], schema: Any) -> None:
-    """UserError: the copy would surely not fit. What is packed well may still need more."""
+    """UserError: the copy can't fit. (Some columns need even more than their footer says.)"""
     needed = sum(_unpacked_bytes(shard.path, schema) for shard in shards)
     free = shutil.disk_usage(home).free
     if needed > free:
@@ -172,7 +176,7 @@ def _unpacked_bytes(path: Path, schema: Any) -> int:
 
 
 def _copy(file: Any, target: Path, schema: Any) -> list[int]:
-    """Returns the rows of each record batch."""
+    """Copy a file; returns the number of rows of each record batch."""
     from pyarrow import ipc
 
     sizes = []
@@ -193,7 +197,7 @@ def _digest(shard: Shard, schema: Any) -> bytes:
 
 
 def _value(column: Any, row: int) -> Any:
-    """Numbers and lists of numbers as numpy's, of the column's type; else as Python's own."""
+    """A value of a column: numbers and lists of them as numpy's, all else as Python's own types."""
     from pyarrow import types
 
     scalar, kind = column[row], column.type

@@ -27,10 +27,10 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def find_files(paths: Paths) -> list[Path]:
-    """The files of all paths and globs, in the order given, each once; the matches of a glob are
-    sorted. `shard-{0000..0017}.tar` is a range, as webdataset writes it.
+    """The files of all paths and globs, each once, in the order of the paths.
 
-    UserError: a path or glob has none.
+    The matches of a glob are sorted. `shard-{0000..0017}.tar` is a range, as in webdataset.
+    UserError: a path or glob has no file.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
     files = [file for path in several for one in _ranged(str(path)) for file in _files_at(one)]
@@ -40,15 +40,15 @@ def find_files(paths: Paths) -> list[Path]:
 
 
 def kind_of(files: Sequence[Path]) -> str:
-    """The kind of all these files. UserError: they are packed, mixed, or of no kind we read."""
+    """The kind of these files. UserError: some are compressed, of different or unknown kinds."""
     by_kind: dict[str, Path] = {}
     for file in files:
         suffix = file.suffix.lower()
         if suffix in _UNPACK:
             raise UserError(
                 f"{file} is compressed: it can't be read from the middle",
-                f"{_UNPACK[suffix]} {file.name}, and give what that makes (inside of a tar, images"
-                " may stay as they are)",
+                f"{_UNPACK[suffix]} {file.name}, and name the file that this makes (images inside a"
+                " tar may stay compressed)",
                 "data",
             )
         if suffix not in KINDS:

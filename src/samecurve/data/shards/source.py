@@ -1,4 +1,4 @@
-"""Shards as data of a task: rows by id, in whatever order a run asks for them."""
+"""Shards as the data of a task: rows by id, in any order."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ class Shards:
 
     paths: a path, a glob, or a list of these: JSON lines, parquet, or tar in webdataset's naming.
     columns: the names that are read of each row (of a tar, extensions); None: all.
-    decode: called with each row, a dict; what it returns stands for the row. It may ask by name for
-        `id` and `epoch` (samecurve.sample_rng(id, epoch)).
-    cache: where the index is kept; None: with the program's other files.
+    decode: called with each row, a dict; its result replaces the row. Its parameters may be named
+        `id` and `epoch` too (samecurve.sample_rng(id, epoch)).
+    cache: the directory of the index; None: the program's cache.
 
-    Where rows begin is found out once, by one process, and kept in the cache. UserError: no such
-    files, files of several kinds, a broken file (named with its line).
+    One process finds once where rows begin, and keeps this index in the cache. UserError: no such
+    files, files of several kinds, a broken file (the error names its line).
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Shards:
         return self._rows(np.asarray(ids, np.int64), epoch)
 
     def fingerprint(self) -> str:
-        """A digest of the files' content as far as the index knows it: all of JSON lines, names and
-        sizes of the members of a tar, the footers of parquet. Names and times of the files
-        themselves are left out.
+        """A digest of the content that the index has read, without names and times of the files.
+
+        It covers all of JSON lines, names and sizes of a tar's members, and parquet's footers.
         """
         return self._index.digest
 
@@ -86,12 +86,12 @@ class Shards:
 
 
 def _named_parameters(decode: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The parameters that a function asks for by name."""
+    """The parameters `id` and `epoch`, as far as a function has them."""
     if decode is None:
         return ()
     try:
         parameters = inspect.signature(decode).parameters
-    except (TypeError, ValueError):  # a function of a library that can't say
+    except (TypeError, ValueError):  # some functions of libraries have no signature
         return ()
     return tuple(name for name in ("id", "epoch") if name in parameters)
 

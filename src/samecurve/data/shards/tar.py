@@ -16,13 +16,13 @@ from samecurve.data.shards.tar_headers import NAMES, read_members
 from samecurve.errors import UserError
 
 _NAME = re.compile(r"^((?:.*/|)[^./]+)\.([^/]*)$", re.DOTALL)
-_AT_ONCE = 4096  # rows that are kept before they are written
+_AT_ONCE = 4096  # rows that are written together
 
 
 def scan(shards: Sequence[Shard], writer: IndexWriter) -> None:
-    """Headers alone are read.
+    """Index the members of each row; only headers are read.
 
-    UserError: it is no tar, or cut off; members of a key stand apart.
+    UserError: a file is no tar or is cut off, or members of one key are not neighbours.
     """
     rows = _RowWriter(writer)
     for shard in shards:
@@ -44,11 +44,11 @@ def scan(shards: Sequence[Shard], writer: IndexWriter) -> None:
     rows.close()
 
 
-_Value = tuple[str, int, int]  # extension, offset of its bytes, their number
+_Value = tuple[str, int, int]  # extension, offset and number of its bytes
 
 
 class _RowWriter:
-    """Rows into the index's arrays, many at once."""
+    """Writes rows into the index's arrays, many at once."""
 
     def __init__(self, writer: IndexWriter) -> None:
         self._writer = writer
@@ -134,8 +134,9 @@ class Tar:
 
 
 def _rows(shard: Shard) -> Iterator[tuple[str, list[_Value]]]:
-    """Neighbours of one key. Names without an extension and webdataset's own notes
-    (`__meta__.json`) are no rows, as there.
+    """Neighbouring members of one key.
+
+    As in webdataset, names without an extension and its own notes (`__meta__.json`) are left out.
     """
     key, values = None, list[_Value]()
     for name, offset, size in read_members(shard.path, shard.size):
@@ -148,7 +149,9 @@ def _rows(shard: Shard) -> Iterator[tuple[str, list[_Value]]]:
             key, values = match[1], []
         extension = match[2].lower()
         if any(other == extension for other, _, _ in values):
-            raise UserError(f"{shard.path}: {name} comes twice", "each member once", "data")
+            raise UserError(
+                f"{shard.path}: {name} comes twice", "make it again, each member once", "data"
+            )
         values.append((extension, offset, size))
     if key is not None:
         yield key, values

@@ -26,12 +26,12 @@ class Member(NamedTuple):
 
 
 def read_members(path: Path, file_size: int) -> Iterator[Member]:
-    """The regular files, in their order.
+    """The regular files of a tar, in their order.
 
-    UserError: it is no whole tar, or has a link or a sparse file, whose bytes stand elsewhere.
+    UserError: the tar is not whole, or has a link or a sparse file, whose bytes are elsewhere.
     """
     at = 0
-    extended: dict[bytes, bytes] = {}  # of the next member, by the headers before it
+    extended: dict[bytes, bytes] = {}  # what headers before the next member say of it
     with open(path, "rb") as file:
         while (header := _read(file, at, BLOCK)) != bytes(BLOCK):
             kind, size = _kind(path, header, at), _size(header[124:136])
@@ -96,7 +96,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _records(text: bytes) -> dict[bytes, bytes]:
-    """`27 path=some/name\\n`, one after another; the number is a record's length."""
+    """Parse records like `27 path=some/name\\n`; the number is the record's length."""
     records = {}
     while text.strip(b"\0"):
         length, _, _ = text.partition(b" ")

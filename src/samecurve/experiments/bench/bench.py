@@ -1,8 +1,8 @@
-"""`samecurve bench`: a config's own steps in several layouts of this machine, by the clock alone.
+"""`samecurve bench`: time the steps of a config in several layouts on this machine.
 
-What is measured is what `samecurve profile` measures, without its profiler. Each layout has
-processes of its own: what a process has held at most never goes down again (nor does jax's peak on
-a GPU), and a layout that fails takes no other with it.
+The measurement is that of `samecurve profile`, without its profiler. Each layout has processes of
+its own: the peak memory of a process never goes down (nor does jax's peak on a GPU), and a layout
+that fails does not affect the others.
 """
 
 import time
@@ -17,15 +17,21 @@ import psutil
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.devices import choose_devices
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
 from samecurve.experiments.bench.bench_page import UNDRAWN, bench_files, drawable
-from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench.bench_results import (
+    Bench,
+    LayoutPlan,
+    LayoutResult,
+    Row,
+    measured_rows,
+    row_of,
+)
 from samecurve.experiments.bench.bench_text import as_json as bench_json
-from samecurve.experiments.bench.bench_text import dump_json, head, line, notes
+from samecurve.experiments.bench.bench_text import dump_json, head, line, notes, table
 from samecurve.experiments.layouts import (
     OF_ONE_DEVICE,
     Layout,
@@ -46,8 +52,8 @@ from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
-_CPU_RANKS = 8  # the most that are tried where nobody says
-# options that only some strategies have, and how it is said that they are not wanted
+_CPU_RANKS = 8  # the most that are tried without --worlds
+# options that only some strategies have, and the value that turns each off
 _STRATEGY_OPTIONS = {"shards": None, "offload": False, "compress": "none", "balance": "even"}
 
 
@@ -60,12 +66,12 @@ def bench(
     to: Path | None,
     as_json: bool,
 ) -> int:
-    """Prints as it goes; returns the exit code: 1 if a layout failed.
+    """Measure and print layouts; return the exit code: 1 if a layout failed.
 
-    worlds, strategies: as the flags have them; None: those of this machine and config
-    to: where the files go; None: bench/NAME-TIME, or nowhere with as_json
+    worlds, strategies: values of the flags; None: those of this machine and config
+    to: directory for the files; None: bench/NAME-TIME, or no files with as_json
 
-    UserError: none of the layouts can be.
+    UserError: no layout is possible.
     """
     machine = probe()
     output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
@@ -73,33 +79,35 @@ def bench(
     facts = describe(loaded.config)
     plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
     bench = describe_bench(loaded, machine, facts, plans, schedule)
-    width = max(len(str(layout)) for layout in layouts)
     hints = list(loaded.notes)
     if output and not drawable():
         hints.append(UNDRAWN)
     for hint in hints:
         echo(f"note   {hint}", err=True)
     if not as_json:
-        echo(head(bench, width))
+        echo(head(bench))
     rows: list[Row] = []
     for row in measure_layouts(plans, schedule):
         rows.append(row)
         if not as_json:
-            echo(line(bench, row, width))
+            echo(line(bench, row))
     written = []
-    if output and any(row["status"] == "measured" for row in rows):
+    is_any_measured = bool(measured_rows(rows))
+    if output and is_any_measured:
         written = output.publish(bench_files(bench, rows))
     if as_json:
         echo(dump_json(bench_json(bench, rows)))
     else:
-        echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
+        shown = [table(bench, rows)] if is_any_measured else []
+        shown += [*notes(bench, rows), *(f"wrote  {path}" for path in written)]
+        echo("\n".join(shown))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 
 def choose_layouts(
     config: Config, machine: Machine, worlds: str | None, strategies: str | None
 ) -> list[Layout]:
-    """UserError: what was asked for is none, or leaves nothing to measure."""
+    """Choose the layouts. UserError: a flag is wrong, or leaves nothing to measure."""
     if strategies is not None:
         names = parse_strategies(strategies)
     elif config.devices.strategy != "auto":
@@ -137,9 +145,9 @@ def usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
 def plan_layout(
     config: Config, machine: Machine, facts: Facts, layout: Layout, schedule: ProfileSchedule
 ) -> LayoutPlan:
-    """The config on the first devices of those it names.
+    """Plan the config's own batch on the first of its devices.
 
-    Its batch is its own; what belongs to another strategy is left out, and that is said.
+    Options of other strategies are turned off; `without` lists them.
     """
     usable = usable_devices(config, machine)
     if usable[0].kind != "cuda":
@@ -178,10 +186,10 @@ def _plan_with(
     schedule: ProfileSchedule,
     **devices: Any,
 ) -> LayoutPlan:
-    """devices: settings of the layout. UserError: it can't be."""
+    """Plan a layout. devices: its settings. UserError: the layout is not possible."""
     devices = {"strategy": layout.strategy, **devices}
     sections = {
-        # nothing is evaluated here, so that nothing is said of it
+        # nothing is evaluated here, so the plan has no note about evaluation
         "train": config.train.model_copy(update={"eval_every": 0}),
         "devices": config.devices.model_copy(update=devices),
     }
@@ -197,7 +205,7 @@ def describe_bench(
     layout_plans: Sequence[LayoutPlan],
     schedule: ProfileSchedule,
 ) -> Bench:
-    """UserError: not one of the layouts can be."""
+    """Describe the benchmark. UserError: no layout is possible."""
     plans = tuple(each.plan for each in layout_plans if each.plan)
     if not plans:
         for each in layout_plans:
@@ -224,8 +232,8 @@ def measure_layouts(
 ) -> Iterator[Row]:
     """Measure the layouts, and give one row after the other.
 
-    ranks: other processes than its own; for tests
-    job: what they do, replaced only to plant faults
+    ranks: processes to use in place of new ones; for tests
+    job: the work of a rank; tests replace it to simulate faults
     """
     base = None
     with scratch("bench") as home:
@@ -245,14 +253,14 @@ def measure_layout(
 ) -> LayoutResult:
     """Measure one layout's steps in processes of its own. ranks, job: as in measure_layouts().
 
-    home: a directory to make; its `run` has the journal of the steps
+    home: a directory to create; its `run` has the journal of the steps
     """
     plan = layout_plan.plan
     if plan is None:
         return LayoutResult(layout_plan)
     home.mkdir()
     libraries = entry_of(layout_plan.config.task).libraries
-    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
+    fresh = pool(plan.layout.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
     try:
         with nullcontext(ranks) if ranks else fresh as warm:
             profile = run_profile(

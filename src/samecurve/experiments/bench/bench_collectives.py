@@ -1,6 +1,6 @@
-"""`samecurve bench --collectives`: what it costs ranks to pass values on, from 4 KiB up.
+"""`samecurve bench --collectives`: how long collectives take between ranks, from 4 KiB up.
 
-Through what was timed goes a line: latency and bandwidth.
+A line is fitted to the timings: latency and bandwidth.
 
 The size of a collective is that of the whole array: what is reduced, gathered, or scattered.
 Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md): algorithm = size / seconds; bus =
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.devices import choose_devices
 from samecurve.core.planning.layout import choose_sync
-from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.strategies import auto_strategy
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench_text import dump_json
@@ -27,19 +26,20 @@ from samecurve.experiments.layouts import parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
+from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import probe
 from samecurve.run.directory.provenance import surroundings
 from samecurve.terminal import echo
 from samecurve.units import show_bytes, show_count
 from samecurve.worker.jobs.collectives_job import CollectiveJob, time_rank
 
-# how often an element passes a link, nearly
+# how often an element passes a link, approximately
 COLLECTIVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 SIZES = tuple(4096 << power for power in range(0, 17, 2))  # 4 KiB to 256 MiB
 _TIMES = 20
 _LONGEST = 8.0  # seconds for one size: larger ones are left out
 _PATIENCE = 300.0
-_ROOM = 1 / 16  # of a device's memory: the largest array, of which there are copies on their way
+_ROOM = 1 / 16  # the largest array's share of a device's memory, which also holds copies
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Timing:
     """Timings of one size; the fields are keys of bench.json."""
 
     bytes: int
-    seconds: float  # the median of what the slowest rank took
+    seconds: float  # median of the slowest rank's time
     algorithm_bytes_per_second: float
     bus_bytes_per_second: float
 
@@ -66,14 +66,14 @@ class Curve:
     sizes: tuple[Timing, ...] = ()
     alpha_seconds: float | None = None
     bytes_per_second: float | None = None
-    misfit: float | None = None  # the largest share by which the line is off
+    misfit: float | None = None  # largest relative error of the line
     cut: str = ""  # why larger sizes are missing
-    failed: str = ""  # why all are
+    failed: str = ""  # why all sizes are missing
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """Ranks that pass values on, one on each device."""
+    """Ranks of a collective, one on each device."""
 
     devices: tuple[Device, ...]
     backend: str
@@ -90,8 +90,9 @@ def bus_factor(name: str, world: int) -> float:
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """(seconds at size 0, seconds a byte) of the line whose errors are least as shares of what was
-    measured, so that small sizes count as much as large ones. Neither is negative.
+    """Fit a line with the least relative errors, so that small sizes count as much as large ones.
+
+    Returns (seconds at size 0, seconds a byte). Neither is negative.
     """
     x, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     (alpha, slope), *_ = np.linalg.lstsq(
@@ -103,12 +104,12 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]
 
 
 def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as_json: bool) -> int:
-    """Prints as it goes; returns the exit code: 1 if a collective failed.
+    """Measure and print collectives; return the exit code: 1 if a collective failed.
 
-    worlds: as --worlds has them; None: all that there are
-    to: where bench.json goes; None: bench/collectives-TIME, or nowhere with as_json
+    worlds: the value of --worlds; None: all devices
+    to: directory for bench.json; None: bench/collectives-TIME, or no file with as_json
 
-    UserError: there are no ranks for it.
+    UserError: there are too few devices.
     """
     machine = probe()
     usable = choose_devices(config.devices, config.engine, machine).value
@@ -126,7 +127,7 @@ def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as
             for curve in measure_curves(group):
                 measured.append(curve)
                 if not as_json:
-                    echo("\n".join(_lines(curve)))
+                    echo(_curve_text(curve))
     values = dump_json(_json(measured, usable[0], surroundings("torch", machine)))
     written = []
     if output and any(curve.sizes for curve in measured):
@@ -167,7 +168,7 @@ def measure_curves(
     """Measure one collective after the other. If a backend lacks one, the others still run.
 
     sizes: bytes of the whole array
-    times: how often each is timed
+    times: how often each size is timed
     """
     room = min(device.memory for device in group.devices) * _ROOM
     fitting = [size for size in sizes if size <= room]
@@ -247,29 +248,35 @@ def _head(devices: Sequence[Device], backend: str) -> str:
     kind = "CPU ranks" if devices[0].kind == "cpu" else "GPUs"
     return (
         f"bench  collectives over {backend}, {len(devices)} {kind} on {devices[0].name}, f32;"
-        f" median of {_TIMES}, the slowest rank's\n"
-        f"       {'collective':<15} {'bytes':>10} {'ms':>10} {'algorithm':>12} {'bus':>12}"
+        f" median of {_TIMES}, the slowest rank's"
     )
 
 
-def _lines(curve: Curve) -> list[str]:
+def _curve_text(curve: Curve) -> str:
+    """The table of one collective, and the line that fits its timings."""
     if curve.failed:
-        return [f"       {curve.name:<15} failed: {curve.failed}"]
+        return f"  {curve.name} failed: {curve.failed}"
     rows = [
-        f"       {curve.name:<15} {show_bytes(timing.bytes):>10} {timing.seconds * 1e3:>10.4g}"
-        f" {_rate(timing.algorithm_bytes_per_second):>12} {_rate(timing.bus_bytes_per_second):>12}"
+        [
+            show_bytes(timing.bytes),
+            f"{timing.seconds * 1e3:.4g}",
+            _rate(timing.algorithm_bytes_per_second),
+            _rate(timing.bus_bytes_per_second),
+        ]
         for timing in curve.sizes
     ]
+    numbers = [Column(title, right=True) for title in (curve.name, "ms", "algorithm", "bus")]
     bandwidth = "no end of it"
     if curve.bytes_per_second:
         bandwidth = _rate(curve.bytes_per_second)
-    rows.append(
-        f"       {curve.name:<15} line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus /"
-        f" {bandwidth}; off by {curve.misfit or 0:.0%} at most"
-    )
+    lines = [
+        table_text(numbers, rows),
+        f"  line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus / {bandwidth}; off by"
+        f" {curve.misfit or 0:.0%} at most",
+    ]
     if curve.cut:
-        rows.append(f"         {curve.cut}")
-    return rows
+        lines.append(f"  {curve.cut}")
+    return "\n".join(lines)
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -1,4 +1,4 @@
-"""A benchmark's files: the numbers, one picture for papers, one page that needs nothing else."""
+"""The files of a benchmark: the numbers, one picture for papers, one self-contained page."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import samecurve
 from samecurve.core.measurement.profile_types import MEANING, PARTS
 from samecurve.core.system.installation import install_command
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
-from samecurve.experiments.bench.bench_text import as_json, columns, dump_json, notes
+from samecurve.experiments.bench.bench_text import as_json, dump_json, figures, notes
 from samecurve.report.canvas import (
     COLOURS,
     SERIES,
@@ -36,7 +36,7 @@ _PART_COLOURS = {
     "optimizer": "s2",
     "other": "s7",
 }
-_INCHES = (15.0, 4.2)  # of three panels
+_INCHES = (15.0, 4.2)  # width and height of three panels
 _MAX_NAMES = 20  # layouts that an axis names
 UNDRAWN = (
     "matplotlib is not installed: no bench.png, and a page without pictures;"
@@ -79,7 +79,7 @@ def bench_files(bench: Bench, rows: Sequence[Row]) -> dict[str, bytes]:
 
 
 def _panels(bench: Bench, measured: Sequence[Row]) -> list[_Panel]:
-    parts = "; ".join(f"{name}: {MEANING[name]}" for name in PARTS[bench.plans[0].engine])
+    parts = "; ".join(f"{name}: {MEANING[name]}" for name in PARTS[bench.plans[0].layout.engine])
     return [
         _Panel(
             "scaling",
@@ -114,14 +114,15 @@ def _side_by_side(bench: Bench, panels: Sequence[_Panel]) -> bytes:
 
 def _title(bench: Bench) -> str:
     plan = bench.plans[0]
-    title = f"{legend_label(bench.name)}: {plan.engine} {plan.precision}, {plan.devices[0].name}"
+    engine, device = plan.layout.engine, plan.layout.devices[0].name
+    title = f"{legend_label(bench.name)}: {engine} {plan.compute.precision}, {device}"
     if bench.cpu:
         title += f", ranks share {bench.cores} cores"
     return title
 
 
 def _draw_scaling(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
-    """A line for each strategy, from the layout that all are held against."""
+    """Draw a line for each strategy. All lines begin at the baseline layout."""
     base, worlds = rows[0], sorted({row["world"] for row in rows})
     axes.plot(
         [worlds[0], worlds[-1]],
@@ -176,7 +177,7 @@ def _scaling_note(bench: Bench) -> str:
 
 def _draw_shares(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
     left = [0.0] * len(rows)
-    for name in PARTS[bench.plans[0].engine]:
+    for name in PARTS[bench.plans[0].layout.engine]:
         widths = [100 * max(0.0, row["parts"][name]["share"]) for row in rows]
         axes.barh(
             range(len(rows)),
@@ -196,7 +197,7 @@ def _draw_shares(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
 
 
 def _name_rows(axes: "Axes", names: Sequence[str]) -> None:
-    """The first on top; too many of them are not named."""
+    """Name the rows, the first on top. Too many rows are not named."""
     if len(names) <= _MAX_NAMES:
         axes.set_yticks(range(len(names)), names)
     else:
@@ -206,7 +207,7 @@ def _name_rows(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _draw_memory(axes: "Axes", rows: Sequence[Row]) -> None:
-    """Under each layout its devices, the first one on top; a mark where the plan has the peak."""
+    """Draw the devices of each layout, the first one on top, and mark the plan's estimate."""
     unit, unit_bytes = _memory_unit(max(row["memory_bytes"] for row in rows))
     for number, row in enumerate(rows):
         peaks = row["memory_bytes_by_device"]
@@ -245,7 +246,7 @@ def _draw_memory(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _memory_unit(largest: int) -> tuple[str, int]:
-    """The one in which the largest peak is at least 2."""
+    """The largest unit in which the largest peak is at least 2."""
     for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if largest >= 2 * unit_bytes:
             return unit, unit_bytes
@@ -271,16 +272,16 @@ def _page(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> str
 def _body(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> Iterator[Html]:
     plan, measured = bench.plans[0], measured_rows(rows)
     scaling = "weak" if bench.weak else "strong"
-    what = f"{plan.engine} {plan.precision}, {plan.devices[0].name}, {scaling} scaling"
+    engine, device = plan.layout.engine, plan.layout.devices[0].name
+    what = f"{engine} {plan.compute.precision}, {device}, {scaling} scaling"
     yield element("header", element("h1", bench.name), element("span", what, class_="quiet"))
     for row in rows:
         if row["status"] != "measured":
             yield _unmeasured(row)
     yield element("h2", "Layouts")
-    shown = [column for column in columns(bench) if not column.left]
     yield table(
-        ["layout", *(column.title for column in shown)],
-        [[row["layout"], *(column.cell(row) for column in shown)] for row in measured],
+        ["layout", *(figures(bench, measured[0]) if measured else [])],
+        [[row["layout"], *figures(bench, row).values()] for row in measured],
         numbers=True,
     )
     noted = [note.partition(" ") for note in notes(bench, rows)]
@@ -308,7 +309,7 @@ def _unmeasured(row: Row) -> Html:
 
 
 def _peaks(row: Row) -> tuple[str, str]:
-    """Measured, and estimated."""
+    """The measured peaks and the estimated one."""
     estimate = row["memory_estimate_bytes"]
     peaks = ", ".join(map(show_bytes, row["memory_bytes_by_device"]))
     if not estimate:

@@ -1,4 +1,4 @@
-"""Results of a benchmark: each number is computed once, in a row; everything else shows rows."""
+"""Results of a benchmark. Each number is computed once, in a row; all output shows rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from samecurve.experiments.layouts import Layout
 from samecurve.experiments.profile.profile_text import Profile, measured_json
 from samecurve.observe.plan_text import arithmetic
 
-# a part of a step -> the share it counts for; the others are shares of their own
+# part of a step -> the share that includes it; other parts are shares of their own
 _SHARES = {
     "forward": "compute",
     "backward": "compute",
     "optimizer": "compute",
     "device": "compute",
 }
-Row = Mapping[str, Any]  # of a layout, as bench.json has it
+Row = Mapping[str, Any]  # the results of a layout, with the keys of bench.json
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LayoutPlan:
 
     layout: Layout
     config: Config
-    plan: Plan | None = None  # None: it is refused
+    plan: Plan | None = None  # None: the layout is refused
     refusal: UserError | None = None
-    without: tuple[str, ...] = ()  # options of the config that this strategy does not have
+    without: tuple[str, ...] = ()  # options of the config that this strategy lacks
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Bench:
     name: str
     config: Config
     schedule: ProfileSchedule
-    plans: tuple[Plan, ...]  # of the layouts that can be
+    plans: tuple[Plan, ...]  # of the layouts that are possible
     cores: int
-    load: float  # programs that wanted a core when it began
-    formulas: Mapping[str, str]  # how the task counts its work
+    load: float  # load average at the beginning
+    formulas: Mapping[str, str]  # how the task counts FLOPs
     environment: Mapping[str, Any]  # versions, host
     time: float
 
     @property
     def cpu(self) -> bool:
-        return self.plans[0].devices[0].kind == "cpu"
+        return self.plans[0].layout.devices[0].kind == "cpu"
 
     @property
     def weak(self) -> bool:
@@ -74,7 +74,7 @@ class Bench:
 
 
 def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
-    """base: what the speed-up is against: the first layout measured, with the fewest devices."""
+    """The row of a layout. base: the baseline of the speed-up, the first measured layout."""
     layout_plan = result.layout_plan
     layout, plan = layout_plan.layout, layout_plan.plan
     row: dict[str, Any] = {
@@ -85,13 +85,13 @@ def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
     }
     if plan:
         row |= {
-            "engine": plan.engine,
-            "processes": plan.world_size,
-            "backend": plan.backend,
-            "threads": plan.threads,
-            "batch": plan.global_batch_size,
-            "micro": plan.micro_batch_size,
-            "rounds": plan.accumulation_steps,
+            "engine": plan.layout.engine,
+            "processes": plan.layout.world_size,
+            "backend": plan.layout.backend,
+            "threads": plan.compute.threads,
+            "batch": plan.batch.global_batch_size,
+            "micro": plan.batch.micro_batch_size,
+            "rounds": plan.batch.accumulation_steps,
             "slots": list(plan.batch.microbatches_per_device),
             "arithmetic": arithmetic(plan),
             "without": list(layout_plan.without),
@@ -112,16 +112,16 @@ def _measured(profile: Profile, base: Profile) -> dict[str, Any]:
     tokens = plan.tokens_per_sample
     flops = None
     if plan.flops_per_step:
-        flops = plan.flops_per_step / plan.global_batch_size * samples_per_second
+        flops = plan.flops_per_step / plan.batch.global_batch_size * samples_per_second
     return {
         **values,
         "seconds_per_step": values["seconds"]["median"],
         "tokens_per_second": samples_per_second * tokens if tokens > 1 else None,
         "speedup": speedup,
-        "efficiency": speedup * base.plan.num_devices / plan.num_devices,
+        "efficiency": speedup * base.plan.layout.num_devices / plan.layout.num_devices,
         "shares": _shares(values["parts"]),
         "flops_per_second": flops,
-        "flops_per_second_per_device": flops / plan.num_devices if flops else None,
+        "flops_per_second_per_device": flops / plan.layout.num_devices if flops else None,
         "peak_flops": plan.peak_flops,
         "mfu": flops / plan.peak_flops if flops and plan.peak_flops else None,
         "memory_bytes_by_device": profile.peaks,

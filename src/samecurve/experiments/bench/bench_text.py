@@ -1,15 +1,15 @@
 """A benchmark in words and as JSON."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
-_ODD = 1.1  # times what there is to gain
+_ODD = 1.1  # a speed-up beyond this multiple of its bound is doubtful
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
@@ -19,19 +19,19 @@ def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "config": bench.name,
         "time": bench.time,
-        "engine": first.engine,
-        "precision": first.precision,
-        "device": first.devices[0].name,
-        "kind": first.devices[0].kind,
+        "engine": first.layout.engine,
+        "precision": first.compute.precision,
+        "device": first.layout.devices[0].name,
+        "kind": first.layout.devices[0].kind,
         "cores": bench.cores,
         "load": bench.load,
         "scaling": "weak" if bench.weak else "strong",
         "tokens_per_sample": first.tokens_per_sample,
         "steps": {"warm_up": bench.schedule.warm, "timed": bench.schedule.timed},
         "baseline": measured[0]["layout"] if measured else None,
-        "flops_per_sample": flops / first.global_batch_size if flops else None,
+        "flops_per_sample": flops / first.batch.global_batch_size if flops else None,
         "flops_formula": bench.formulas.get("flops"),
-        "peak_flops_per_device": peak / first.num_devices if peak else None,
+        "peak_flops_per_device": peak / first.layout.num_devices if peak else None,
         "layouts": list(rows),
         "notes": notes(bench, rows),
         "environment": dict(bench.environment),
@@ -42,60 +42,39 @@ def dump_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table."""
-
-    title: str
-    width: int
-    cell: Callable[[Row], str]  # of a measured row
-    left: bool = False  # a text, not a number
-
-    def padded(self, text: str) -> str:
-        if self.left:
-            return text.ljust(self.width)
-        return text.rjust(self.width)
-
-
-def columns(bench: Bench) -> list[Column]:
-    """Columns of the table and of the page, as this benchmark needs them."""
+def figures(bench: Bench, row: Row) -> dict[str, str]:
+    """The figures of a measured layout by the titles of their columns."""
     first = bench.plans[0]
-    rate = "tokens" if first.tokens_per_sample > 1 else "samples"
-    shown = []
+    shown = {}
     if bench.config.devices.balance != "even":
-        shown.append(Column("microbatches", 12, lambda row: " + ".join(map(str, row["slots"]))))
-    if bench.cpu and first.engine == "torch":
-        shown.append(Column("threads", 7, lambda row: f"{row['world']} x {row['threads']}"))
-    shown += [
-        Column("ms a step (min to max)", 24, _step_cell),
-        Column(f"{rate}/s", 9, lambda row: show_count(row[f"{rate}_per_second"])),
-        Column("speed-up", 8, lambda row: f"{row['speedup']:.2f}"),
-        Column("efficiency", 10, lambda row: f"{row['efficiency']:.1%}"),
-        *(_share_column(name) for name in ("compute", "sync", "data", "other")),
-    ]
-    if first.peak_flops and first.flops_per_step:
-        shown.append(Column("MFU", 6, lambda row: f"{row['mfu']:.1%}" if row["mfu"] else "-"))
-    elif first.flops_per_step:
-        shown.append(Column("TFLOP/s", 7, lambda row: f"{row['flops_per_second'] / 1e12:.3g}"))
-    return [*shown, Column("memory of a device", 0, _memory_cell, left=True)]
-
-
-def _share_column(name: str) -> Column:
-    def cell(row: Row) -> str:
-        if name not in row["shares"]:
-            return "-"
-        return f"{row['shares'][name]:.1%}"
-
-    return Column(name, 7, cell)
-
-
-def _step_cell(row: Row) -> str:
+        shown["microbatches"] = " + ".join(map(str, row["slots"]))
+    if bench.cpu and first.layout.engine == "torch":
+        shown["threads"] = f"{row['world']} x {row['threads']}"
     median, least, most = (row["seconds"][key] * 1e3 for key in ("median", "min", "max"))
-    return f"{median:.4g} ({least:.4g} to {most:.4g})"
+    shares = row["shares"]
+    shown |= {
+        "ms a step (min to max)": f"{median:.4g} ({least:.4g} to {most:.4g})",
+        f"{_unit(bench)}/s": show_count(row[f"{_unit(bench)}_per_second"]),
+        "speed-up": f"{row['speedup']:.2f}",
+        "efficiency": f"{row['efficiency']:.1%}",
+        **{
+            name: f"{shares[name]:.1%}" if name in shares else "-"
+            for name in ("compute", "sync", "data", "other")
+        },
+    }
+    if first.peak_flops and first.flops_per_step:
+        shown["MFU"] = f"{row['mfu']:.1%}" if row["mfu"] else "-"
+    elif first.flops_per_step:
+        shown["TFLOP/s"] = f"{row['flops_per_second'] / 1e12:.3g}"
+    return shown
+
+
+def _unit(bench: Bench) -> str:
+    return "tokens" if bench.plans[0].tokens_per_sample > 1 else "samples"
 
 
 def _memory_cell(row: Row) -> str:
-    """The first one's apart, since under dp it holds more than the others."""
+    """The memory of the devices; the first device apart, which holds more under dp."""
     first, *others = row["memory_bytes_by_device"]
     if not others or show_bytes(first) == show_bytes(min(others)) == show_bytes(max(others)):
         return show_bytes(first)
@@ -103,8 +82,8 @@ def _memory_cell(row: Row) -> str:
     return f"{show_bytes(first)} the first, {show_bytes(max(others))} {the_others}"
 
 
-def head(bench: Bench, width: int) -> str:
-    """width: of the layouts' names."""
+def head(bench: Bench) -> str:
+    """The lines before the first measurement."""
     plan, batch, schedule = bench.plans[0], bench.config.batch, bench.schedule
     if bench.weak:
         each = f"{batch.per_device}"
@@ -113,34 +92,38 @@ def head(bench: Bench, width: int) -> str:
         scaling = f"weak scaling: the batch grows with the devices, {each} samples on each"
     else:
         scaling = (
-            f"strong scaling: a step is {plan.global_batch_size} samples in every layout, divided"
-            " among its devices"
+            f"strong scaling: a step is {plan.batch.global_batch_size} samples in every layout,"
+            " divided among its devices"
         )
     warm_up = f"{counted(schedule.warm, 'step')} to warm up"
-    titles = "  ".join(column.padded(column.title) for column in columns(bench))
-    lines = [
-        f"bench  {bench.name}, {plan.engine} {plan.precision} on {plan.devices[0].name}; {scaling}",
+    return (
+        f"bench  {bench.name}, {plan.layout.engine} {plan.compute.precision} on"
+        f" {plan.layout.devices[0].name}; {scaling}\n"
         f"       {warm_up}, thrown away, then {schedule.timed} timed; each layout in processes of"
-        " its own",
-        f"       {'layout':<{width}}  {titles}".rstrip(),
-    ]
-    return "\n".join(lines)
+        " its own"
+    )
 
 
-def line(bench: Bench, row: Row, width: int) -> str:
-    """A line of the table, with notes about this row below it."""
-    name = f"       {row['layout']:<{width}}"
-    if row["status"] != "measured":
-        first, *more = row["why"].splitlines()
-        if row["remedy"]:
-            first += f" ({row['remedy']})"
-        lines = [f"{name}  {row['status']}: {first}"]
-        lines += [f"         {text}" for text in more]
+def line(bench: Bench, row: Row) -> str:
+    """The result of a layout as soon as it is there, with notes about the layout below it."""
+    if row["status"] == "measured":
+        rate = show_count(row[f"{_unit(bench)}_per_second"])
+        result = f"{row['seconds']['median'] * 1e3:.4g} ms a step, {rate} {_unit(bench)}/s"
+        more = [f"without {option}" for option in row["without"]]
     else:
-        cells = "  ".join(column.padded(column.cell(row)) for column in columns(bench))
-        lines = [f"{name}  {cells}".rstrip()]
-        lines += [f"         without {option}" for option in row["without"]]
-    return "\n".join(lines)
+        first, *more = row["why"].splitlines()
+        result = f"{row['status']}: {first}"
+        if row["remedy"]:
+            result += f" ({row['remedy']})"
+    return "\n         ".join([f"       {row['layout']}  {result}", *more])
+
+
+def table(bench: Bench, rows: Sequence[Row]) -> str:
+    """The table of all measured layouts. At least one is measured."""
+    measured = measured_rows(rows)
+    columns = [Column(title, right=True) for title in figures(bench, measured[0])]
+    cells = [[row["layout"], *figures(bench, row).values(), _memory_cell(row)] for row in measured]
+    return table_text([Column("layout"), *columns, Column("memory of a device")], cells)
 
 
 def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
@@ -172,7 +155,7 @@ def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
 
 
 def _shares_meaning(bench: Bench) -> str:
-    if bench.plans[0].engine == "jax":
+    if bench.plans[0].layout.engine == "jax":
         compute = f"compute: {MEANING['device']}; what of it is sync is not known"
     else:
         compute = f"compute: forward, backward, optimizer; sync: {MEANING['sync']}"
@@ -182,7 +165,7 @@ def _shares_meaning(bench: Bench) -> str:
 def _core_notes(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
     """Notes on what a CPU can't show."""
     cores = bench.cores
-    if bench.plans[0].engine == "jax":
+    if bench.plans[0].layout.engine == "jax":
         note = (
             f"cpu    CPU devices share {cores} cores and one process's threads: more of them"
             " bring no more cores, so this shows what sharing out costs, not how GPUs scale"
@@ -215,7 +198,7 @@ def _thread_counts(measured: Sequence[Row]) -> str:
 
 
 def _shared_memory(measured: Sequence[Row]) -> str:
-    """Layouts whose devices are in one process."""
+    """A remark on layouts whose devices share one process."""
     shared = [row for row in measured if row["processes"] < row["world"]]
     if not shared:
         return ""
@@ -224,8 +207,8 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 
 
 def _bound(bench: Bench, base: Row, row: Row) -> float:
-    """How often the baseline's devices a layout has: cores on the CPU."""
-    if bench.cpu and bench.plans[0].engine == "torch":
+    """The bound of a layout's speed-up: its devices (CPU: cores) divided by the baseline's."""
+    if bench.cpu and bench.plans[0].layout.engine == "torch":
         cores = min(row["world"] * row["threads"], bench.cores)
         base_cores = min(base["world"] * base["threads"], bench.cores)
         return float(cores / base_cores)
@@ -233,7 +216,7 @@ def _bound(bench: Bench, base: Row, row: Row) -> float:
 
 
 def _doubts(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
-    """Numbers that can't be, and a machine that did something else."""
+    """Warnings: speed-ups that are not plausible, and a machine that was busy."""
     lines = []
     too_fast = [
         row["layout"] for row in measured if row["speedup"] > _ODD * _bound(bench, base, row)
@@ -263,14 +246,14 @@ def _flops_note(bench: Bench) -> str:
     if not plan.flops_per_step:
         return "flops  neither MFU nor TFLOP/s: the task does not say what a sample costs"
     work = (
-        f"{show_count(plan.flops_per_step / plan.global_batch_size)}FLOP a sample"
+        f"{show_count(plan.flops_per_step / plan.batch.global_batch_size)}FLOP a sample"
         f" ({bench.formulas.get('flops', 'as the task says')})"
     )
-    device = plan.devices[0].name
+    device = plan.layout.devices[0].name
     if not plan.peak_flops:
         return f"flops  samples a second x {work}; no MFU: the peak of {device} is not on file"
-    peak = show_count(plan.peak_flops / plan.num_devices)
+    peak = show_count(plan.peak_flops / plan.layout.num_devices)
     return (
         f"MFU    samples a second x {work} / peak; peak: {peak}FLOP/s a device, dense"
-        f" {plan.precision} of the {device}'s data sheet"
+        f" {plan.compute.precision} of the {device}'s data sheet"
     )

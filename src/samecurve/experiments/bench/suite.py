@@ -1,7 +1,7 @@
-"""`samecurve bench --suite`: every strategy for every model of a suite, a file of each.
+"""`samecurve bench --suite`: measure every strategy for every model of a suite.
 
-A combination that has a result is not measured again, so that a suite that was cut off goes on
-where it was; one that fails takes no other with it.
+Each combination has a result file, and is not measured again. So an interrupted suite continues
+where it stopped. A combination that fails does not affect the others.
 """
 
 import hashlib
@@ -21,7 +21,14 @@ from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
 from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, row_of
-from samecurve.experiments.bench.suite_text import Entry, failures, head, line, markdown
+from samecurve.experiments.bench.suite_text import (
+    Entry,
+    as_text,
+    failures,
+    head,
+    line,
+    markdown,
+)
 from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategies, parse_worlds
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool
@@ -39,20 +46,20 @@ _SUMMARY, _TABLE = "suite.json", "suite.md"
 
 @dataclass(frozen=True)
 class Suite:
-    """Models to measure."""
+    """A list of models to measure."""
 
     name: str
     models: tuple[str, ...]  # files of models/, without .yaml
-    vendor: str  # of the GPUs that it is for; '': CPU ranks
+    vendor: str  # vendor of the suite's GPUs; '': CPU ranks
     schedule: ProfileSchedule
 
     @property
     def devices(self) -> str:
-        """devices.use where no flag says it."""
+        """The value of devices.use, if no flag sets it."""
         return "auto" if self.vendor else "cpu:2"
 
     def files(self) -> list[Path]:
-        """Configs from the working directory or the checkout. UserError: one is not there."""
+        """Configs from the working directory or the checkout. UserError: a file is missing."""
         roots = [Path(), checkout() or Path()]
         home = next((root / "models" for root in roots if (root / "models").is_dir()), None)
         if home is None:
@@ -64,7 +71,7 @@ class Suite:
         return [home / f"{model}.yaml" for model in self.models]
 
     def check_vendor(self, there: str) -> None:
-        """there: of the GPUs here. UserError: they are others', or there are none."""
+        """Check the GPUs. there: vendor of the GPUs here. UserError: another vendor's, or none."""
         if self.vendor and there != self.vendor:
             other = f"--suite {there.lower()}, or " if there else ""
             raise UserError(
@@ -90,9 +97,9 @@ SUITES = {
 class SuiteRun:
     """A suite on this machine.
 
-    worlds, strategies: as the flags have them; None: one device and all, and every strategy
-    home: where each result has a file, and the summary
-    ranks, job: other processes than each one's own, for tests
+    worlds, strategies: values of the flags; None: one device and all, and every strategy
+    home: directory of the result files and the summary
+    ranks, job: processes to use in place of new ones, and their work; for tests
     """
 
     name: str
@@ -105,7 +112,7 @@ class SuiteRun:
     job: Callable[..., Any] = watch_rank
 
     def layouts(self, config: Config) -> list[Layout]:
-        """UserError: what was asked for is none."""
+        """The layouts to measure. UserError: a flag is wrong."""
         count = len(usable_devices(config, self.machine))
         if self.worlds is not None:
             worlds = parse_worlds(self.worlds)
@@ -120,7 +127,7 @@ class SuiteRun:
         return bench_layouts(worlds, names, config.engine)
 
     def entries(self, loaded: LoadedConfig) -> list[Entry]:
-        """Measured, kept from before, refused or failed, each printed as it is there."""
+        """The entries of a model: measured, kept, refused or failed. Each is printed at once."""
         config = loaded.config
         try:
             layouts, facts = self.layouts(config), describe(config)
@@ -166,7 +173,7 @@ class SuiteRun:
         plan = layout_plan.plan
         parts = {
             "config": layout_plan.config.model_dump(mode="json"),
-            "devices": [device.name for device in plan.devices] if plan else [],
+            "devices": [device.name for device in plan.layout.devices] if plan else [],
             "microbatches": list(plan.batch.microbatches_per_device) if plan else [],
             "steps": [self.schedule.warm, self.schedule.timed],
             "versions": versions,
@@ -175,9 +182,9 @@ class SuiteRun:
 
 
 def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool) -> int:
-    """Prints as it goes; returns the exit code: 1 if any failed, or none could be measured.
+    """Run and print a suite; return the exit code: 1 if a combination failed, or none was measured.
 
-    RunError: nothing can be written.
+    RunError: the directory can't be written.
     """
     try:
         suite.home.mkdir(parents=True, exist_ok=True)
@@ -188,25 +195,27 @@ def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool
         (suite.home / _TABLE).write_text(markdown(suite.name, entries))
     except OSError as error:
         raise RunError(
-            f"{suite.home} can't be written: {error.strerror}", "--to DIR, one of yours", "--to"
+            f"{suite.home} can't be written: {error.strerror}",
+            "--to DIR, a directory in which you may write",
+            "--to",
         ) from None
     if as_json:
         echo(json.dumps(entries, indent=1))
     else:
         written = (f"wrote  {suite.home / name}" for name in (_SUMMARY, _TABLE))
-        echo("\n".join([markdown(suite.name, entries), *failures(entries), *written]))
+        echo("\n".join([as_text(suite.name, entries), *failures(entries), *written]))
     status = {entry["status"] for entry in entries}
     return 0 if "failed" not in status and "measured" in status else 1
 
 
 def _lost(model: str, error: SamecurveError) -> Entry:
-    """A model of which nothing can be measured."""
+    """The entry of a model for which nothing can be measured."""
     why = {"why": error.cause, "remedy": error.remedy}
     return {"model": model, "layout": "-", "status": "failed", **why}
 
 
 def _read(file: Path) -> Entry | None:
-    """None: it is not there, or not whole."""
+    """Read a result file. None: it is missing or incomplete."""
     try:
         entry = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -234,18 +243,18 @@ def _numbers(result: LayoutResult) -> dict[str, Any]:
     tokens = row["tokens_per_second"]
     return {
         **row,
-        "devices": [device.name for device in plan.devices],
-        "precision": plan.precision,
+        "devices": [device.name for device in plan.layout.devices],
+        "precision": plan.compute.precision,
         "steps_per_second": 1 / seconds["median"],
-        "samples_per_second_per_device": row["samples_per_second"] / plan.num_devices,
-        "tokens_per_second_per_device": tokens / plan.num_devices if tokens else None,
+        "samples_per_second_per_device": row["samples_per_second"] / plan.layout.num_devices,
+        "tokens_per_second_per_device": tokens / plan.layout.num_devices if tokens else None,
         "first_step_seconds": seconds["first"],
-        "step_seconds": seconds["each"],  # without the first ones
+        "step_seconds": seconds["each"],  # without the warm-up
     }
 
 
 def _compared(entries: Sequence[Entry]) -> list[Entry]:
-    """Each with its speed-up, and how far its losses are from those of its model's first one."""
+    """Add speed-ups, and the distance of losses to those of the model's first layout."""
     bases: dict[str, Entry] = {}
     compared = []
     for entry in entries:
@@ -261,11 +270,11 @@ def _compared(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def default_home(suite: Suite) -> Path:
-    """The same for each start, so that one goes on where another was cut off."""
+    """The default directory. It is the same each time, so that an interrupted suite continues."""
     return Path("bench") / f"suite-{suite.name}"
 
 
 def schedule_of(suite: Suite, warm: int | None, timed: int | None) -> ProfileSchedule:
-    """None: as the suite has it."""
+    """The steps to measure. None: the suite's own numbers."""
     schedule = suite.schedule
     return replace(schedule, warm=warm or schedule.warm, timed=timed or schedule.timed)

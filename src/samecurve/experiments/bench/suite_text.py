@@ -1,13 +1,14 @@
-"""The results of a suite in words: a line for each as it is there, and one table."""
+"""The results of a suite in words: a line for each combination at once, and one table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
-Entry = Mapping[str, Any]  # a model in a layout, as its file has it
+Entry = Mapping[str, Any]  # a model in a layout, with the keys of its file
 
 _COLUMNS: dict[str, Callable[[Entry], str]] = {
     "model": lambda entry: str(entry["model"]),
@@ -38,7 +39,7 @@ def head(name: str, home: Path, schedule: ProfileSchedule) -> str:
 
 
 def line(entry: Entry) -> str:
-    name = f"       {entry['model']:<14} {entry['layout']:<8}"
+    name = f"       {entry['model']}  {entry['layout']} "
     if entry["status"] != "measured":
         return f"{name} {_reason(entry)}"
     kept = "  (kept from before)" if entry.get("kept") else ""
@@ -53,25 +54,31 @@ def _reason(entry: Entry) -> str:
     return f"{entry['status']}: {first}" + (f" ({entry['remedy']})" if entry["remedy"] else "")
 
 
-def markdown(name: str, entries: Sequence[Entry]) -> str:
-    """A table of the measured combinations, then the refused ones with their reasons."""
+def _measured_cells(entries: Sequence[Entry]) -> list[list[str]]:
     measured = [entry for entry in entries if entry["status"] == "measured"]
-    rows = [list(_COLUMNS)] + [[cell(entry) for cell in _COLUMNS.values()] for entry in measured]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [_row(row, widths) for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return [[cell(entry) for cell in _COLUMNS.values()] for entry in measured]
+
+
+def as_text(name: str, entries: Sequence[Entry]) -> str:
+    """A table of the measured combinations, then the refused ones with their reasons."""
+    table = table_text([Column(title) for title in _COLUMNS], _measured_cells(entries), indent=0)
+    return "\n".join([table, *_notes(name, entries)])
+
+
+def markdown(name: str, entries: Sequence[Entry]) -> str:
+    """The text of as_text() in Markdown."""
+    rows = [list(_COLUMNS), ["---"] * len(_COLUMNS), *_measured_cells(entries)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n\n".join([table, *_notes(name, entries)]) + "\n"
+
+
+def _notes(name: str, entries: Sequence[Entry]) -> list[str]:
     notes = [
         f"suite {name}: medians of the timed steps. speed-up: samples a second against the model's"
         " first layout; apart: the largest relative distance of a loss to that layout's",
     ]
     refused = [entry for entry in entries if entry["status"] == "refused"]
-    notes += [f"{entry['model']} {entry['layout']}: {_reason(entry)}" for entry in refused]
-    return "\n\n".join(["\n".join(lines), *notes]) + "\n"
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |"
+    return notes + [f"{entry['model']} {entry['layout']}: {_reason(entry)}" for entry in refused]
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:

@@ -1,6 +1,6 @@
-"""`samecurve profile`: the config's own plan for a few steps, in throw-away processes, watched.
+"""`samecurve profile`: measure a few steps of the config's own plan in throw-away processes.
 
-Nothing is left but a trace that was asked for.
+Only a requested trace is left.
 """
 
 import gzip
@@ -37,7 +37,7 @@ _LOG_LINES = 12
 
 @dataclass(frozen=True)
 class TraceTarget:
-    """Where traces go: a file, for the first rank's, or a directory for all of them."""
+    """The target of traces: a file for the first rank's trace, or a directory for all traces."""
 
     path: Path
 
@@ -46,11 +46,13 @@ class TraceTarget:
         return self.path.name.endswith(_FILES)
 
     def check(self) -> None:
-        """UserError: something is there, or nothing can be written there."""
+        """Check the target. UserError: it exists already, or can't be written."""
         empty_directory = self.path.is_dir() and not any(self.path.iterdir())
         if self.path.exists() and (self.is_file or not empty_directory):
             raise UserError(
-                f"--trace: {self.path} is there already", "another name, or take it away", "--trace"
+                f"--trace: {self.path} is there already",
+                "choose another name, or delete it",
+                "--trace",
             )
         above = next(parent for parent in self.path.absolute().parents if parent.exists())
         try:
@@ -59,12 +61,12 @@ class TraceTarget:
         except OSError as error:
             raise UserError(
                 f"--trace: nothing can be written into {above}: {error.strerror}",
-                "a directory of yours",
+                "--trace PATH in a directory in which you may write",
                 "--trace",
             ) from None
 
     def publish(self, ranks: Sequence[RankProfile]) -> list[TraceFile]:
-        """Whole files only: copied beside their place, then renamed."""
+        """Publish complete files: copy them beside their target, then rename them."""
         traces = [Path(rank.trace) for rank in ranks if rank.trace]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f"{self.path.name}.part-{os.getpid()}")
@@ -107,14 +109,14 @@ def profile(
     as_json: bool,
     measure_speeds: Measure | None = None,
 ) -> int:
-    """Prints what was measured; returns the exit code.
+    """Measure and print a profile; return the exit code.
 
-    steps: that are timed
-    top: so many of the costliest operations
-    trace: where traces go
-    measure_speeds: of the devices, if the plan is to know them
+    steps: number of timed steps
+    top: number of costliest operations that are shown
+    trace: target of the traces
+    measure_speeds: measures the devices' speeds, if the plan needs them
 
-    SamecurveError: a rank failed, or the trace can't be written (after all else was printed).
+    SamecurveError: a rank failed, or the trace can't be written (after everything was printed).
     """
     config, machine = loaded.config, probe()
     target = TraceTarget(trace) if trace else None
@@ -128,7 +130,10 @@ def profile(
     if not as_json:
         echo(head(plan, schedule), err=True)
     unwritten: OSError | None = None
-    with scratch("profile") as home, pool(plan.world_size, home / "ranks.log", _PATIENCE) as ranks:
+    with (
+        scratch("profile") as home,
+        pool(plan.layout.world_size, home / "ranks.log", _PATIENCE) as ranks,
+    ):
         profile = run_profile(
             config, plan, schedule, ranks=ranks, home=home, keep_traces=target is not None
         )
@@ -148,12 +153,12 @@ def profile(
 
 
 def plan_profile(config: Config, machine: Machine, facts: Facts, schedule: ProfileSchedule) -> Plan:
-    """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
+    """Plan the config for the measured steps, without evaluation and checkpoints."""
     return shorten(plan(config, machine, facts), schedule)
 
 
 def shorten(plan: Plan, schedule: ProfileSchedule) -> Plan:
-    """Only as many steps as are watched."""
+    """Shorten the config to the measured steps."""
     return replace(for_steps_alone(plan), steps=schedule.steps)
 
 
@@ -167,13 +172,13 @@ def run_profile(
     keep_traces: bool = False,
     job: Callable[..., Any] = watch_rank,
 ) -> Profile:
-    """The steps of a plan, watched.
+    """Measure the steps of a plan.
 
-    home: where the run lies
-    keep_traces: of the profiler
-    job: what a rank does, replaced only to plant faults
+    home: directory of the run
+    keep_traces: whether the profiler's traces are kept
+    job: the work of a rank; tests replace it to simulate faults
 
-    RunError: a rank failed, with the last lines it wrote if it ended without a word.
+    RunError: a rank failed. If it gave no reason, the error has its last lines.
     """
     run = make_run(home / "run", config, plan)
     attempt = Attempt("profile", str(run.home)).to_json()
@@ -190,7 +195,7 @@ def run_profile(
 
 
 def _last_words(error: JobFailedError, log: Path) -> str:
-    """The last output of a rank that ended, or the log of one that failed without a remedy."""
+    """The last output of a rank that ended, or the log of a rank that failed without a remedy."""
     if error.ended and log.exists():
         return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
     innermost = error.trace.rfind("  File ")

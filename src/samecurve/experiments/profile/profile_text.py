@@ -20,17 +20,18 @@ from samecurve.core.measurement.profile_types import (
 )
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.plan_text import arithmetic, strategy_text
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_bytes
 
-_MODULES = 4  # that keep most for backward, shown
+_MODULES = 4  # modules shown of those that keep most for backward
 _NAME_WIDTH = 40  # characters of an operation's name
 _SHAPES_WIDTH = 60
-_UNEVEN = 1.5  # times as long as the fastest: worth a remedy
+_UNEVEN = 1.5  # a remedy is shown if the slowest takes this many times the fastest's time
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A trace that was written."""
+    """A trace file."""
 
     path: str
     bytes: int
@@ -48,24 +49,24 @@ class Profile:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of a step."""
-        return PARTS[self.plan.engine]
+        return PARTS[self.plan.layout.engine]
 
     @property
     def peaks(self) -> list[int]:
-        """Bytes at most, by device."""
+        """Peak bytes of each device."""
         return [peak for rank in self.ranks for peak in rank.peaks]
 
 
 def head(plan: Plan, schedule: ProfileSchedule) -> str:
     return (
-        f"profile {strategy_text(plan)}, world {plan.num_devices}, {plan.precision},"
+        f"profile {strategy_text(plan)}, world {plan.layout.num_devices}, {plan.compute.precision},"
         f" {arithmetic(plan)}: {schedule.warm} steps to warm up, {schedule.timed} timed,"
         f" {schedule.traced} under the profiler"
     )
 
 
 def as_text(profile: Profile, top: int) -> str:
-    """top: so many of the costliest operations."""
+    """The profile as text. top: number of costliest operations."""
     lines = [
         *_step_lines(profile),
         *_part_lines(profile),
@@ -100,7 +101,7 @@ def _step_lines(profile: Profile) -> list[str]:
     if tail:
         steps += f"; {tail} of {timed} were an epoch's short tail, and are left out"
     first = f"       the first step took {profile.ranks[0].first:.2f} s"
-    if profile.plan.engine == "jax" or profile.plan.compile:
+    if profile.plan.layout.engine == "jax" or profile.plan.compute.compile:
         first += ", compiling (or reading what was compiled before) included"
     return [
         f"step   {_ms(statistics.median(seconds))} ms median ({_ms(min(seconds))} to"
@@ -114,24 +115,18 @@ def _part_lines(profile: Profile) -> list[str]:
     step = sum(mean.values())
     by_rank = [rank.parts(profile.parts) for rank in profile.ranks]
     several = len(by_rank) > 1
-    ranks_title, whose = "   ", ""
-    if several:
-        ranks_title, whose = f"   {'by rank':<18}", " of all ranks"
-    lines = [f"       {'part':<10} {'ms a step':>9} {'share':>7}{ranks_title}what"]
+    titles = ["ms a step", "share", *(["by rank"] if several else [])]
+    rows = []
     for name in profile.parts:
-        ranks = "   "
-        if several:
-            seconds = [parts[name] for parts in by_rank]
-            extent = f"{_ms(min(seconds))} to {_ms(max(seconds))}"
-            ranks = f"   {extent:<18}"
-        lines.append(
-            f"       {name:<10} {_ms(mean[name]):>9}"
-            f" {_percent(mean[name], step):>7}{ranks}{MEANING[name]}"
-        )
-    lines.append(
-        f"       {'all':<10} {_ms(step):>9} {_percent(step, step):>7}   the mean step{whose}"
-    )
-    return [*lines, *_queueing_lines(profile)]
+        seconds = [parts[name] for parts in by_rank]
+        extent = [f"{_ms(min(seconds))} to {_ms(max(seconds))}"] if several else []
+        share = _percent(mean[name], step)
+        rows.append([name, _ms(mean[name]), share, *extent, MEANING[name]])
+    total = ["all", _ms(step), _percent(step, step)]
+    rows.append([*total, *(["", "the mean step of all ranks"] if several else ["the mean step"])])
+    numbers = [Column(title, right=True) for title in titles]
+    table = table_text([Column("part"), *numbers, Column("what")], rows)
+    return [table, *_queueing_lines(profile)]
 
 
 def _queueing_lines(profile: Profile) -> list[str]:
@@ -140,7 +135,7 @@ def _queueing_lines(profile: Profile) -> list[str]:
     if first.queueing is None:
         return []
     collectives = ""
-    if profile.plan.num_devices > 1:
+    if profile.plan.layout.num_devices > 1:
         seconds = sum(operation.seconds for operation in first.operations if operation.collective)
         collectives = (
             f"of which {_ms(seconds)} ms in collectives (under the profiler), waiting for the"
@@ -153,7 +148,7 @@ def _queueing_lines(profile: Profile) -> list[str]:
 
 
 def _slowest_lines(profile: Profile) -> list[str]:
-    """Who the others wait for."""
+    """A line on the slowest rank or device, for which the others wait."""
     if slowest_rank := slowest(profile.ranks, profile.parts):
         rank, most, least = slowest_rank
         return [
@@ -182,30 +177,32 @@ def _operation_lines(profile: Profile, top: int) -> list[str]:
     total = sum(operation.seconds for operation in costliest)
     profiled = statistics.mean(rank.traced for rank in profile.ranks)
     timed = statistics.mean(rank.seconds for rank in profile.ranks)
-    if profile.plan.engine == "jax":
+    if profile.plan.layout.engine == "jax":
         of = "of one device"
     elif len(profile.ranks) > 1:
         of = "of one rank"
     else:
         of = "of a step"
-    lines = [
+    rows = [
+        [
+            _cut(operation.name, _NAME_WIDTH),
+            f"{operation.calls:.4g}",
+            _ms(operation.seconds),
+            _percent(operation.seconds, total),
+            _cut(operation.what, _SHAPES_WIDTH),
+        ]
+        for operation in costliest[:top]
+    ]
+    numbers = [Column(title, right=True) for title in ("calls", "own ms", "share")]
+    return [
         f"costly {min(top, len(costliest))} of {len(costliest)} operations, {of}, under the"
         f" profiler (a step takes {_ms(profiled)} ms with it, {_ms(timed)} ms without)",
-        f"       {'operation':<{_NAME_WIDTH}} {'calls':>7} {'own ms':>8} {'share':>7}   shapes",
+        table_text([Column("operation"), *numbers, Column("shapes")], rows),
     ]
-    return [*lines, *(_operation_line(operation, total) for operation in costliest[:top])]
-
-
-def _operation_line(operation: Operation, total: float) -> str:
-    name, what = _cut(operation.name, _NAME_WIDTH), _cut(operation.what, _SHAPES_WIDTH)
-    return (
-        f"       {name:<{_NAME_WIDTH}} {operation.calls:>7.4g} {_ms(operation.seconds):>8}"
-        f" {_percent(operation.seconds, total):>7}   {what}".rstrip()
-    )
 
 
 def _cut(text: str, width: int) -> str:
-    """Without its middle, if it is too long: how an operation's name ends tells it from others."""
+    """Cut the middle of a long text: operations often differ only in the end of their names."""
     if len(text) <= width:
         return text
     return f"{text[: width // 2 - 2]}...{text[-(width - width // 2 - 1) :]}"
@@ -226,7 +223,7 @@ def memory_terms(profile: Profile) -> list[dict[str, Any]]:
 def _memory_lines(profile: Profile) -> list[str]:
     plan, peaks = profile.plan, profile.peaks
     where = "allocated"
-    if plan.devices[0].kind == "cpu":
+    if plan.layout.devices[0].kind == "cpu":
         where = "a process, its libraries included"
     if plan.memory_estimate:
         estimate = f"the plan expects {show_bytes(plan.memory_estimate)}"
@@ -235,19 +232,21 @@ def _memory_lines(profile: Profile) -> list[str]:
     peak = show_bytes(max(peaks))
     if len(set(peaks)) > 1:
         peak += f" (device {peaks.index(max(peaks))}; the least: {show_bytes(min(peaks))})"
-    lines = [
-        f"memory {peak} at most on a device ({where}); {estimate}",
-        f"       {'term':<12} {'plan':>10} {'measured':>10}",
-    ]
+    rows = []
     for term in memory_terms(profile):
         planned, measured = (
             show_bytes(term[key]) if term[key] is not None else "-"
             for key in ("plan_bytes", "measured_bytes")
         )
-        line = f"       {term['name']:<12} {planned:>10} {measured:>10}"
+        what = ""
         if term["name"] == "temporary":
-            line += "   what the compiled step holds for a while: gradients, activations"
-        lines.append(line)
+            what = "what the compiled step holds for a while: gradients, activations"
+        rows.append([term["name"], planned, measured, what])
+    numbers = [Column("plan", right=True), Column("measured", right=True)]
+    lines = [
+        f"memory {peak} at most on a device ({where}); {estimate}",
+        table_text([Column("term"), *numbers, Column("")], rows),
+    ]
     kept_by_module = sorted(profile.ranks[0].kept.items(), key=lambda item: -item[1])
     if kept_by_module:
         modules = [
@@ -267,8 +266,8 @@ def _trace_lines(profile: Profile) -> list[str]:
 def as_json(profile: Profile, name: str, top: int) -> str:
     """The output of --json.
 
-    name: of the config
-    top: so many of the costliest operations
+    name: name of the config
+    top: number of costliest operations
     """
     plan, ranks = profile.plan, profile.ranks
     slowest_rank = None
@@ -277,16 +276,16 @@ def as_json(profile: Profile, name: str, top: int) -> str:
         slowest_rank = {"rank": rank, "own_seconds": most, "fastest_own_seconds": least}
     values = {
         "config": name,
-        "engine": plan.engine,
-        "strategy": plan.strategy,
-        "backend": plan.backend,
-        "world": plan.num_devices,
-        "processes": plan.world_size,
-        "precision": plan.precision,
-        "batch": plan.global_batch_size,
-        "micro": plan.micro_batch_size,
-        "rounds": plan.accumulation_steps,
-        "device": plan.devices[0].name,
+        "engine": plan.layout.engine,
+        "strategy": plan.layout.strategy,
+        "backend": plan.layout.backend,
+        "world": plan.layout.num_devices,
+        "processes": plan.layout.world_size,
+        "precision": plan.compute.precision,
+        "batch": plan.batch.global_batch_size,
+        "micro": plan.batch.micro_batch_size,
+        "rounds": plan.batch.accumulation_steps,
+        "device": plan.layout.devices[0].name,
         **measured_json(profile),
         "slowest": slowest_rank,
         "ranks": [_rank_json(rank, profile.parts) for rank in ranks],
@@ -341,7 +340,7 @@ def measured_json(profile: Profile) -> dict[str, Any]:
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third."""
+    """The first and the third quartile."""
     if len(values) < 2:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

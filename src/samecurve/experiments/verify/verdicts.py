@@ -1,4 +1,4 @@
-"""Holds each layout against one device: how far they are apart, and where they part."""
+"""Compare each layout with one device: how much results differ, and where they diverge."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from samecurve.launch.pool import JobFailedError
 from samecurve.units import first_and_count
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
-_ROUNDING = 1e-12  # of the largest gradient: what is smaller says nothing
+_ROUNDING = 1e-12  # share of the largest gradient; smaller gradients are rounding noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class Verdict:
     grad_norm: float
     parameters: float
     worst: float
-    first_step: int | None  # where loss or norm first exceeds the tolerance
-    verdict: str  # PASS, FAIL; FAILED: it did not run to its end
+    first_step: int | None  # first step whose loss or norm exceeds the tolerance
+    verdict: str  # PASS, FAIL; FAILED: the layout did not finish
     culprit: str  # what is wrong, and where
     seconds: float
     hash: str = ""  # of the last state
@@ -43,7 +43,7 @@ def compare_layouts(
 
     tolerance: relative; 0: every bit counts
 
-    UserError, before any of them: a layout that can't be, or a loss that does not add up.
+    UserError, before the first verdict: a layout is not possible, or the loss does not add up.
     """
     layouts = list(dict.fromkeys(layouts))
     for layout in layouts:
@@ -61,7 +61,7 @@ def compare_layouts(
 
 
 def _reference(runner: LayoutRunner, layout: Layout) -> Trajectory:
-    """UserError: one device refuses it; then nothing is to be compared."""
+    """Train the reference. UserError: the plan on one device is refused."""
     try:
         return runner.reference(layout.engine)
     except JobFailedError as error:
@@ -69,7 +69,7 @@ def _reference(runner: LayoutRunner, layout: Layout) -> Trajectory:
 
 
 def _check_layout(runner: LayoutRunner, layout: Layout) -> None:
-    """UserError: it can't be planned, or has more legs than there are steps."""
+    """Check a layout. UserError: it can't be planned, or has more legs than steps."""
     for leg in layout.legs:
         if runner.exact and leg.engine != layout.engine:
             raise UserError(
@@ -161,7 +161,7 @@ def _first_culprit(
     parameters: Mapping[str, float],
     tolerance: float,
 ) -> str:
-    """After an equal first loss: at which stage the layouts part, and in which parameters most."""
+    """The stage at which layouts diverge after an equal first loss, and the worst parameters."""
     if any(distance > tolerance for distance in gradient.values()):
         furthest = _furthest(gradient, tolerance)
         return f"step 1: the loss is equal, the gradient is not: {furthest}"
@@ -173,9 +173,9 @@ def _first_culprit(
 def _without_gradient(
     parameters: Mapping[str, float], gradient: Mapping[str, NDArray[Any]], tolerance: float
 ) -> str:
-    """Where every parameter that is off has a gradient of nothing but rounding; else empty.
+    """A remark, if all parameters that differ have gradients of mere rounding noise; else ''.
 
-    gradient: of the reference's first step
+    gradient: gradients of the reference's first step
     """
     off = [name for name, distance in parameters.items() if not distance <= tolerance]
     if not off or not all(name in gradient for name in off):
@@ -195,14 +195,14 @@ def _digests(arrays: StoredArrays) -> dict[str, str]:
 
 
 def _unequal_arrays(arrays: StoredArrays, expected: StoredArrays) -> list[str]:
-    """Arrays of a state, the optimizer's too, that are not equal to the last bit."""
+    """Arrays of a state, optimizer state included, that differ in at least one bit."""
     digests, expected_digests = _digests(arrays), _digests(expected)
     names = {**digests, **expected_digests}
     return sorted(name for name in names if digests.get(name) != expected_digests.get(name))
 
 
 def _furthest(distances: Mapping[str, float], tolerance: float) -> str:
-    """The parameters furthest off, and how many are."""
+    """The parameters that differ most, and the number of parameters that differ."""
     off = sorted(
         (name for name, distance in distances.items() if not distance <= tolerance),
         key=lambda name: -np.nan_to_num(distances[name], nan=np.inf),
@@ -216,7 +216,7 @@ def _furthest(distances: Mapping[str, float], tolerance: float) -> str:
 def _relative_differences(
     values: Sequence[float | None], expected: Sequence[float | None]
 ) -> list[float]:
-    """Step by step; a step that one of them could not take (None) is infinitely far."""
+    """Relative differences by step. A step that one side lacks (None) differs infinitely."""
     return [_relative_difference(*pair) for pair in zip(values, expected, strict=True)]
 
 
@@ -229,13 +229,13 @@ def _relative_difference(value: float | None, expected: float | None) -> float:
 
 
 def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
-    """For each array the norm of the difference, relative to the norm of all that was expected.
+    """The norm of each array's difference, relative to the norm of all expected arrays.
 
-    Not relative to itself: a bias before a BatchNorm has no gradient but rounding, which AdamW
-    still turns into steps.
+    It is not relative to the array itself: the gradient of a bias before a BatchNorm is mere
+    rounding noise, which AdamW still turns into steps.
     """
     distances = {}
-    with np.errstate(invalid="ignore"):  # a mask's infinities, equal on both sides
+    with np.errstate(invalid="ignore"):  # equal infinities of a mask
         for name, (array, expected) in pairs.items():
             difference = np.where(array == expected, 0.0, array - expected)
             distances[name] = float(np.linalg.norm(difference.ravel()))
@@ -248,5 +248,5 @@ def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
 
 
 def _comparable(distance: float) -> float:
-    """A NaN is infinitely far: max() would pass over it."""
+    """The value with infinity in place of NaN, which max() would ignore."""
     return float("inf") if np.isnan(distance) else distance

@@ -1,6 +1,7 @@
 """`samecurve verify`: does the number of devices change the result?
 
-The same few steps in each layout, against one device, on the user's own model and data.
+Each layout trains the same few steps of the user's own model and data, and is compared with one
+device.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,14 @@ from samecurve.experiments.layouts import Layout, default_bits, default_layouts,
 from samecurve.experiments.scratch import scratch
 from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
 from samecurve.experiments.verify.verify_report import as_json as report_json
-from samecurve.experiments.verify.verify_report import column_width, conclusion, head, row
+from samecurve.experiments.verify.verify_report import columns, conclusion, head, row
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
 from samecurve.tasks.registry import entry_of
 from samecurve.terminal import echo
 
-_CPU_RANKS = 3  # worlds 2 and an odd one
+_CPU_RANKS = 3  # world sizes 2 and 3
 _PATIENCE = 1800.0  # seconds for one layout
 
 
@@ -35,12 +36,12 @@ def verify(
     as_json: bool,
     show: Callable[[str], None],
 ) -> int:
-    """Shows the table as it goes; returns the exit code: 0 only if every layout passes.
+    """Compare layouts and show each verdict; return the exit code: 0 only if every layout passes.
 
-    layout_list: as --layouts has it; None: all that this machine can do
-    steps: optimizer steps of each layout; None: 6, or all that the run has
+    layout_list: the value of --layouts; None: all layouts that this machine can run
+    steps: optimizer steps of each layout; None: 6, or all steps of a shorter run
     as_json: print the verdicts as JSON at the end
-    show: shows lines of the table
+    show: prints lines of the table
     """
     config, machine = loaded.config, probe()
     exact = config.train.exact
@@ -52,11 +53,11 @@ def verify(
     else:
         layouts = [parse_layout(part) for part in layout_list.split(",")]
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
-        # refuses what this task has no model for
+        # refuses an engine for which the task has no model
         describe(config.model_copy(update={"engine": engine}))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
     left_out += _left_out_settings(config.devices)
-    width = column_width(layouts)
+    columns_of_table = columns(layouts, exact=exact)
     ranks_needed = max(layout.max_processes for layout in layouts)
     libraries = entry_of(config.task).libraries
     with (
@@ -68,7 +69,7 @@ def verify(
         for verdict in compare_layouts(runner, layouts, tolerance):
             if not verdicts:
                 show(head(runner, layouts, tolerance))
-            show(row(verdict, width, exact=exact))
+            show(row(verdict, columns_of_table, exact=exact))
             verdicts.append(verdict)
     if as_json:
         echo(report_json(runner, tolerance, verdicts, left_out))
@@ -83,15 +84,15 @@ def _tolerance(config: Config) -> float:
     tolerance = TOLERANCE.get(config.train.precision)
     if tolerance is None:
         raise UserError(
-            f"verify compares in f64 or f32; {config.train.precision} rounds away what it"
-            " looks for",
+            "verify compares in f64 or f32; the rounding of"
+            f" {config.train.precision} would hide the differences that it looks for",
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
     if config.optimizer.name == "adamw8bit" and config.train.precision != "f64":
         raise UserError(
-            "verify compares adamw8bit in f64: its moments move in steps, and what"
-            f" {config.train.precision} rounds may be a step more or less",
+            "verify compares adamw8bit in f64: its moments are quantized, and a rounding error of"
+            f" {config.train.precision} may change a moment by a whole quantization step",
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
@@ -99,13 +100,13 @@ def _tolerance(config: Config) -> float:
 
 
 def _device_kind(config: Config, machine: Machine) -> str:
-    """cuda where several GPUs may be used, else cpu: layouts are compared on one kind of device."""
+    """The kind of device of all layouts: cuda if several GPUs may be used, else cpu."""
     several_gpus = len(machine.devices) > 1
     return "cuda" if several_gpus and not config.devices.use.startswith("cpu") else "cpu"
 
 
 def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[Layout]:
-    """All that this machine and this config can do."""
+    """All layouts that this machine and this config can run."""
     unfit = machine.unfit if kind == "cuda" else {}
     engines = [
         engine

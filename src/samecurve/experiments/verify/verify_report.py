@@ -9,9 +9,10 @@ import numpy as np
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout
 from samecurve.experiments.verify.verdicts import Verdict
+from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_seconds
 
-# what a comparison over a few steps can't show, and what helps
+# a limit of comparisons over a few steps, and its remedy
 _ROUNDING = (
     "note   in f32 and below, last digits follow the layout, and long training carries them on:"
     " --exact keeps every bit (docs/guarantees.md#why)"
@@ -24,38 +25,45 @@ def head(runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float) -> s
         f"verify {runner.steps} steps of {runner.global_batch_size} samples in"
         f" {runner.config.train.precision} on {devices}"
     )
-    title = f"       {'layout':<{column_width(layouts)}}"
     if runner.exact:
-        return (
-            f"{what}; losses, norms, parameters and optimizer state, bit for bit against one"
-            " device\n"
-            f"{title} hash of the last state   first step  verdict"
-        )
-    return (
-        f"{what}; largest relative difference to one device, tolerance"
-        f" {tolerance:g}\n"
-        f"{title} {'loss':>9} {'grad norm':>10} {'parameters':>11}   first step  verdict"
-    )
+        compared = "losses, norms, parameters and optimizer state, bit for bit against one device"
+    else:
+        compared = f"largest relative difference to one device, tolerance {tolerance:g}"
+    titles = table_text(columns(layouts, exact=runner.exact), [])
+    return f"{what}; {compared}\n{titles}".rstrip()
 
 
-def column_width(layouts: Sequence[Layout]) -> int:
-    return max(18, *(len(str(layout)) for layout in layouts))
+def columns(layouts: Sequence[Layout], *, exact: bool) -> list[Column]:
+    """The columns of the table. Their widths are fixed, since rows are shown as they come."""
+    if exact:
+        compared = [Column("hash of the last state")]
+    else:
+        compared = [
+            Column("loss", right=True, width=7),
+            Column("grad norm", right=True),
+            Column("parameters", right=True),
+        ]
+    return [
+        Column("layout", width=max(len(str(layout)) for layout in layouts)),
+        *compared,
+        Column("first step", right=True),
+        Column("verdict"),
+    ]
 
 
-def row(verdict: Verdict, width: int, *, exact: bool) -> str:
-    """A line of the table, with one below that names the culprit, if there is one."""
+def row(verdict: Verdict, columns: Sequence[Column], *, exact: bool) -> str:
+    """A row of the table, with a line below it that names the culprit, if there is one."""
     first = "-" if verdict.first_step is None else str(verdict.first_step)
     if exact:
-        cells = f"{verdict.hash[:16]:<22}"
+        compared = [verdict.hash[:16]]
     else:
-        cells = f"{verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}"
-    line = (
-        f"       {verdict.layout:<{width}} {cells}   {first:>10}  {verdict.verdict}  "
-        f" ({show_seconds(verdict.seconds)})"
-    )
+        differences = (verdict.loss, verdict.grad_norm, verdict.parameters)
+        compared = [f"{difference:.1e}" for difference in differences]
+    verdict_text = f"{verdict.verdict} ({show_seconds(verdict.seconds)})"
+    text = table_text(columns, [[verdict.layout, *compared, first, verdict_text]], titles=False)
     if verdict.culprit:
-        line += f"\n         {verdict.culprit}"
-    return line
+        text += f"\n    {verdict.culprit}"
+    return text
 
 
 def conclusion(verdicts: Sequence[Verdict], *, exact: bool) -> str:
@@ -92,7 +100,7 @@ def as_json(
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, object]:
-    """JSON has no infinities: null."""
+    """A verdict as JSON. Infinities become null, since JSON has none."""
     return {
         key: None if isinstance(value, float) and not np.isfinite(value) else value
         for key, value in asdict(verdict).items()

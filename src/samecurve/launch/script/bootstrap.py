@@ -31,9 +31,7 @@ def main() -> None:
         (_module if kind == "module" else _script)(argv)
     except BaseException as raised:
         error = raised
-    if (
-        os.getpid() != own_pid
-    ):  # a fork of the script that came back through here: Python's own ending
+    if os.getpid() != own_pid:  # a fork of the script: it ends as Python ends it
         if error is not None:
             raise error
         return

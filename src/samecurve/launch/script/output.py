@@ -90,7 +90,7 @@ class Outputs:
 
     def pump(self, seconds: float) -> None:
         """Pass on what the ranks have printed. seconds: to wait at most for something."""
-        ready = self._selector.select(seconds) if self._selector.get_map() else _asleep(seconds)
+        ready = self._selector.select(seconds)
         for key, _ in ready:
             with suppress(BlockingIOError):
                 self._pass(key.data, os.read(key.fd, _READ), key)
@@ -149,11 +149,6 @@ class Outputs:
         self._selector.close()
         for log in self._logs.values():
             log.close()
-
-
-def _asleep(seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
-    time.sleep(seconds)
-    return []
 
 
 def _write(screen: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samecurve.errors import UserError
 
-_LOCAL_RANK = ("--local-rank", "--local_rank")  # as torch.distributed.launch passes it
+_LOCAL_RANK = ("--local-rank", "--local_rank")  # spellings that torch.distributed.launch passes
 _JAX = {"jax", "flax", "optax"}
 
 
@@ -41,7 +41,7 @@ def find_script(target: str) -> Path:
             )
         raise UserError(f"{target} does not exist", f"{remedy}; -m MODULE for a module", "SCRIPT")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{target} can't be read", "mend its permissions", "SCRIPT")
+        raise UserError(f"{target} can't be read", f"chmod u+r {target}, as its owner", "SCRIPT")
     return path
 
 

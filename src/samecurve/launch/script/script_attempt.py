@@ -251,8 +251,6 @@ class ScriptAttempt:
             rank=rank,
             time=report["time"],
             cause=cause,
-            remedy="",
-            where="",
             trace=trace,
             exit_code=report["code"],
         )

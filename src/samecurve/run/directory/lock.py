@@ -28,7 +28,7 @@ class Lock:
         except OSError as error:
             raise UserError(
                 f"{self._path} can't be opened: {error.strerror}",
-                "another --save-dir, or mend this one",
+                "another --save-dir, or permission to read and write that file",
                 "--save-dir",
             ) from None
         if not self._acquired():

@@ -6,13 +6,11 @@ from typing import Any
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
-from samecurve.core.events import Event
+from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-
-_BESIDE_METRICS = {"seconds", "best_loss", "best_value", "best_step"}
 
 
 def write_results(run: Run, plan: Plan, config: Config) -> None:
@@ -31,16 +29,16 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
     samples = sum(step["samples_per_second"] * step["seconds"] for step in timed)
     end = events[-1].values
     return {
-        "engine": plan.engine,
-        "strategy": plan.strategy,
-        "sync": plan.backend,
-        "devices": [device.name for device in plan.devices],
-        "world_size": plan.world_size,
-        "precision": plan.precision,
+        "engine": plan.layout.engine,
+        "strategy": plan.layout.strategy,
+        "sync": plan.layout.backend,
+        "devices": [device.name for device in plan.layout.devices],
+        "world_size": plan.layout.world_size,
+        "precision": plan.compute.precision,
         "batch": {
-            "samples": plan.global_batch_size,
-            "micro_batch_size": plan.micro_batch_size,
-            "accumulation_steps": plan.accumulation_steps,
+            "samples": plan.batch.global_batch_size,
+            "micro_batch_size": plan.batch.micro_batch_size,
+            "accumulation_steps": plan.batch.accumulation_steps,
         },
         "training": {
             "samples": plan.samples,
@@ -80,7 +78,7 @@ def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] 
     last = [event for event in events if event.kind == kind][-1:]
     if not last:
         return None
-    metrics = {name: value for name, value in last[0].values.items() if name not in _BESIDE_METRICS}
+    metrics = {name: value for name, value in last[0].values.items() if name not in BESIDE_METRICS}
     confusion = metrics.get("confusion")
     if is_confusion(confusion):
         assert isinstance(confusion, list)

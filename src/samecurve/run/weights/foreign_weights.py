@@ -69,7 +69,7 @@ def read_source(path: Path) -> ForeignWeights:
             )
             for name in weights
         }
-        where = f"they are those of step {checkpoint.step} of {checkpoint.run.home}"
+        where = f"the weights are those of step {checkpoint.step} of {checkpoint.run.home}"
         return ForeignWeights(arrays, _fields_of(checkpoint), [*checkpoint.notes, where])
     if not path.exists():
         raise UserError(

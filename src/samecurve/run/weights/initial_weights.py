@@ -9,7 +9,7 @@ part.
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ def keep(source: Source, run: Run) -> None:
     try:
         scratch.mkdir()
         written = [
-            write_pieces(scratch / f"weights-{number:05d}.safetensors", pieces).to_json()
+            asdict(write_pieces(scratch / f"weights-{number:05d}.safetensors", pieces))
             for number, pieces in enumerate(_pieces(source), 1)
         ]
         write_json(
@@ -223,7 +223,7 @@ def keep(source: Source, run: Run) -> None:
     except OSError as error:
         raise UserError(
             f"copying the weights of {source.path} failed: {error}",
-            "is there room, and is the source whole? free some space, or get it again",
+            "free some space; if there is enough, copy or download the source again",
             WHERE,
         ) from None
 

@@ -9,7 +9,6 @@ from typing import Any
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
 from samecurve.tasks.adapter.task_methods import TaskMethods
 from samecurve.tasks.protocol import MEMBERS
 
@@ -27,6 +26,8 @@ def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_user
     _check_hidden(task, name)
     _check_needed(task, name, needed)
     if is_users:
+        from samecurve.tasks.adapter.members import check_names, check_signatures
+
         check_names(task, name)
         check_signatures(task, name)
 
@@ -78,6 +79,8 @@ def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
     missing = [method for method in needed if not callable(getattr(task, method, None))]
     if not missing:
         return
+    from samecurve.tasks.adapter.members import other_trainers
+
     there = [member for member in dir(task) if not member.startswith("__")]
     hints = [hint for method in missing if (hint := suggest(method, there))]
     hints += [f"{method}() is called by other trainers" for method in other_trainers(task)]

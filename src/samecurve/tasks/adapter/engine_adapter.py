@@ -6,7 +6,7 @@ model.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.events import BESIDE_METRICS
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import UserError
-from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
-_RESERVED = {"best_loss", "best_value", "best_step", "seconds"}  # names in the journal's lines
 FEATURES = (
     "return {name: tensor with one row a sample}: a number of the model for all samples as"
     " model.scale.expand(len(x)), sums over a sample's tokens as one row each"
@@ -99,6 +98,16 @@ class EngineAdapter(TaskAdapter, ABC):
 
         Weights that are tied come under each of their names.
         """
+
+    @property
+    def optimizer(self) -> Callable[..., Any] | None:
+        """The class's own optimizer; None: the config's."""
+        return None
+
+    @property
+    def after_step(self) -> Callable[[Any, int], None] | None:
+        """The class's own after_step(), called after each update; None: it has none."""
+        return None
 
     def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         return self.losses(model, batch, progress)["loss"]
@@ -247,9 +256,12 @@ class EngineAdapter(TaskAdapter, ABC):
             return []
         with self.calling("sample"):
             samples = list(self.methods.sample(model, seed))
-        for sample in samples:
-            if not isinstance(sample, str):
-                check_picture(sample)
+        pictures = [sample for sample in samples if not isinstance(sample, str)]
+        if pictures:
+            from samecurve.observe.pictures import check_picture
+
+            for picture in pictures:
+                check_picture(picture)
         return samples
 
     @cached_property
@@ -278,7 +290,7 @@ class EngineAdapter(TaskAdapter, ABC):
                 "a dict of name -> Mean(sum, weight)",
             )
         for name, mean in metrics.items():
-            if name in _RESERVED or (name == "loss" and self.whole_batch):
+            if name in BESIDE_METRICS or (name == "loss" and self.whole_batch):
                 raise self._wrong(
                     "metrics", f'gives "{name}", a name that is taken', "another name"
                 )

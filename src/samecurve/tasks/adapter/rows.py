@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
 from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
 from samecurve.tasks.user_class.user_errors import calling, end_copy, raise_explained
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
+_SHARDS = "samecurve.data.shards.source"  # where Shards is; few runs import it
 
 
 class Rows:
@@ -43,7 +43,7 @@ class Rows:
         self._count = count_samples(data, what)
         own = getattr(data, "fingerprint", None)
         self._own_fingerprint: Callable[[], Any] | None = None
-        if callable(own) and not isinstance(data, Shards):
+        if callable(own) and not is_from(data, _SHARDS):
             self._own_fingerprint = own
         self._data, self._subset = _outside_of_subsets(data)
         self._gives_items = is_torch(self._data, "Dataset")
@@ -118,7 +118,7 @@ class Rows:
         if self._own_fingerprint:
             return str(self._own_fingerprint())
         by_rows = f"{_KNOWN_BY} rows: {self._digest(0)}"
-        if isinstance(self._data, Shards):  # what they hold; the rows tell what is made of it
+        if is_from(self._data, _SHARDS):  # what they hold; the rows tell what is made of it
             return f"{self._data.fingerprint()}, {by_rows}"
         return by_rows
 

@@ -1,47 +1,31 @@
 """A task's class with PyTorch: an nn.Module, and a loss of a microbatch."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from os import getpid
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.determinism.mean import Mean
-from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
-from samecurve.core.planning.update_phases import names_by_phase
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
+from samecurve.core.split_check.additivity import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
-from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
-from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
-from samecurve.tasks.adapter.two_samples import try_features, try_loss
-from samecurve.torch_engine.model.batch_norm import coupling_layers
-from samecurve.torch_engine.model.frozen_base import check_same_base, model_digest
-from samecurve.torch_engine.model.initial_values import FirstValues
-from samecurve.torch_engine.model.meta_models import on_meta
-from samecurve.torch_engine.model.model_setup import (
-    cast_weights,
-    freeze,
-    repeated_blocks,
-    seeded,
-    sharding_facts,
-)
-from samecurve.torch_engine.model.model_weights import describe_arrays, load_weights
-from samecurve.torch_engine.model.training_mode import TrainingMode, kept_in_eval
+from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
+from samecurve.torch_engine.model.initial_values import FirstValues, on_meta
+from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
-from samecurve.torch_engine.optimizers.hidden_matrices import hidden_matrices
-from samecurve.torch_engine.optimizers.user_optimizer import NamedParams, try_optimizer
-from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
-from samecurve.torch_engine.randomness.dropout_layers import dropout_layers
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
 from samecurve.torch_engine.step.precision import attention_of_any_length
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.optimizers.user_optimizer import NamedParams
 
 
 class TorchAdapter(EngineAdapter):
@@ -62,49 +46,14 @@ class TorchAdapter(EngineAdapter):
         return self._call_after_step if self.methods.after_step is not None else None
 
     def describe_model(self) -> Mapping[str, Any]:
-        model = self._outline()
-        if not any(p.requires_grad and p.numel() for p in model.parameters()):
-            raise UserError(
-                f"{self.name}.model() has no parameter to train",
-                "nn.Parameters with requires_grad, in the module or its children",
-                "task",
-            )
-        num_params = sum(map(_scalars, model.parameters()))
-        feature_bytes = None
-        if self.whole_batch:
-            feature_bytes = try_features(self, num_params, self._config.train.seed)
-        else:
-            try_loss(self, num_params, self._config.train.seed)
-        named = dict(model.named_parameters())
-        groups = self._config.optimizer.rules.describe(
-            {name: _scalars(p) for name, p in named.items()},
-            [name for name, p in named.items() if not p.requires_grad],
-        )
-        mode = TrainingMode(model)
-        freeze(model, self._config.optimizer.rules)
-        blocks = repeated_blocks(model) or [model]
-        block_params = [sum(map(_scalars, block.parameters())) for block in blocks]
-        return {
-            **groups,
-            "phases": self._phase_facts(model),
-            "user_optimizer": self._optimizer_facts(model),
-            "after_step": f"{self.name}.after_step()" if self.after_step else "",
-            "params": num_params,
-            "blocks": len(blocks),
-            "block_params": max(block_params),
-            "packed": tuple(name for name, p in named.items() if _is_packed(p)),
-            "block_packed": max(
-                sum(p.numel() for p in block.parameters() if _is_packed(p)) for block in blocks
-            ),
-            "coupled": (*self.methods.coupled, *coupling_layers(model)),
-            "kept_in_eval": kept_in_eval(model),
-            "from_pretrained": mode.from_pretrained,
-            **describe_arrays(model),
-            **sharding_facts(model),
-            "hidden_matrices": hidden_matrices(model),
-            "feature_bytes": feature_bytes,
-            "keyed_dropout": dropout_layers(model),
-        }
+        from samecurve.tasks.adapter.torch_facts import describe_model
+
+        return describe_model(self, self._config, self._build_optimizer)
+
+    def model_arrays(self) -> DescribedArrays:
+        from samecurve.tasks.adapter.torch_facts import model_arrays
+
+        return model_arrays(self, self._config)
 
     def model(self) -> nn.Module:
         """The class's model. RuntimeError: on the meta device, its code looks at values."""
@@ -143,7 +92,7 @@ class TorchAdapter(EngineAdapter):
         )
 
     def _build_optimizer(
-        self, params: NamedParams, lr: float, phase: str = ""
+        self, params: "NamedParams", lr: float, phase: str = ""
     ) -> torch.optim.Optimizer:
         """The class's own optimizer over these parameters."""
         assert self.methods.optimizer is not None
@@ -172,7 +121,9 @@ class TorchAdapter(EngineAdapter):
         return self._scheduler_factors(step)
 
     @cached_property
-    def _scheduler_factors(self) -> SchedulerFactors:
+    def _scheduler_factors(self) -> Callable[[int], float]:
+        from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
+
         make = self.methods.schedule
         assert make is not None
         return SchedulerFactors(make, self._config.optimizer, f"{self.name}.schedule()")
@@ -181,42 +132,6 @@ class TorchAdapter(EngineAdapter):
         assert self.methods.after_step is not None
         with self.calling("after_step", RunError if step else UserError):
             self.methods.after_step(model, step)
-
-    def _phase_facts(self, model: nn.Module) -> tuple[str, ...]:
-        """Each phase in words. UserError: a parameter belongs to no phase, or to two."""
-        if not self.phases:
-            return ()
-        sizes = {name: _scalars(p) for name, p in model.named_parameters() if p.requires_grad}
-        by_phase = names_by_phase(list(sizes), self.phases)
-        return tuple(
-            f"{phase} ({sum(sizes[name] for name in names)} parameters)"
-            for phase, names in by_phase.items()
-        )
-
-    def _optimizer_facts(self, model: nn.Module) -> UserOptimizerFacts | None:
-        if self.methods.optimizer is None:
-            return None
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        by_phase = {"": set(named)}
-        if self.phases:
-            by_phase = names_by_phase(list(named), self.phases)
-        tried_ones = [
-            try_optimizer(
-                partial(self._build_optimizer, phase=phase),
-                self._config.optimizer,
-                {name: named[name] for name in named if name in names},
-            )
-            for phase, names in by_phase.items()
-        ]
-        states = [tried.num_states for tried in tried_ones if tried.num_states is not None]
-        return UserOptimizerFacts(
-            name=" and ".join(dict.fromkeys(tried.name for tried in tried_ones)),
-            by=f"{self.name}.optimizer()",
-            elementwise=self.methods.elementwise,
-            takes_lr="lr" in parameters_of(self.methods.optimizer),
-            scales=tuple(scale for tried in tried_ones for scale in tried.lr_scales),
-            num_states=max(states) if len(states) == len(tried_ones) else None,
-        )
 
     def losses(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
@@ -242,14 +157,14 @@ class TorchAdapter(EngineAdapter):
         return self._named(returned, "loss")
 
     def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
-        return without_gradient(super()._named(returned, method))
+        return _without_gradient(super()._named(returned, method))
 
     def check_loss(self, loss: object, what: str) -> None:
-        check_loss(loss, what)
+        _check_loss(loss, what)
         self._loss_worked = self._loss_worked or torch.is_grad_enabled()
 
     def check_features(self, features: object) -> None:
-        check_features(features, f"{self.name}.features()")
+        _check_features(features, f"{self.name}.features()")
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """The sums that metrics() gives, by a model without values, or else by a real one."""
@@ -271,11 +186,16 @@ class TorchAdapter(EngineAdapter):
         The values that the model first draws for itself are dropped, and torch's generators are
         left as they were.
         """
+        from samecurve.torch_engine.model.model_weights import load_weights
+
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
 
     def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> nn.Module:
+        from samecurve.torch_engine.model.frozen_base import check_same_base, model_digest
+        from samecurve.torch_engine.model.model_weights import load_weights
+
         first_values = FirstValues(self, seed, lambda _: None)
         model = cast_weights(first_values.build(), self._config.train.precision)
         freeze(model, self._config.optimizer.rules)
@@ -284,14 +204,6 @@ class TorchAdapter(EngineAdapter):
         load_weights(model, weights, optional=frozen)
         check_same_base(model_digest(model), digest, path)
         return model
-
-    def model_arrays(self) -> DescribedArrays:
-        model = self._outline()
-        freeze(model, self._config.optimizer.rules)
-        frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
-        return DescribedArrays(
-            **describe_arrays(model), frozen=frozen, frozen_base=self.frozen_base
-        )
 
     def respond(
         self,
@@ -318,16 +230,6 @@ class TorchAdapter(EngineAdapter):
     def named_tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
         return model.state_dict()
 
-    def _outline(self) -> nn.Module:
-        """The model without values, or with values where it can't be built without."""
-        try:
-            with on_meta(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of values that go nowhere
-                return self.model()
-        except RuntimeError:
-            with torch.random.fork_rng(devices=[]):
-                return self.model()
-
 
 def _is_plain(total: Any, weight: Any) -> bool:
     """Whether a Mean is one that check_loss() would pass, by the quickest questions."""
@@ -351,13 +253,62 @@ def _with_device_remedy(cause: str) -> UserError | None:
     return UserError(cause, remedy, "task")
 
 
-def _scalars(parameter: torch.Tensor) -> int:
-    """How many numbers a parameter holds; 0 for a packed one, which is counted apart."""
-    if _is_packed(parameter):
-        return 0
-    return parameter.numel() * (2 if parameter.is_complex() else 1)
+def _check_loss(loss: object, what: str) -> None:
+    """UserError: what a method returns as the loss can't be added up and divided once.
+
+    what: the method, for errors
+    """
+    if not isinstance(loss, Mean):
+        raise UserError(f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", MEAN, "task")
+    total, weight = loss
+    if not isinstance(total, torch.Tensor) or total.ndim or not total.is_floating_point():
+        kind = f"of type {type(total).__name__}"
+        if isinstance(total, torch.Tensor):
+            kind = f"a {total.dtype} tensor of shape {tuple(total.shape)}"
+        raise UserError(
+            f"the sum of {what} is {kind}, not a tensor with one real number", MEAN, "task"
+        )
+    if torch.is_grad_enabled() and not total.requires_grad:
+        raise UserError(
+            f"the sum of {what} has no gradient",
+            "compute it from the model's output, without .item(), .detach(), float() or"
+            " torch.no_grad() on the way",
+            "task",
+        )
+    is_one_number = isinstance(weight, int | float)
+    kind = f"of type {type(weight).__name__}"
+    if isinstance(weight, torch.Tensor):
+        is_one_number = not weight.ndim
+        kind = f"a tensor of shape {tuple(weight.shape)}"
+    if not is_one_number:
+        raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
+    if not isinstance(weight, torch.Tensor) and weight < 0:
+        raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE_WEIGHT_REMEDY, "task")
 
 
-def _is_packed(parameter: torch.Tensor) -> bool:
-    """Whether a parameter holds a frozen array's values in codes of a byte (quantized)."""
-    return parameter.dtype in {torch.uint8, torch.int8}
+def _check_features(features: object, what: str) -> None:
+    """UserError: what features() returns is not tensors by name, with rows."""
+    if not isinstance(features, Mapping) or not features:
+        raise UserError(f"{what} returns {_kind_of(features)}", FEATURES, "task")
+    for name, feature in features.items():
+        if not isinstance(feature, torch.Tensor) or not feature.ndim:
+            raise UserError(f'{what} gives "{name}" as {_kind_of(feature)}', FEATURES, "task")
+
+
+def _kind_of(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"{type(value).__name__}{shape}"
+
+
+def _without_gradient(losses: Mapping[str, Mean]) -> Mapping[str, Mean]:
+    """The means with those beside the loss taken off their graphs: they are only logged."""
+    if len(losses) == 1:
+        return losses
+    return {
+        name: mean if name == "loss" else Mean(*map(_detached, mean))
+        for name, mean in losses.items()
+    }
+
+
+def _detached(number: Any) -> Any:
+    return number.detach() if isinstance(number, torch.Tensor) else number

@@ -15,7 +15,6 @@ from samecurve.core.protocols import START
 from samecurve.core.split_check.additivity import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
-from samecurve.tasks.adapter.returned_tensors import check_loss
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.gathered_features import Features, check_rows
@@ -52,7 +51,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
                 loss = loss["loss"]
         except Exception:  # of more samples than two, say
             return None
-        check_loss(loss, f"{adapter.name}.batch_loss()")
+        adapter.check_loss(loss, f"{adapter.name}.batch_loss()")
     return sum(feature.nbytes for feature in features.values()) // 2
 
 
@@ -77,7 +76,7 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> None:
                     loss = loss["loss"]
             except Exception:  # a model for GPUs only, say
                 return
-            check_loss(loss, what)
+            adapter.check_loss(loss, what)
             trials.append(Trial(len(ids), *map(float, loss)))
     whole, *parts = trials
     finding = compare_parts(whole, parts, _CLOSE)

@@ -6,6 +6,8 @@ bit changes the next loss by 1e-8: too much to compare strategies and numbers of
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +23,16 @@ def keep_float64(model: nn.Module) -> None:
     Each block is switched by itself too, since it may be recomputed in backward.
     """
     for part in (*repeated_blocks(model), model):
-        part.forward = _Widened(part, part.forward)
+        part.forward = partial(_widened_forward, part, part.forward)
 
 
-class _Widened:
-    def __init__(self, part: nn.Module, forward: Callable[..., Any]) -> None:
-        self._part, self._forward = part, forward
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        floating = (p for p in self._part.parameters() if p.is_floating_point())
-        if next(floating).dtype != torch.float64:
-            return self._forward(*arguments, **named)
-        with Float64():
-            return self._forward(*arguments, **named)
+def _widened_forward(
+    part: nn.Module, forward: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    floating = (p for p in part.parameters() if p.is_floating_point())
+    is_wide = next(floating).dtype == torch.float64
+    with Float64() if is_wide else nullcontext():
+        return forward(*arguments, **named)
 
 
 class Float64(TorchFunctionMode):

@@ -12,7 +12,7 @@ from samecurve.tasks.huggingface.task import HuggingFaceTask
 
 
 def check_length(config: Any, data: HFData) -> None:
-    """UserError: rows are longer than the model knows positions."""
+    """UserError: rows have more tokens than the model has positions."""
     limit = longest_sequence(config)
     if limit is not None and data.seq_len > limit:
         raise UserError(
@@ -25,7 +25,7 @@ def check_length(config: Any, data: HFData) -> None:
 
 
 def check_positions(model: nn.Module, seq_len: int) -> None:
-    """UserError: of learned positions that begin after padding's (roberta), too few are left."""
+    """UserError: a model whose positions begin after that of padding (roberta) has too few."""
     for name, module in model.named_modules():
         if not name.endswith("position_embeddings") or not isinstance(module, nn.Embedding):
             continue

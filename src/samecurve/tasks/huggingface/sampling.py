@@ -32,7 +32,7 @@ def continue_text(
     if longest is not None and len(ids) >= longest:
         raise UserError(
             f"the prompt has {len(ids)} tokens; the model takes {longest}",
-            "a shorter one",
+            "a shorter --prompt",
             "--prompt",
         )
     if longest is not None:

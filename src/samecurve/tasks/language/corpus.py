@@ -43,7 +43,7 @@ class Corpus:
     vocab_size: int  # of the tokenizer; 0: a .bin file without one
     largest_id: int
     sha256: str  # of the ids
-    entropy: float  # of single tokens, nats: what a model that knows only frequencies would lose
+    entropy: float  # of single tokens, in nats: the loss of a model that knows only frequencies
     text_bytes: int  # before tokenizing
     tokenizer: str  # "bytes", or the path of a tokenizer.json
 
@@ -186,7 +186,7 @@ def _narrowest_dtype(vocab_size: int) -> str:
 
 
 def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
-    """A .bin file as it is, read once for its largest id, its hash and its entropy."""
+    """A .bin file as a corpus; the file is read once for its largest id, hash and entropy."""
     if len(data.sources) > 1:
         raise UserError(
             f"{len(data.sources)} data sources of which one is a .bin file",

@@ -14,7 +14,6 @@ from samecurve.tasks.language.sections import LanguageModel
 
 _BODY = "model."
 _HEAD = "lm_head.weight"
-_EMBEDDING = "embed_tokens.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # older files have these, which follow from rope_theta
 
 
@@ -69,16 +68,15 @@ def make_hf_config(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, A
     }
 
 
-def make_generation_config() -> dict[str, Any]:
-    """The content of generation_config.json: the settings that `samecurve sample` draws with."""
-    return {
-        "do_sample": True,
-        "temperature": 0.8,
-        "top_k": 0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
+# the content of generation_config.json: the settings that `samecurve sample` draws with
+_GENERATION = {
+    "do_sample": True,
+    "temperature": 0.8,
+    "top_k": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
@@ -125,12 +123,9 @@ def read_hf_config(path: Path) -> dict[str, Any]:
 
 def write_config(fields: LanguageModel, vocab: int, dtype: str, to: Path) -> None:
     """Write config.json and generation_config.json."""
-    (to / "config.json").write_text(
-        json.dumps(make_hf_config(fields, vocab, dtype), indent=1) + "\n"
-    )
-    (to / "generation_config.json").write_text(
-        json.dumps(make_generation_config(), indent=1) + "\n"
-    )
+    config = make_hf_config(fields, vocab, dtype)
+    for name, content in (("config.json", config), ("generation_config.json", _GENERATION)):
+        (to / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def compare_with_hf(

@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection

@@ -142,8 +142,8 @@ class _Activations:
     layers: int
     block: int
     outside: int
-    widest: int  # of a block, whose gradient lives beside a block that is run again
-    kept: Mapping[str, int]  # of a block until its backward pass, by train.recompute
+    widest: int  # largest activation of a block; its gradient lives beside a recomputed block
+    kept: Mapping[str, int]  # train.recompute -> what a block keeps until its backward pass
 
     def total(self, how: str) -> int:
         """All blocks together, where blocks are recomputed one after the other."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.core.weights.initial_values import Initial
-from samecurve.data.spread import Spread
+from samecurve.data.spread import spread_out
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
@@ -129,9 +129,7 @@ class LanguageTask:
             self.corpus.num_tokens,
             self.length,
         )
-        if not len(windows) or self.data.eval_samples == 0:
-            return None
-        return Spread(windows, min(len(windows), self.data.eval_samples or len(windows)))
+        return spread_out(windows, self.data.eval_samples)
 
     def initial(self, name: str, _shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)
@@ -208,7 +206,7 @@ def draw_token(logits: NDArray[np.float64], temperature: float, random: np.rando
     """
     if not np.isfinite(logits).all():
         raise RunError(
-            "the model's logits are not finite: it has nothing to say",
+            "the model's logits are not finite: no token can be drawn",
             "an older checkpoint, or a smaller --lr",
         )
     if temperature == 0:

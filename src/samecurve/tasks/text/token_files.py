@@ -13,7 +13,7 @@ _BLOCK = 1 << 22  # ids that are read at once
 
 
 def check_whole_tokens(path: Path, dtype: str) -> None:
-    """UserError: the file's size is no multiple of a token's."""
+    """UserError: the file's size is no multiple of a token's size."""
     size = path.stat().st_size
     if size % np.dtype(dtype).itemsize == 0:
         return

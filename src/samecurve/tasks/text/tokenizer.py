@@ -97,7 +97,7 @@ class LibraryTokenizer:
         return str(self.inner.decode(list(ids), skip_special_tokens=not special))
 
     def check_coverage(self, sample: str) -> None:
-        """UserError: the tokenizer would leave some of the text out, without a word."""
+        """UserError: the tokenizer would silently leave out some of the text."""
         known = self._coverage(sample)
         if known < _LEAST_KNOWN:
             raise UserError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.splits import in_both, number_labels, subject_of_both
+from samecurve.tasks.timeseries.splits import check_apart, number_labels
 from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
 from samecurve.units import counted
 
@@ -29,12 +29,15 @@ class _Recording:
     label: str
     subject: str
     split: str
-    line: int  # its first
+    line: int  # the number of its first line
     rows: list[list[float]] = field(default_factory=list)
 
 
 def read_csv(file: Path) -> WindowSet:
-    """UserError: a column is missing, or a line is not as the first of its window."""
+    """Read the windows of a .csv file.
+
+    UserError: a column is missing, or a line differs from the first line of its window.
+    """
     # bytes that are no text become a cell that is refused, with its line
     with open(file, newline="", encoding="utf-8-sig", errors="replace") as stream:
         lines = csv.reader(stream)
@@ -64,13 +67,8 @@ def read_csv(file: Path) -> WindowSet:
         _as_windows(part, of_part, is_known=is_known)
         for part, of_part in zip(parts, numbers, strict=True)
     ]
-    test = splits[1] if len(splits) > 1 else None
-    if test is not None:
-        place = subject_of_both(splits[0], test)
-        if place is not None and test.subjects is not None:
-            line = by_split["test"][place].line
-            raise in_both(int(test.subjects[place]), f"{file}:{line}")
-    return WindowSet(train=splits[0], test=test, channels=channels, classes=classes)
+    check_apart(splits, lambda place: f"{file}:{by_split['test'][place].line}")
+    return WindowSet.of(splits, channels, classes)
 
 
 def _check_windows(windows: Sequence[_Recording], file: Path) -> None:

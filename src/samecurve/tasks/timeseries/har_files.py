@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.splits import in_both, subject_of_both
+from samecurve.tasks.timeseries.splits import check_apart
 from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
 from samecurve.units import counted
 
@@ -71,13 +71,9 @@ def read_har(home: Path) -> WindowSet:
     files_of(home)
     classes = _read_classes(_labels_file(home))
     splits = [_read_split(folder, split, classes) for folder, split in _splits(home)]
-    test = splits[1] if len(splits) > 1 else None
-    if test is not None:
-        place = subject_of_both(splits[0], test)
-        if place is not None and test.subjects is not None:
-            file = home / "test/subject_test.txt"
-            raise in_both(int(test.subjects[place]), f"{file}:{_line_of(file, place)}")
-    return WindowSet(train=splits[0], test=test, channels=CHANNELS, classes=classes)
+    file = home / "test/subject_test.txt"
+    check_apart(splits, lambda place: f"{file}:{_line_of(file, place)}")
+    return WindowSet.of(splits, CHANNELS, classes)
 
 
 def _splits(home: Path) -> list[tuple[Path, str]]:
@@ -182,9 +178,8 @@ def _read_signal(file: Path, length: int | None) -> NDArray[np.float32]:
 def _numbers(line: str, file: Path, line_number: int) -> NDArray[np.float32]:
     """UserError: a value is no number, or is not finite."""
     try:
-        with np.errstate(
-            over="ignore"
-        ):  # values beyond float32 become infinite, and are refused below
+        # values beyond float32 become infinite, and are refused below
+        with np.errstate(over="ignore"):
             row = np.array([float(word) for word in line.split()], np.float32)
     except ValueError as error:
         raise UserError(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.splits import in_both, number_labels, subject_of_both
+from samecurve.tasks.timeseries.splits import check_apart, number_labels
 from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
 from samecurve.units import counted
 
@@ -22,7 +22,7 @@ _NEEDED = ("x", "label")
 
 
 def read_npz(file: Path) -> WindowSet:
-    """UserError: an array is missing, or of another shape or type."""
+    """Read the windows of an .npz file. UserError: an array is missing, or has a wrong form."""
     try:
         with zipfile.ZipFile(file) as archive:
             archive.testzip()
@@ -51,10 +51,15 @@ def read_npz(file: Path) -> WindowSet:
         Windows(values=part.values, labels=numbers, subjects=part.subjects)
         for part, numbers in zip(parts, labels, strict=True)
     ]
-    test = splits[1] if len(splits) > 1 else None
-    if test is not None:
-        _check_alike(splits[0], test, file)
-    return WindowSet(train=splits[0], test=test, channels=channels, classes=classes)
+    shapes = [split.values.shape[1:] for split in splits]
+    if shapes[-1] != shapes[0]:
+        raise UserError(
+            f"x_test has windows of shape {shapes[-1]}, and x of {shapes[0]}",
+            "windows of the same channels and time steps in both",
+            f"{file}:x_test",
+        )
+    check_apart(splits, lambda place: f"{file}:subject_test[{place}]")
+    return WindowSet.of(splits, channels, classes)
 
 
 class _Part:
@@ -107,17 +112,3 @@ def _names(arrays: Mapping[str, Array], name: str, count: int, file: Path) -> li
             f"{file}:{name}",
         )
     return [str(one) for one in arrays[name]]
-
-
-def _check_alike(train: Windows, test: Windows, file: Path) -> None:
-    """UserError: the splits differ in their windows' shape, or share a subject."""
-    if test.values.shape[1:] != train.values.shape[1:]:
-        raise UserError(
-            f"x_test has windows of shape {test.values.shape[1:]}, and x of"
-            f" {train.values.shape[1:]}",
-            "windows of the same channels and time steps in both",
-            f"{file}:x_test",
-        )
-    place = subject_of_both(train, test)
-    if place is not None and test.subjects is not None:
-        raise in_both(int(test.subjects[place]), f"{file}:subject_test[{place}]")

@@ -62,12 +62,7 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
             _write(_read(path), scratch)
     notes = json.loads((arrays / _NOTES).read_text())
     splits = [_mapped(arrays, split) for split in notes["splits"]]
-    windows = WindowSet(
-        train=splits[0],
-        test=splits[1] if len(splits) > 1 else None,
-        channels=notes["channels"],
-        classes=notes["classes"],
-    )
+    windows = WindowSet.of(splits, notes["channels"], notes["classes"])
     return Prepared(windows=windows, sha256=notes["sha256"], place=str(path))
 
 

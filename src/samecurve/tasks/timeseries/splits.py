@@ -1,6 +1,6 @@
 """Checks that all kinds of sources need: labels are classes, a subject is in one split only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,20 +51,21 @@ def _order(label: int | str) -> tuple[int, str]:
     return 1 << 62, label
 
 
-def subject_of_both(train: Windows, test: Windows) -> int | None:
-    """The first window of the test split whose subject is in the training split too.
+def check_apart(splits: Sequence[Windows], where: Callable[[int], str]) -> None:
+    """Check that no subject is in both splits, where the subjects are known.
 
-    None: there is no such window, or the subjects are not known.
+    splits: the training windows, and perhaps the test windows
+    where: the place of a test window in the source, for the error
+
+    UserError: a subject is in both.
     """
-    if train.subjects is None or test.subjects is None:
-        return None
-    both = np.flatnonzero(np.isin(test.subjects, train.subjects))
-    return int(both[0]) if len(both) else None
-
-
-def in_both(subject: int, where: str) -> UserError:
-    return UserError(
-        f"subject {subject} is in the test split and in the training split",
-        "each subject in one of them: a test on people that were trained on says little",
-        where,
-    )
+    train, test = splits[0].subjects, splits[-1].subjects
+    if len(splits) < 2 or train is None or test is None:
+        return
+    both = np.flatnonzero(np.isin(test, train))
+    if len(both):
+        raise UserError(
+            f"subject {test[both[0]]} is in the test split and in the training split",
+            "each subject in one of them: a test on people that were trained on says little",
+            where(int(both[0])),
+        )

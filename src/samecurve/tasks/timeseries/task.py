@@ -131,8 +131,8 @@ class TimeSeriesTask:
         train = self.prepared.windows.train
         if train.subjects is None and self.data.validation:
             raise UserError(
-                "the data says of no window whose it is, and validation is by subject: windows of"
-                " one person on both sides would flatter it",
+                "the data names no subjects, and validation holds out whole subjects: windows of"
+                " one person in training and in validation would make the score too good",
                 "an array or a column `subject`; or --set data.validation=0, without an evaluation",
                 "data.validation",
             )
@@ -250,7 +250,7 @@ class TimeSeriesTask:
         lines += [f"data {'; '.join(parts)}", f"data trained on, by class: {named}"]
         without = ", ".join(name for name, count in pairs if not count)
         if without:
-            lines.append(f"data none to train on of {without}: such an answer can't be learnt")
+            lines.append(f"data no window to train on of {without}: the model can't learn it")
         if self.fields.class_weights != "none":
             weights = zip(kept.classes, kept.class_weights, strict=True)
             shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights)

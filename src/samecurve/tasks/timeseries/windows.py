@@ -49,6 +49,14 @@ class WindowSet:
     channels: Sequence[str]
     classes: Sequence[str]
 
+    @classmethod
+    def of(
+        cls, splits: Sequence[Windows], channels: Sequence[str], classes: Sequence[str]
+    ) -> "WindowSet":
+        """splits: the training windows, and perhaps the test windows."""
+        test = splits[1] if len(splits) > 1 else None
+        return cls(train=splits[0], test=test, channels=channels, classes=classes)
+
 
 @dataclass(frozen=True)
 class Normalization:
@@ -151,9 +159,8 @@ def select_channels(values: NDArray[np.float32], mode: Mode) -> NDArray[np.float
     if mode != "average":
         return values
     total = np.zeros(values[:, :1].shape, np.float32)
-    for channel in range(
-        values.shape[1]
-    ):  # one channel after another: the same bits for any number of rows
+    # one channel after another: the same bits for any number of rows
+    for channel in range(values.shape[1]):
         total = total + values[:, channel : channel + 1]
     return total / np.float32(values.shape[1])
 

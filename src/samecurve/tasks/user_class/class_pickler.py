@@ -29,10 +29,10 @@ from typing import Any
 import cloudpickle
 
 from samecurve.errors import UserError
+from samecurve.tasks.user_class.class_place import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
     OWN_FILE,
-    TASK_PICKLE,
     Header,
     python_version,
     remember,
@@ -198,7 +198,7 @@ def _digest(task_class: type, codes: Sequence[CodeType]) -> str:
         repr((code.co_qualname, code.co_code, code.co_names, *map(_constant, code.co_consts)))
         for code in codes
     )
-    if not codes:  # it is imported by its name
+    if not codes:  # the class is imported by its name
         file = getattr(_module_of(task_class), "__file__", None)
         texts = [Path(file).read_text()] if file else []
     return hashlib.sha256("\n".join([task_class.__qualname__, *texts]).encode()).hexdigest()
@@ -207,7 +207,7 @@ def _digest(task_class: type, codes: Sequence[CodeType]) -> str:
 def _constant(value: object) -> str:
     if isinstance(value, CodeType):
         return value.co_qualname
-    if isinstance(value, frozenset):  # its order is another in each process
+    if isinstance(value, frozenset):  # the order of a set differs between processes
         return str(sorted(map(repr, value)))
     return repr(value)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samecurve.core.config.document import Document
-from samecurve.tasks.user_class.pickled_class import TASK_PICKLE, is_pickled, read_header
+
+TASK_PICKLE = "task.pickle"  # the file of a pickled class, in a run directory too
 
 
 class Place(NamedTuple):
@@ -22,6 +23,10 @@ class Place(NamedTuple):
     path: Path
     name: str
     module: str | None = None
+
+
+def is_pickled(path: Path) -> bool:
+    return path.name == TASK_PICKLE
 
 
 def place_of(task: object) -> Place | None:
@@ -58,6 +63,8 @@ def find_pickled_class(document: Document, home: Path) -> None:
 def code_of(place: Place) -> tuple[str, str]:
     """The source of the class in words, and its digest; both are the same in every process."""
     if is_pickled(place.path):
+        from samecurve.tasks.user_class.pickled_class import read_header
+
         header = read_header(place.path)
         return f"the class {place.name} of {header.origin}", header.digest
     return f"the file {place.path}", hashlib.sha256(place.path.read_bytes()).hexdigest()

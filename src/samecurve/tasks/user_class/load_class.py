@@ -14,9 +14,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class.class_place import Place, is_pickled
 from samecurve.tasks.user_class.class_source import no_class, read_source
-from samecurve.tasks.user_class.pickled_class import is_pickled, load_pickled
+from samecurve.tasks.user_class.pickled_class import load_pickled
 from samecurve.tasks.user_class.user_errors import StartedWhileLoading, calling
 
 _STOPPED = "__stopped_by_samecurve__"  # in a module that was run up to a call that starts a run

@@ -21,7 +21,6 @@ from typing import Any
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 
-TASK_PICKLE = "task.pickle"  # the file's name, in a run directory too
 FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
 _MOST_HEADER = 1 << 26  # bytes
 OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
@@ -38,10 +37,6 @@ class Header:
     python: str  # the version that wrote it, such as 3.11: no other can read it
     paths: tuple[str, ...]  # where the session found modules, beside Python's own places
     sources: Mapping[str, str]  # texts of that code, by the names that tracebacks give its files
-
-
-def is_pickled(path: Path) -> bool:
-    return path.name == TASK_PICKLE
 
 
 def read_header(path: Path) -> Header:

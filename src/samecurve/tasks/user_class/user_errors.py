@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
-from samecurve.tasks.user_class.pickled_class import is_pickled, read_header
+from samecurve.tasks.user_class.class_place import is_pickled
 
 # errors that may be gone a moment later
 _TRANSIENT = {
@@ -126,8 +126,7 @@ def _remedy(error: BaseException, path: Path) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
         return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
-        beside = Path(read_header(path).origin) if is_pickled(path) else path
-        return f"install {error.name}, or put it beside {beside.name}"
+        return f"install {error.name}, or put it beside {Path(_origin_of(path)).name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in message_of(error):
         return "super().__init__() as the first line of the module's own __init__"
     if "mixed torch.Tensor and DTensor" in message_of(error):
@@ -195,8 +194,17 @@ def _where(error: BaseException, path: Path) -> str:
         if not frame.filename.startswith("<frozen") and is_users(Path(frame.filename))
     ]
     if not user_frames:
-        return read_header(path).origin if is_pickled(path) else str(path)
+        return _origin_of(path)
     return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
+
+
+def _origin_of(path: Path) -> str:
+    """Where the class was written: the file itself, or the place that a pickled class came from."""
+    if not is_pickled(path):
+        return str(path)
+    from samecurve.tasks.user_class.pickled_class import read_header
+
+    return read_header(path).origin
 
 
 def _shown(path: str) -> str:

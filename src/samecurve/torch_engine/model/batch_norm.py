@@ -1,55 +1,27 @@
-"""Batch normalisation whose statistics are those of all peers' rows together, so that a split over
-devices changes nothing.
+"""Batch normalisation over the rows of all peers together, so that a split over devices changes
+nothing.
 
-Dummy rows are left out: they add exactly zero to the statistics and to other peers' gradients.
-Equal to one device's nn.BatchNorm on the whole batch, up to rounding, as long as what the peers
-hold at once is the whole batch.
+The result equals that of nn.BatchNorm on one device with the whole batch, up to rounding, as long
+as the peers together hold the whole batch at once. Dummy rows are left out: they add exactly zero
+to the statistics and to the gradients of other peers.
 """
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+# torch.compiler.disable, which imports torch._dynamo when the function is first called
+from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.compile_marks import uncompiled
+from samecurve.torch_engine.model.user_model import is_coupling
+from samecurve.torch_engine.process_group import Peers
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, recomputing
-
-
-class Peers(Protocol):
-    """Who trains together, seen from one of them.
-
-    Every peer calls all_reduced equally often, in the same order.
-    """
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-
-    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all peers, the same bits for all of them; `values` stay as they are."""
-        ...
-
-
-def coupling_layers(model: nn.Module) -> tuple[str, ...]:
-    """The layers that mix the samples of a batch in training: "BatchNorm2d net.1" for each
-    normalisation over the batch, in order.
-    """
-    return tuple(
-        f"{type(module).__name__} {name}".strip()
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and _is_coupling(module)
-    )
-
-
-def _is_coupling(norm: _BatchNorm) -> bool:
-    """Not one in eval mode, with statistics of its own to normalise by."""
-    return norm.training or norm.running_mean is None
 
 
 def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:
@@ -57,16 +29,16 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
 
     Modules, parameters, buffers and their names stay.
 
-    peers, context: this replica's own (so call it after copying a model)
+    peers, context: those of this replica (so call this after a model was copied)
 
-    UserError: a lazy one without shapes yet, one with a forward pass of its own, which would be
-    lost, or one in eval mode that has no statistics for it.
+    UserError: a layer is lazy and has no shapes yet, has a forward pass of its own (which would be
+    lost), or is in eval mode without running statistics.
     """
     # Any: a module's class and attributes are changed below.
     norms: list[tuple[str, Any]] = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and _is_coupling(module)
+        if isinstance(module, _BatchNorm) and is_coupling(module)
     ]
     for name, module in norms:
         title = f"{type(module).__name__} {name}".strip()
@@ -100,22 +72,24 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a synchronised module is."""
+    """The name, the peers and the microbatch of a synchronised module."""
 
     name: str
     peers: Peers
     context: MicroBatchContext
 
     def __deepcopy__(self, memo: object) -> "_Site":
-        """A copied model (an average of weights, say) is in the same place; one for another device
-        is given its own by synchronise_batch_norms.
+        """Return the site itself: a copy of a model (for an average of weights, say) has the same
+        peers. synchronise_batch_norms() gives a model for another device a site of its own.
         """
         return self
 
 
 @cache
 def _synchronised(kind: Any) -> Any:
-    """A subclass, so that the module stays what it was to everything that asks."""
+    """The synchronised class for a kind of BatchNorm: a subclass of it, so that isinstance() still
+    holds.
+    """
     return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {"__module__": __name__})
 
 
@@ -135,7 +109,7 @@ class _Synchronised(_BatchNorm):
         normalised: torch.Tensor = self._normalised(input)
         return normalised
 
-    @uncompiled
+    @_disable_dynamo
     def _normalised(self, values: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(values)  # type: ignore[no-untyped-call]
         peers, real = self.samecurve_site.peers, self.samecurve_site.context.real
@@ -149,9 +123,10 @@ class _Synchronised(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, statistics: "_Statistics") -> None:
-        """Update the running statistics as torch does, but on the device; where a statistic has no
-        value, the old one stays: the variance of one value, anything without a real row, an
-        overflow (which would stay for good).
+        """Update the running statistics as torch does, but on the device.
+
+        A statistic keeps its old value where the new one has none: the variance of one value,
+        anything without a real row, and an overflow (which would stay for good).
         """
         if (
             self.running_mean is None
@@ -185,7 +160,7 @@ class _Statistics(NamedTuple):
 
 @torch.no_grad()
 def _statistics(values: torch.Tensor, peers: Peers, *, real: bool) -> _Statistics:
-    """Statistics over all peers, by one sum of a table that holds each peer's own in its row.
+    """Statistics over all peers, by one sum of a table with a row for each peer.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
@@ -205,8 +180,8 @@ def _statistics(values: torch.Tensor, peers: Peers, *, real: bool) -> _Statistic
 
 
 def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(count [1], mean [C], sum of squared deviations from it [C]), float64, of one peer: in two
-    passes, the second of which corrects the first's mean.
+    """The moments of one peer's values in float64: count [1], mean [C], and the sum of squared
+    deviations from the mean [C]. Computed in two passes; the second one corrects the mean.
     """
     dimensions = _all_but_channels(values)
     wide = values.to(_wide_dtype(values))
@@ -220,8 +195,8 @@ def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 class _Normalise(torch.autograd.Function):
-    """(input - mean) / sqrt(variance + eps) * weight + bias, where mean and variance depend on all
-    peers' inputs.
+    """The operation (input - mean) / sqrt(variance + eps) * weight + bias, whose mean and variance
+    depend on the inputs of all peers.
     """
 
     @staticmethod
@@ -235,7 +210,7 @@ class _Normalise(torch.autograd.Function):
         variance: torch.Tensor,
         rest: tuple[float, Peers, bool],
     ) -> torch.Tensor:
-        """rest: eps, who sums, whether this peer's rows are real."""
+        """Normalise. rest: eps, the peers, whether this peer's rows are real"""
         ctx.eps, ctx.peers, ctx.real = rest
         wide = _wide_dtype(values)
         mean, variance = mean.to(wide), variance.to(wide)
@@ -248,8 +223,9 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """With n the values normalised and means over all peers' rows: (gradient - mean(gradient) -
-        n * mean(gradient * n)) * weight / deviation.
+        """Compute (gradient - mean(gradient) - n * mean(gradient * n)) * weight / deviation.
+
+        n: the normalised values; the means are over the rows of all peers
         """
         values, weight, count, mean, variance = ctx.saved_tensors
         input_dtype, dimensions = values.dtype, _all_but_channels(values)
@@ -285,7 +261,7 @@ def _wide_dtype(values: torch.Tensor) -> torch.dtype:
 
 
 def _all_but_channels(values: torch.Tensor) -> list[int]:
-    """Dimensions."""
+    """The dimensions of a batch that statistics are taken over."""
     return [0, *range(2, values.dim())]
 
 

@@ -20,18 +20,20 @@ _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
 
 def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
-    """Compile each repeated block, or the model where it has none, and let it run again in backward
-    as `how` says. Alike blocks share one program; names stay.
+    """Compile each repeated block, or the whole model where it has no blocks. Names stay.
 
-    A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What
-    dropout and the head do for each module by name or in place stays as it is. A program is made
-    for each shape, and too many of them are an error, not a silent return to what is slow.
+    Blocks that are alike share one program. A block's forward() is compiled and not its call, so
+    that the hooks of strategies stay outside. Keyed dropout and the head are not compiled: they
+    depend on the module's name, or change tensors in place. One program is made for each shape;
+    too many programs are an error, so that a model does not silently run uncompiled.
+
+    how: which blocks are computed again in backward (train.recompute)
     """
     import torch._dynamo as dynamo
 
-    dynamo.reset()  # a warm process has compiled others
-    # torch counts with tqdm, whose own lock is of all processes: a rank that is ended would leave
-    # it behind.
+    dynamo.reset()  # a warm process has compiled other models
+    # torch shows progress by tqdm, whose default lock is shared by all processes: a rank that is
+    # killed would leave that lock behind.
     with suppress(ImportError):
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())
@@ -51,7 +53,7 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
 
 
 def keep_uncompiled(model: nn.Module) -> None:
-    """Within what is compiled, by whomever: what dropout and the head do."""
+    """Keep keyed dropout and the head out of compiled code, whoever compiles the model."""
     uncompiled: Any = torch.compiler.disable
     for module in model.modules():
         if isinstance(module, KeyedDropout | Head):
@@ -59,7 +61,7 @@ def keep_uncompiled(model: nn.Module) -> None:
 
 
 def _kernel(backend: str) -> Kernel:
-    """The head's kernel, compiled once for all numbers of rows: the last chunk has fewer."""
+    """The head's kernel, compiled once for any number of rows: the last chunk has fewer rows."""
     from torch._dynamo import maybe_mark_dynamic
 
     compiled: Kernel = torch.compile(compilable_loss, backend=backend)

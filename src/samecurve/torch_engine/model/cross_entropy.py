@@ -1,10 +1,12 @@
-"""A model's last layer and the cross-entropy of its logits in one, some rows at a time: all logits
-are never held, and the loss keeps none of them for backward.
+"""A model's last layer and the cross-entropy of its logits in one operation.
 
-Of each chunk of rows the loss and, at once, its gradient are computed, for the loss is what
-backward begins at: that pass only multiplies by what comes from above. Source: Hsu et al. 2024,
-arXiv:2410.10989 (Liger Kernel, which needs triton). torch's own F.linear_cross_entropy (from 2.13
-on) imports torch._dynamo, and rounds the loss of two-byte rows to two bytes.
+The rows are computed in chunks, so that the logits of all rows never exist together, and none are
+kept for backward. The forward pass computes the loss of a chunk and its gradient at once; the
+backward pass only multiplies that gradient by the one that it is given.
+
+Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel, which needs triton). torch's own
+F.linear_cross_entropy (from 2.13 on) imports torch._dynamo, and rounds the loss of two-byte rows to
+two bytes.
 """
 
 from collections.abc import Callable
@@ -21,8 +23,11 @@ Kernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Head(nn.Linear):
-    """Logits; or, given labels, the summed cross-entropy; or, scored too, that and how many labels
-    are the likeliest. No bias.
+    """A model's last layer, without a bias. Its result depends on what it is given.
+
+    input alone: the logits
+    input and labels: the summed cross-entropy
+    score=True too: the pair of that sum and the number of rows whose label has the largest logit
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -41,7 +46,7 @@ class Head(nn.Linear):
         rows, labels = input.flatten(0, -2), labels.flatten()
         kind = input.device.type
         if rows.dtype != torch.float64 and torch.is_autocast_enabled(kind):
-            rows = rows.to(torch.get_autocast_dtype(kind))  # as autocast has it
+            rows = rows.to(torch.get_autocast_dtype(kind))  # as autocast would do
         with torch.autocast(kind, enabled=False):
             if score:
                 return _scored(rows, self.weight.to(rows.dtype), labels)
@@ -51,9 +56,10 @@ class Head(nn.Linear):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """rows [n, in], in what products are computed in; weight [out, in]; labels [n].
+    """The summed cross-entropy of rows @ weight.T, with its gradients.
 
-    Sums are at least float32.
+    rows: [n, in], in the format of products; weight: [out, in]; labels: [n]. Sums are at least
+    float32.
     """
 
     @staticmethod
@@ -71,7 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 counted_rows = rows[chunk] * counted[chunk]
                 for_weight = _added(for_weight, gradient.t(), counted_rows, _wide(weight))
-            del gradient  # or it would be held beside the next chunk's logits
+            del gradient  # else it would be held beside the next chunk's logits
         ctx.save_for_backward(None if for_rows is None else for_rows.mul_(counted), for_weight)
         ctx.dtype = weight.dtype
         return total
@@ -89,16 +95,16 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """total + left @ right; the sum wide, the product in what it is given in."""
+    """The sum total + left @ right in `dtype`; the product is computed in its factors' format."""
     if total is None:
         return (left @ right).to(dtype)
     return total.addmm_(left, right) if left.dtype == dtype else total.add_(left @ right)
 
 
 def _loss_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(summed loss, its gradient by the logits [n, out], in their format).
+    """The summed loss, and its gradient by the logits [n, out] in their format.
 
-    Of a row without a label the gradient means nothing.
+    The gradient of a row without a label has no meaning.
     """
     classes, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
     log_softmax = F.log_softmax(logits, 1, dtype=_wide(logits))
@@ -109,8 +115,8 @@ def _loss_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compilable_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, without a change in place, so that a compiler makes two passes over the logits of
-    it.
+    """Compute what _loss_in_place() computes, without changes in place: compiled, this makes two
+    passes over the logits.
     """
     classes, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
     wide = logits.to(_wide(logits))
@@ -122,20 +128,20 @@ def compilable_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scored(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(summed loss, labels that are the likeliest)."""
+    """The summed loss, and the number of rows whose label has the largest logit."""
     loss, correct = rows.new_zeros((), dtype=_wide(rows)), labels.new_zeros(())
     for chunk in _chunks(rows, weight):
         logits = rows[chunk] @ weight.t()
         wide = logits.to(_wide(logits))
         loss += F.cross_entropy(wide, labels[chunk], ignore_index=IGNORED, reduction="sum")
-        # No logit has the number of a label that does not count.
+        # IGNORED is the number of no logit, so such a row is never counted
         correct += (logits.argmax(1) == labels[chunk]).sum()
     return loss, correct
 
 
 def _chunks(rows: Tensor, weight: Tensor) -> list[slice]:
-    """Where the rows are cut: by their number and the vocabulary alone, so that a microbatch is cut
-    alike wherever it is computed.
+    """The chunks of the rows. They follow from the number of rows and the vocabulary alone, so that
+    a microbatch is cut alike wherever it is computed.
     """
     size = logit_rows(weight.shape[0], rows.device.type)
     return [slice(first, first + size) for first in range(0, len(rows), size)]

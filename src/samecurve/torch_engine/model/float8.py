@@ -1,5 +1,7 @@
-"""train.float8: products of the blocks' linear layers in eight bits, scaled by each tensor's
-largest value as it is; weights stay in f32. By torchao, imported late.
+"""train.float8: the linear layers of the blocks multiply in eight bits.
+
+Each tensor is scaled by its present largest value. Weights stay in f32. torchao does the work; it
+is imported late.
 """
 
 import torch
@@ -8,16 +10,18 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 
-_MULTIPLE = 16  # of both sizes of a matrix: what the kernels take
-_CAPABLE = (8, 9)  # compute capability: Ada, Hopper and newer
+_MULTIPLE = 16  # the kernels take matrices whose two sizes are multiples of this
+_CAPABLE = (8, 9)  # least compute capability: Ada, Hopper and newer
 
 
 def convert(model: nn.Module, device: torch.device, *, emulate: bool = False) -> list[str]:
-    """Returns the names of the layers it converted; parameters and their names stay.
+    """Convert the linear layers of the repeated blocks. Parameters and their names stay.
 
-    emulate: in f32, for a device without such products (tests)
+    emulate: compute in f32, for a device without eight-bit products (tests)
 
-    UserError: this device has none, or no layer fits.
+    Returns the names of the converted layers.
+
+    UserError: this device has no eight-bit products, or no layer fits.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

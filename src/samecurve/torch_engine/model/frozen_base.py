@@ -1,7 +1,7 @@
-"""The digest of what a model does not train, where checkpoints leave that out.
+"""The digest of the frozen weights of a model whose checkpoints leave them out.
 
-It is the same whatever the strategy and the precision: of each array a sum over its values' bits,
-each times its place, which adds up over shards.
+The digest is the same for every strategy and precision. For each array, the bits of each value are
+multiplied by the value's place and added up; such sums of shards add up to that of the array.
 """
 
 import hashlib
@@ -14,17 +14,16 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 
-DIGEST = "frozen/sha256"  # its name in a checkpoint
-_CHUNK = 1 << 22  # values that are looked at at once
+_CHUNK = 1 << 22  # values that are read at once
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, of 64 bits, as a signed number
 
 
 def place_sum(part: torch.Tensor, shape: Sequence[int], offsets: Sequence[int]) -> torch.Tensor:
-    """A whole number modulo 2^64; those of an array's parts add up to that of the whole.
+    """The sum of a part of an array, modulo 2^64. The sums of its parts add up to the array's sum.
 
     part: real values, rows of an array
-    shape: of the array
-    offsets: where the part begins in it; 0 but for the first
+    shape: the shape of the array
+    offsets: where the part begins in the array; 0 in every dimension but the first
     """
     begin = offsets[0] * math.prod(shape[1:]) if offsets else 0
     total = torch.zeros((), dtype=torch.int64, device=part.device)
@@ -36,13 +35,16 @@ def place_sum(part: torch.Tensor, shape: Sequence[int], offsets: Sequence[int]) 
 
 
 def _chunks(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Each with the place where it begins."""
+    """The values in chunks, each with the place where it begins."""
     for first in range(0, len(values), _CHUNK):
         yield first, values[first : first + _CHUNK]
 
 
 def combined_digest(shapes: Mapping[str, Sequence[int]], sums: Sequence[int]) -> bytes:
-    """SHA-256 over names, shapes and sums. sums: place_sum() of each, in the order of `shapes`"""
+    """SHA-256 over names, shapes and sums.
+
+    sums: place_sum() of each array, in the order of `shapes`
+    """
     lines = [
         f"{name} {list(shape)} {total}"
         for (name, shape), total in zip(shapes.items(), sums, strict=True)

@@ -2,16 +2,18 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from samecurve.core.protocols import Task
 from samecurve.core.weights.initial_values import values
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.meta_models import on_meta
 from samecurve.torch_engine.model.model_setup import (
     Initialize,
     InitializeModule,
@@ -21,8 +23,12 @@ from samecurve.torch_engine.model.model_setup import (
     seeded,
 )
 
-Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first one's values
+Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
+
+# Methods and functions of nn.init that give a tensor other values in place: nothing happens on
+# meta, but torch imports its compiler to find that out, which takes half as long as all of torch.
+_IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "erfinv_", "clamp_")
 
 
 def nothing_given(_name: str) -> bool:
@@ -42,8 +48,8 @@ class FirstValues:
         self._task, self._seed, self._share = task, seed, share
 
     def build(self) -> nn.Module:
-        """On the meta device if all its values follow from the seed, else with the values it gave
-        itself.
+        """Build the model: on the meta device where all values follow from the seed, else with the
+        values that the model gave itself.
         """
         model = self._build_on_meta()
         return self._build_with_values() if model is None else model
@@ -51,9 +57,9 @@ class FirstValues:
     def materializer(
         self, model: nn.Module, device: torch.device, is_given: IsGiven = nothing_given
     ) -> Materializer:
-        """Makes real what build() left on the meta device.
+        """The object that makes real what build() left on the meta device.
 
-        is_given: these parameters stay empty
+        is_given: parameters that stay empty
         """
         rule = self.initialize_module(model)
         if is_given is all_given:
@@ -70,7 +76,7 @@ class FirstValues:
             with on_meta():
                 model: nn.Module = self._task.model()
         except RuntimeError:
-            return None  # it computes with values while it is built
+            return None  # the model computes with values while it is built
         has_rules = all(
             parameter.is_meta and self._has_rule(name, parameter)
             for name, parameter in model.named_parameters()
@@ -161,3 +167,26 @@ def _unless_all(is_given: IsGiven, rule: InitializeModule) -> InitializeModule:
             rule(name, module)
 
     return initialize_others
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Let tensors that are made within have no values."""
+    with torch.device("meta"), _WithoutValues():
+        yield
+
+
+class _WithoutValues(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if func.__name__ in _IN_PLACE:
+            tensor = args[0] if args else options["tensor"]  # as nn.init passes it on
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **options)

@@ -1,7 +1,7 @@
-"""A task's model for each device of a process.
+"""The model of a task, built for each device of a process.
 
-Its values follow the task's rule, or are the model's own as the first rank has them; its layers are
-as the plan has them.
+The first values follow the task's rule; without a rule they are the model's own, as the first rank
+drew them. The layers are changed as the plan says (number format, dropout, norms, recompute).
 """
 
 import torch
@@ -9,12 +9,9 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.initial_values import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, recompute
-from samecurve.torch_engine.model.training_mode import TrainingMode
-from samecurve.torch_engine.model.user_model import compiled_in_place
-from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step.setup import EngineSetup
 
 
@@ -39,20 +36,24 @@ class ModelBuilder:
         return models
 
     def _build(self, device_index: int) -> nn.Module:
-        """On the meta device if all its values follow from the seed, else with the values it gave
-        itself.
+        """Build the model for one device: on the meta device where all values follow from the seed,
+        else with the values that the model gave itself.
         """
         setup, plan = self._setup, self._setup.plan
         model = self.first_values.build()
         self.modes.append(TrainingMode(model))
-        model = cast_weights(model, plan.precision)
+        model = cast_weights(model, plan.compute.precision)
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
         if plan.compute.norm_sync:
+            from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
+
             synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
         if plan.compute.keyed_dropout:
+            from samecurve.torch_engine.randomness.dropout_layers import key_dropout
+
             key_dropout(model, context, self._seed)
-        if compiled_in_place(model) and not plan.compile:
+        if compiled_in_place(model) and not plan.compute.compile:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
 
             keep_uncompiled(model)
@@ -61,14 +62,14 @@ class ModelBuilder:
 
 
 def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
-    """Eight bits, recompute and compiled blocks, as the plan has them."""
+    """Apply train.float8, train.recompute and train.compile, as the plan has them."""
     if plan.compute.float8:
         from samecurve.torch_engine.model.float8 import convert
 
         convert(model, device)
-    if plan.compile:
+    if plan.compute.compile:
         from samecurve.torch_engine.model.compile_blocks import compile_model
 
-        compile_model(model, plan.recompute)
+        compile_model(model, plan.compute.recompute)
     else:
-        recompute(model, plan.recompute)
+        recompute(model, plan.compute.recompute)

@@ -1,8 +1,8 @@
-"""A model as strategies wrap it: around every call that a task makes with it.
+"""The module that strategies wrap: a call of a task's function with the model.
 
-A wrapper (DDP, FSDP) acts when its module is called. Were that the model, whatever a loss does
-beside model(x) would pass it by: methods, submodules, weights that the loss reads. So what is
-wrapped is the whole of what the task does with the model.
+A wrapper (DDP, FSDP) acts when its module is called. If the wrapped module were the model itself,
+the wrapper would miss everything that a loss does beside model(x): methods, submodules, weights
+that the loss reads. So strategies wrap a module whose forward pass is the task's whole function.
 """
 
 from collections.abc import Callable
@@ -19,5 +19,5 @@ class ModelCall(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., T], *arguments: object) -> T:
-        """function(model, *arguments)."""
+        """Return function(model, *arguments)."""
         return function(self.model, *arguments)

@@ -1,5 +1,5 @@
-"""From a task's model to one that is ready to be laid out: number format, blocks, recompute, and
-real values for what was made on the meta device.
+"""The steps that make a task's model ready to be laid out on devices: number format, blocks,
+recompute, and real values for parameters that were made on the meta device.
 """
 
 from collections import Counter
@@ -24,7 +24,8 @@ from samecurve.torch_engine.step.precision import weight_dtype
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
 
-# What recompute "selective" keeps: what costs most to run again, and of products every second one.
+# The operations whose results recompute "selective" keeps: those that cost most to run again; of
+# the products, every second one is kept
 _KEPT_OPERATIONS = {
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
@@ -42,9 +43,10 @@ _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's own random numbers from `seed`, and afterwards as they were.
+    """Seed torch's own generators while the block runs; afterwards they are as they were.
 
-    Those of the host and, where CUDA runs, of the current GPU: a context on others takes memory.
+    These are the host's and, where CUDA runs, the current GPU's. Other GPUs are left alone: a
+    context on a GPU takes memory.
     """
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = [torch.cuda.current_device()] if started else []
@@ -56,8 +58,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
-    """Floating values in the precision's weight format, complex ones in pairs of it (Module.to
-    would drop their imaginary parts).
+    """Convert floating values to the precision's weight format, and complex values to pairs of that
+    format (Module.to() would drop imaginary parts).
     """
     real = weight_dtype(precision)
     pair = torch.complex128 if real == torch.float64 else torch.complex64
@@ -71,10 +73,9 @@ def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 def freeze(model: nn.Module, rules: ParamRules) -> None:
-    """Freeze the parameters that a group of the config freezes, beside those that the model froze
-    itself.
+    """Freeze the parameters that a group of the config freezes. What the model has frozen stays so.
 
-    UserError: a group rules nothing.
+    UserError: a group matches no parameter.
     """
     rules.check_names(name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
@@ -83,8 +84,8 @@ def freeze(model: nn.Module, rules: ParamRules) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost ModuleLists and Sequentials of at least two parts with
-    parameters; of an element that is only a container, what it holds.
+    """The blocks of a model: the elements of its outermost ModuleLists and Sequentials that have at
+    least two parts with parameters. An element that is only a container stands for what it holds.
     """
     parts = _parts(model)
     if isinstance(model, nn.ModuleList | nn.Sequential) and len(parts) > 1:
@@ -98,7 +99,7 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 def _called_parts(part: nn.Module) -> list[nn.Module]:
-    """Itself, or where it is no module that can be called, those within that can."""
+    """The part itself, or, where it can't be called (a container), the callable parts inside it."""
     if type(part).forward is not nn.Module.forward:
         return [part]
     return [called for child in _parts(part) for called in _called_parts(child)]
@@ -118,17 +119,18 @@ def recompute(model: nn.Module, how: Recompute) -> None:
 
 
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
-    """Meanwhile nothing is compiled: for inputs of ever other lengths."""
-    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
+    """Let a compiled model run uncompiled meanwhile: for inputs of a new length each time."""
+    return torch.compiler.set_stance("force_eager") if plan.compute.compile else nullcontext()
 
 
 class KeptProducts:
-    """The results that recompute "selective" keeps of one call of a block: attention, convolutions,
-    and the first, third, fifth ... product with weights.
+    """Chooses the results that recompute "selective" keeps in one call of a block: attention,
+    convolutions, and the first, third, fifth ... product with weights.
     """
 
     def __init__(self) -> None:
-        self._products = {False: 0, True: 0}  # seen so far, by whether they run again
+        # products seen so far in the forward pass (False), and when the block runs again (True)
+        self._products = {False: 0, True: 0}
 
     def is_kept(self, operation: object, *, is_recompute: bool) -> bool:
         if operation not in _PRODUCTS:
@@ -145,14 +147,15 @@ class KeptProducts:
 
 
 def _selective_contexts() -> Any:
-    """For one call of a block."""
+    """The contexts of one call of a block and of its recomputation."""
     create: Any = create_selective_checkpoint_contexts
     return create(KeptProducts().policy)
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules of `among`, which are parts of `part`, whose weights autocast rounds before every
-    use and nobody else uses.
+    """The modules whose weights autocast rounds before every use, and that no other module uses.
+
+    among: modules inside `part`, of which those are returned
     """
     uses = Counter(
         id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False)
@@ -167,7 +170,7 @@ def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Mod
 
 
 def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Facts' block_arrays and rounded of a model, which may be on the meta device."""
+    """The facts about sharding a model: block_arrays and rounded. It may be on the meta device."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     blocks = repeated_blocks(model)
     in_blocks = [module for block in blocks for module in block.modules()]
@@ -187,7 +190,7 @@ def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Whatever parameters modules are given meanwhile are on the meta device; buffers are real."""
+    """Put parameters that are registered meanwhile on the meta device. Buffers stay real."""
     module_class: Any = nn.Module
     register = module_class.register_parameter
 
@@ -219,7 +222,12 @@ class Materializer:
         initialize: Initialize,
         initialize_module: InitializeModule | None = None,
     ) -> None:
-        """initialize_module: in place of initialize: called on a CPU, children before parents."""
+        """Prepare for a model whose parameters are on the meta device.
+
+        initialize: fills one parameter
+        initialize_module: takes its place: fills a module's parameters, on a CPU, children before
+            parents
+        """
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._module_names = {id(module): name for name, module in model.named_modules()}
         uses = Counter(
@@ -230,9 +238,9 @@ class Materializer:
         self._shared_ids = {key for key, count in uses.items() if count > 1}
         self._device, self._initialize = device, initialize
         self._initialize_module = initialize_module
-        self._dtypes: dict[int, torch.dtype] = {}  # of real ones, once they have their values
-        # Real ones of shared parameters only: the others are let go of as soon as a strategy has
-        # taken its part of them.
+        self._dtypes: dict[int, torch.dtype] = {}  # of real parameters, once they have values
+        # the real parameters that several modules share; the others are not held here, so that
+        # they are freed as soon as a strategy has taken its part of them
         self._shared: dict[int, nn.Parameter] = {}
 
     @torch.no_grad()
@@ -248,7 +256,7 @@ class Materializer:
                 parameter.data = parameter.data.to(self._device, dtype)
 
     def _make_real(self, module: nn.Module) -> bool:
-        """Make a module's own parameters real. Returns whether there were any that were not."""
+        """Make a module's own parameters real. Returns whether any of them was on meta."""
         named = list(module.named_parameters(recurse=False, remove_duplicate=False))
         empty = [
             (attribute, parameter)
@@ -266,7 +274,7 @@ class Materializer:
         if self._initialize_module is not None:  # drawn in float32, and only widened from there
             device = torch.device("cpu")
             dtype = torch.float32 if dtype == torch.float64 else dtype
-        if parameter.is_contiguous():  # empty_like, of one on meta, imports sympy: half a second
+        if parameter.is_contiguous():  # empty_like() of a meta tensor imports sympy: 0.5 s
             values = torch.empty(parameter.shape, dtype=dtype, device=device)
         else:
             values = torch.empty_like(parameter, dtype=dtype, device=device)

@@ -1,6 +1,4 @@
-"""A model's weights by name, outside of training: what there is to be given values, and a model
-that has been given them.
-"""
+"""A model's weights by name, outside of training: a description of them, and loading them."""
 
 from collections.abc import Collection
 from typing import Any
@@ -14,7 +12,7 @@ from samecurve.torch_engine.optimizers.optimizer_params import local_view
 
 
 def describe_arrays(model: nn.Module) -> dict[str, Any]:
-    """Facts' arrays, buffers and aliases of a model, which may be on the meta device."""
+    """The facts arrays, buffers and aliases of a model, which may be on the meta device."""
     saved = model.state_dict().keys()
     parameters = dict(model.named_parameters())
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -38,15 +36,15 @@ def load_weights(
     """The model with these weights, ready to be used.
 
     weights: by a checkpoint's names, complex values as pairs
-    optional: names of what may stay as it is
+    optional: names of arrays that may stay as they are
 
-    UserError: they are not this model's.
+    UserError: the weights are not this model's.
     """
     wanted = describe_arrays(model)["arrays"]
     shapes = {name: weights.shape(name) for name in weights}
     check_weights(shapes, wanted, optional, "the checkpoint", "task")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in wanted:
-        if name in weights:  # what is empty is in no file
+        if name in weights:  # an empty array is in no file
             local_view(tensors[name]).copy_(torch.from_numpy(weights[name]))
     return model.eval()

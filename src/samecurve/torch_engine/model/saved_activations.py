@@ -1,5 +1,6 @@
-"""The bytes that a model keeps for its backward pass: counted by running it on tensors without
-values, in the formats that autocast gives them where it is entered.
+"""The bytes that a model keeps for its backward pass.
+
+They are counted by running the model on tensors without values, under autocast too.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +17,23 @@ from samecurve.torch_engine.model.model_setup import KeptProducts
 
 @dataclass
 class SavedActivations:
-    """In bytes."""
+    """The bytes that a forward pass keeps for backward."""
 
-    outside: int = 0  # of the blocks
-    blocks: list[int] = field(default_factory=list)  # of each block
+    outside: int = 0  # kept outside of the blocks
+    blocks: list[int] = field(default_factory=list)  # kept by each block
     inputs: list[int] = field(default_factory=list)  # of each block's first argument
-    products: list[int] = field(default_factory=list)  # that recompute "selective" keeps of each
-    widest: int = 0  # the largest one of a block
+    products: list[int] = field(default_factory=list)  # of each block, kept by "selective"
+    widest: int = 0  # the largest activation of a block
 
     @property
     def total(self) -> int:
         return self.outside + sum(self.blocks)
 
     def recomputed(self, how: str) -> int:
-        """Where blocks run again in backward, one after the other. how: block, selective"""
+        """Bytes at the peak where blocks run again in backward, one after the other.
+
+        how: block or selective
+        """
         return self.outside + sum(self._kept(how)) + self.rerun(how)
 
     def rerun(self, how: str) -> int:
@@ -46,10 +50,10 @@ class SavedActivations:
 
 
 def saved_facts(wide: SavedActivations, narrow: SavedActivations, times: int = 1) -> dict[str, Any]:
-    """Fields of Facts.
+    """The fields of Facts that follow from what was counted.
 
-    wide: of a forward pass in float32; narrow: of the same under autocast
-    times: such passes a sample
+    wide: counted in a forward pass in float32; narrow: in the same pass under autocast
+    times: forward passes for each sample
     """
     ways = ("block", "selective") if wide.blocks else ()
     return {
@@ -69,10 +73,12 @@ def saved_facts(wide: SavedActivations, narrow: SavedActivations, times: int = 1
 def count_saved(
     model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], object]
 ) -> SavedActivations:
-    """run: a forward pass of the model, whose tensors and the model's have no values (FakeTensor).
+    """Count what a forward pass keeps for backward.
 
-    Weights are not counted, nor their copies in two bytes; what several operations keep is counted
-    once.
+    Weights are not counted, and neither are their copies in two bytes. A tensor that several
+    operations keep is counted once.
+
+    run: the forward pass; its tensors and the model's have no values (FakeTensor)
     """
     saved = SavedActivations()
     counter = _Counter(model, saved)
@@ -90,14 +96,16 @@ def count_saved(
 
 
 class _Counter:
+    """Counts the tensors that autograd saves, by the block in which that happens."""
+
     def __init__(self, model: nn.Module, saved: SavedActivations) -> None:
         self._saved = saved
-        # held, so that no other storage takes their place meanwhile
+        # storages are held here, so that no new storage can get the key of a freed one
         self._seen: dict[int, Any] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             self._is_new(tensor)
         self._weights = set(self._seen)
-        self._keeps: KeptProducts | None = None  # of the block that runs
+        self._keeps: KeptProducts | None = None  # of the running block; None: outside of blocks
 
     def enter(self, _block: nn.Module, arguments: tuple[Any, ...]) -> None:
         first = arguments[0] if arguments else None
@@ -119,7 +127,7 @@ class _Counter:
         return tensor
 
     def see(self, operation: object, first: object, result: Any) -> None:
-        """first: its first argument"""
+        """Note an operation. first: its first argument"""
         if operation is torch.ops.aten._to_copy.default:  # noqa: SLF001 - aten's name
             is_weight = isinstance(first, torch.Tensor) and _key(first) in self._weights
             if is_weight and isinstance(result, torch.Tensor):
@@ -137,7 +145,7 @@ class _Counter:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows them to the counter."""
+    """Shows every operation to the counter."""
 
     def __init__(self, counter: _Counter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""A moving average of the weights, which stands in for them wherever the model is looked at.
+"""The moving average of the weights (train.ema), with which a model is evaluated, sampled and used.
 
-Each number is averaged by itself, by the process that holds it, so that the average is the same on
-any number of devices and under any strategy.
+Each process averages the numbers that it holds, one by one. So the average is the same on any
+number of devices and under any strategy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from samecurve.torch_engine.strategies.base import Strategy
 
 
 class WeightAverage:
-    """The moving average of what is trained. It has no values until begin(), or until they are
-    filled in.
+    """The moving average of the trained parameters. It has no values until begin() is called or a
+    checkpoint fills them in.
     """
 
     def __init__(self, decay: float, trained: Sequence[OptimizerParam], strategy: Strategy) -> None:
@@ -24,13 +24,16 @@ class WeightAverage:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """With the weights as they are."""
+        """Begin with the weights as they are."""
         for value, local in zip(self.values, self._weights(), strict=True):
             value.copy_(local)
 
     @torch.no_grad()
     def add(self, *, finite: torch.Tensor | bool) -> None:
-        """After an update; not after one that was left out, which only the device may know."""
+        """Add the weights after an update.
+
+        finite: whether the update was made; a tensor where only the device knows
+        """
         if finite is False:
             return
         share = torch.as_tensor(finite, dtype=torch.float64) * (1 - self._decay)
@@ -39,7 +42,7 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """In the weights' place, on every replica."""
+        """Put the average in the place of the weights, on every replica, while the block runs."""
         self._exchange()
         try:
             yield
@@ -48,8 +51,8 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Exchange weights and average. What fsdp has gathered of the ones is dropped before a step
-        trains the others.
+        """Exchange weights and average, on every replica. Copies that fsdp has gathered of the old
+        values are dropped before the next step.
         """
         for value, local in zip(self.values, self._weights(), strict=True):
             weights = local.clone()
@@ -58,5 +61,5 @@ class WeightAverage:
         self._strategy.sync_replicas()
 
     def _weights(self) -> Iterator[torch.Tensor]:
-        """This process's parts of them."""
+        """This process's parts of the trained parameters."""
         return (local_view(param.parameter.detach()) for param in self._trained)

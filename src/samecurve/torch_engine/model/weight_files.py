@@ -1,5 +1,5 @@
-"""Weights in files that others made: safetensors (one file, or several with an index) and torch's
-own .pt, which is read with weights-only loading, never as arbitrary pickles.
+"""Weights in files that other programs made: safetensors (one file, or several with an index) and
+torch's .pt files, which are read with weights-only loading and never as arbitrary pickles.
 """
 
 import json
@@ -20,7 +20,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 
 PICKLED = (".pt", ".pth", ".bin")
-# In a directory, the first that is there:
+# the files that a directory is searched for; the first one that is there is read
 _FILE_NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -37,14 +37,14 @@ _SAFETENSORS_DTYPES = {
     "I32": "int32",
     "C64": "complex64",
 }
-# Read as they are; other floating values are read as float32, which holds them all.
+# formats that are read as they are; other floating values are read as float32, which holds them
 _KEPT_DTYPES = {torch.float64, torch.int64, torch.int32, torch.complex128}
 _WHERE = "--init-from"
 
 
 @dataclass(frozen=True)
 class WeightArray:
-    """An array of a file."""
+    """An array in a file of weights."""
 
     dtype: str  # as torch names it
     shape: tuple[int, ...]  # as a checkpoint has it, complex values as pairs
@@ -52,11 +52,11 @@ class WeightArray:
 
 
 def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
-    """path: a file, or a directory that has one of _FILE_NAMES
+    """The arrays of a file by name, and lines that the user should read.
 
-    Returns arrays by name, and what the user should know.
+    path: a file, or a directory that has one of _FILE_NAMES
 
-    UserError: anything else, damaged, or no plain weights.
+    UserError: there is no such file, it is damaged, or it holds other things than plain weights.
     """
     if path.is_dir():
         files = [path / name for name in _FILE_NAMES if (path / name).is_file()]
@@ -83,7 +83,7 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
 
 
 def _read_indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
-    """Several files, and which array is in which of them."""
+    """The arrays of several files, by an index that names the file of each array."""
     try:
         file_of = json.loads(path.read_text())["weight_map"]
         if not isinstance(file_of, dict) or not all(map(_is_beside, file_of.values())):
@@ -167,9 +167,7 @@ def _read_pickled(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
 
 
 def _unpickled(path: Path) -> Any:
-    """The object that torch.save wrote; large files are read page by page where their format allows
-    that.
-    """
+    """The object that torch.save() wrote, mapped into memory where the file format allows that."""
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path", _WHERE)
     try:
@@ -189,7 +187,7 @@ def _unpickled(path: Path) -> Any:
             " 'weights.pt'), or safetensors.torch.save_file",
             _WHERE,
         ) from None
-    except Exception as error:  # of any kind: what is no pickle is read as one
+    except Exception as error:  # any kind: the file may be no pickle at all
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{path} can't be read: {first_line}",
@@ -199,7 +197,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _state_dict(content: object, path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The state dict that a file is, or has under one of the usual names; and remarks."""
+    """The state dict of a file (all of it, or a part of a usual name), and lines for the user."""
     if _is_state_dict(content):
         return content, []
     if not isinstance(content, Mapping):

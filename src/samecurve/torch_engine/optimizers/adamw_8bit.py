@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from samecurve.core.planning.optimizer_state import block_size
+from samecurve.core.planning.optimizer import block_size
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, count_name, grouped
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam

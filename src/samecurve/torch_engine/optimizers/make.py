@@ -1,14 +1,13 @@
 """The optimizers of a run: the config's by their names, or the task's own."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.state import Update
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, Update
 
 # name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer
 OPTIMIZERS: Mapping[str, str] = {
@@ -27,7 +26,7 @@ def make_updates(
 
     UserError: a parameter belongs to no phase of the task, or to two.
     """
-    make: Callable[..., Any] | None = getattr(setup.task, "optimizer", None)
+    make = setup.task.optimizer
 
     def make_optimizer(params: Sequence[OptimizerParam], phase: str) -> OptimizerUpdate:
         if make is None:
@@ -36,7 +35,7 @@ def make_updates(
 
         return UserOptimizer(partial(make, phase=phase), setup.optimizer, params)
 
-    patterns = getattr(setup.task, "phases", None)
+    patterns = setup.task.phases
     if not patterns:
         optimizer = make_optimizer(trained, "")
         return [Update(trained, optimizer)], optimizer

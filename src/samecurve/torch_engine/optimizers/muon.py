@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from samecurve.core.planning.optimizer_state import muon_names
+from samecurve.core.planning.optimizer import muon_names
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, grouped
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, is_sharded
@@ -65,7 +65,7 @@ class Muon:
         matrices = muon_names(fields.rules, shapes, hidden)
         self._fields, self._strategy = fields, setup.strategy
         self._device = trained[0].view.device
-        dtype = torch.bfloat16 if setup.plan.precision in {"bf16", "f16"} else None
+        dtype = torch.bfloat16 if setup.plan.compute.precision in {"bf16", "f16"} else None
         self._function = partial(orthogonal, dtype=dtype)
         others = [param for param in trained if param.name not in matrices]
         self._adamw: BuiltInOptimizer | None = None

@@ -1,5 +1,5 @@
-"""How long a collective takes, called in a row as training calls it, the device drained around each
-row.
+"""The time that a collective takes, called several times in a row as training calls it. The device
+is drained before and after each row.
 """
 
 import time
@@ -9,9 +9,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-_SMALL = 1 << 20  # bytes below which the clock is read around a row of calls: one is too short
+_SMALL = 1 << 20  # bytes; below, one call is too short for the clock, so _ROW calls are timed
 _ROW = 10
-_WARM_UP = 3  # buffers and connections are made then
+_WARM_UP = 3  # calls in which buffers and connections are made
 
 
 def time_collective(
@@ -19,9 +19,9 @@ def time_collective(
 ) -> list[float]:
     """The seconds of one call, measured `times` times.
 
-    size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks
+    size: bytes of the whole array (the gathered one, or the scattered one), a multiple of 4 x ranks
 
-    RuntimeError: what came of it is wrong.
+    RuntimeError: the result of the collective is wrong.
     """
     call = _call(name, group, device, size)
     calls = _ROW if size < _SMALL else 1
@@ -41,8 +41,10 @@ def time_collective(
 def _call(
     name: str, group: dist.ProcessGroup, device: torch.device, size: int
 ) -> Callable[[], object]:
-    """The collective on arrays of its own, zeros after it was seen to be right with ones: they stay
-    zeros however often they are added up.
+    """The collective, on arrays of its own.
+
+    Its result is checked once with arrays of ones. Afterwards the arrays are zeros, whose sums are
+    zeros again.
     """
     world_size = dist.get_world_size(group)
     whole = torch.ones(size // 4, device=device)

@@ -1,5 +1,6 @@
-"""How long a process's own forward pass takes, which waits for no other rank: what tells a slow
-rank from those that wait for it.
+"""The time of a process's own forward pass, which waits for no other rank.
+
+It tells a slow rank from the ranks that wait for it.
 """
 
 import time
@@ -12,8 +13,8 @@ from samecurve.torch_engine.step.step_metrics import RankReport
 class ForwardTimer:
     """Two hooks around the first forward pass of a step on the first device.
 
-    The report gets the seconds of the last such pass that is known to have ended: on a GPU by the
-    GPU's own clock, for which nobody waits.
+    The report gets the seconds of the last forward pass that is known to have ended. On a GPU the
+    GPU's own clock measures them, and the host never waits for it.
     """
 
     def __init__(self, device: torch.device, report: RankReport) -> None:
@@ -25,7 +26,7 @@ class ForwardTimer:
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             )
-        self._recorded = False  # whether the events hold a pass that is not read yet
+        self._recorded = False  # whether the events hold a pass that was not read yet
 
     def begin(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - a hook
         if device_index or not is_first:

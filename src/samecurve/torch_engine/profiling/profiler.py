@@ -1,5 +1,7 @@
-"""Steps of a TorchEngine watched: some by the clock alone, some under torch's profiler, one for
-what is kept for backward.
+"""The profile of a TorchEngine's steps.
+
+Some steps are timed by the clock alone, some run under torch's profiler, and in the last one the
+tensors are counted that are kept for backward.
 """
 
 import time
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
-# public nowhere; what it says is asked for by torch.profiler.profile
+# not public, although torch.profiler.profile takes it as an argument
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -30,7 +32,7 @@ from samecurve.torch_engine.profiling.timeline import (
     seconds_between,
     seconds_by_part,
 )
-from samecurve.torch_engine.state import State
+from samecurve.torch_engine.step.setup import State
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 
 # parts of a step as timeline.py names them -> what a profile calls them
@@ -41,7 +43,7 @@ _PARTS = {
     "clip": "optimizer",
     "optimizer": "optimizer",
 }
-# Where several devices pass values on, or wait for each other:
+# parts in which several devices pass values on, or wait for each other
 _SYNC_PARTS = ("rounds", "reduce", "replicas")
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
 _AUTOGRAD_PREFIX = "autograd::engine::evaluate_function: "
@@ -49,7 +51,7 @@ _AUTOGRAD_PREFIX = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True)
 class _TimedStep:
-    """A step's times, on the first device's clock."""
+    """The times of a step, on the first device's clock."""
 
     wait_seconds: float
     samples: int
@@ -59,7 +61,10 @@ class _TimedStep:
 
 
 class TorchWatch:
-    """trace: where the profiler's trace goes, None: nowhere."""
+    """Watches the steps of an engine, as the schedule says.
+
+    trace: where the profiler's trace goes; None: no trace is written
+    """
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
@@ -82,7 +87,7 @@ class TorchWatch:
             self._begin_trace()
         watching: AbstractContextManager[object] = nullcontext()
         if number == schedule.last:
-            compiled = self._engine.plan.compile
+            compiled = self._engine.plan.compute.compile
             watching = self._activations.watching(state.model, self._timeline, compiled=compiled)
         with watching, self._timeline.timing_waits():
             begin = self._timeline.now()
@@ -93,20 +98,20 @@ class TorchWatch:
         if number == 0:
             self._drain()
             self._first_seconds = time.perf_counter() - began
-        if number == schedule.tracer - 1:  # before the profiler adds to them
+        if number == schedule.tracer - 1:  # before the profiler's own memory adds to the peaks
             self._peaks = tuple(map(peak_memory_bytes, self._engine.devices))
         if schedule.tracer <= number < schedule.last:
             self._next_traced(number)
         if number == schedule.last:
             self._memory = _held_bytes(state)
-            if self._activations.is_complete(self._engine.plan.recompute):
+            if self._activations.is_complete(self._engine.plan.compute.recompute):
                 self._memory["activations"] = self._activations.most()
         return result
 
     def rank_profile(self) -> RankProfile:
         self._drain()
         schedule, timed = self._schedule, self._timed_steps
-        num_devices = self._engine.plan.num_devices
+        num_devices = self._engine.plan.layout.num_devices
         steps = [
             _step(before.end, step, num_devices)
             for before, step in zip(
@@ -170,14 +175,14 @@ class TorchWatch:
 
 
 def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
-    """before: when the step before ended."""
+    """A step as a profile shows it. before: when the step before ended."""
     first = seconds_by_part(step.spans[0])
     several = len(step.spans) > 1
     parts = dict.fromkeys(_PARTS.values(), 0.0)
     for name, part in _PARTS.items():
         parts[part] += first.get(name, 0.0)
     if num_devices > 1:
-        # One device's rounds wait for nobody.
+        # with one device in this process, no round waits for another device
         names = _SYNC_PARTS if several else _SYNC_PARTS[1:]
         parts["sync"] += sum(first.get(name, 0.0) for name in names)
     idle = seconds_between(before, step.begin)
@@ -192,8 +197,8 @@ def _computing_seconds(spans: list[Span]) -> float:
 
 
 def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Operation, ...]:
-    """The operations by their own time: on a GPU what their kernels took, on a CPU what the thread
-    did that called them.
+    """The operations with their own time: on a GPU the time of their kernels, on a CPU the time of
+    the thread that called them.
     """
     operations = []
     for average in averages:
@@ -202,7 +207,7 @@ def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Opera
         else:
             microseconds = average.self_cpu_time_total
         seconds = microseconds / 1e6 / steps
-        # Kernels have lines of their own, with the times of those who called them.
+        # kernels have lines of their own, which repeat the times of the operations that called them
         is_call = average.device_type == DeviceType.CPU
         is_mark = average.is_user_annotation or average.key.startswith("ProfilerStep")
         if seconds > 0 and is_call and not is_mark:
@@ -219,13 +224,16 @@ def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Opera
 
 
 def _shapes_text(shapes: Any) -> str:
-    """shapes: of an operation's arguments, lists of shapes for lists of tensors; or None."""
+    """The shapes of an operation's arguments as text: 8x16 16x32.
+
+    shapes: one for each argument, a list of shapes for a list of tensors; or None
+    """
     plain = [shape for shape in shapes or [] if shape and not isinstance(shape[0], list)]
     return " ".join("x".join(map(str, shape)) for shape in plain)
 
 
 def _held_bytes(state: State) -> dict[str, int]:
-    """The bytes that this process holds of a training state, on the device of its first weights."""
+    """The bytes of weights, gradients and optimizer state that this process holds."""
 
     def size(tensors: Iterable[torch.Tensor | None]) -> int:
         locals_ = [local_view(tensor.detach()) for tensor in tensors if tensor is not None]
@@ -245,8 +253,8 @@ def _held_bytes(state: State) -> dict[str, int]:
 
 
 class _ActivationMemory:
-    """The bytes that autograd keeps for backward of one microbatch, by storage, without weights:
-    counted as they are kept.
+    """Counts the bytes that autograd keeps for the backward pass of one microbatch, by storage and
+    without weights, at the moment when they are kept.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -259,12 +267,15 @@ class _ActivationMemory:
         return max(self._most)
 
     def is_complete(self, recompute: str) -> bool:
-        """Whether that is all: what is computed again keeps its inputs elsewhere."""
+        """Whether all kept bytes were counted; recomputation keeps its inputs elsewhere."""
         return recompute == "none" and any(self._most)
 
     @contextmanager
     def watching(self, model: nn.Module, timeline: Timeline, *, compiled: bool) -> Iterator[None]:
-        """compiled: its blocks are, so what they keep is a block's, not that of its parts."""
+        """Count while the block runs.
+
+        compiled: whether the model's blocks are; bytes then count for a block, not for its parts
+        """
         hidden = set()
         if compiled:
             blocks = repeated_blocks(model) or [model]

@@ -1,7 +1,7 @@
 """A clock around the parts of a training step, for a profile.
 
-Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for
-it; on a CPU the clock.
+Times are the device's own: on a GPU an event in the stream that computes, so that the host does not
+wait; on a CPU the clock.
 """
 
 import time
@@ -16,12 +16,13 @@ import torch
 from torch._C._distributed_c10d import Work
 
 Moment = float | torch.cuda.Event  # on a device's own clock
-Around = Callable[[str, int], AbstractContextManager[object]]  # (part, lane) -> what is done too
+# (part, lane) -> a context around that part, for a tool that also wants to know of it
+Around = Callable[[str, int], AbstractContextManager[object]]
 
 _NOTHING = nullcontext()
 _WAIT = "sync"
-# methods of a training step -> the part of a step that each is, and whether its first argument says
-# on which of this process's devices
+# method of a training step -> (the part of a step that it is, whether its first argument is the
+# number of one of this process's devices)
 _PARTS = {
     "compute_gradients": ("rounds", False),
     "forward": ("forward", True),
@@ -30,7 +31,7 @@ _PARTS = {
     "scale_gradients": ("clip", False),
     "move_weights": ("optimizer", False),
     "sync_replicas": ("replicas", False),
-    # of a loss over the whole batch:
+    # methods of a step with a loss over the whole batch:
     "compute_features": ("forward", True),
     "gather_features": ("sync", True),
     "gradients_of_loss": ("forward", True),
@@ -44,7 +45,7 @@ class Span:
     """A part of a step that has ended."""
 
     name: str
-    inside: int  # number of the span around it, -1: the step
+    inside: int  # number of the span around this one; -1: the step itself
     begin: Moment
     end: Moment
 
@@ -73,7 +74,7 @@ class Lane:
 class Timeline:
     """The spans of a step, by device.
 
-    around: what else is done around each part.
+    around: gives one more context around each part.
     """
 
     def __init__(self, devices: list[torch.device]) -> None:
@@ -83,7 +84,7 @@ class Timeline:
 
     @contextmanager
     def part(self, name: str, lane: int = 0) -> Iterator[None]:
-        """Around a part of a step. lane: which of this process's devices."""
+        """Take the time of a part of a step. lane: which of this process's devices."""
         depth = self._lanes[lane].enter(name)
         try:
             with self.around(name, lane):
@@ -92,11 +93,11 @@ class Timeline:
             self._lanes[lane].leave(depth)
 
     def mark_rest(self, name: str) -> None:
-        """Let what remains of the first device's open part be this part."""
+        """Count the rest of the first device's open part as this part."""
         self._lanes[0].enter(name)
 
     def now(self) -> Moment:
-        """On the first device's clock."""
+        """The time on the first device's clock."""
         return self._lanes[0].now()
 
     def take_spans(self) -> list[list[Span]]:
@@ -108,11 +109,10 @@ class Timeline:
 
     @contextmanager
     def timing_waits(self) -> Iterator[None]:
-        """Meanwhile every wait for a collective that this process makes is a part `sync`, also
-        torch's own waits, which reach no code of ours under fsdp.
+        """Count every wait for a collective as the part `sync` while the block runs.
 
-        On a GPU only those that hold up the stream that computes; fsdp's wait in streams of their
-        own.
+        These are torch's own waits too: under fsdp they pass through no code of ours. On a GPU only
+        the waits that hold up the computing stream count; fsdp waits in streams of its own.
         """
         torch_work: Any = Work
         original_wait = torch_work.wait
@@ -157,7 +157,7 @@ def nothing_around(_name: str, _lane: int) -> AbstractContextManager[object]:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Seconds between two moments of one clock; a GPU must have come past both."""
+    """Seconds between two moments of one clock. A GPU must have passed both."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]

@@ -7,8 +7,6 @@ import random
 import numpy as np
 import torch
 
-from samecurve.core.determinism.sample_keys import RowKeys, mix
-
 TORCH, NUMPY, PYTHON = "torch", "numpy.random", "random"
 
 
@@ -33,20 +31,3 @@ class GeneratorWatch:
             states.append(torch.cuda.get_rng_state(self._device).numpy().tobytes())
         numpy = str(np.random.get_state(legacy=False))
         return {TORCH: tuple(states), NUMPY: numpy, PYTHON: random.getstate()}
-
-
-def seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
-    """Seed torch's generators of the host and of this device, by the run's seed, step and
-    microbatch.
-    """
-    seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
-
-
-def seed_host(keys: RowKeys) -> None:
-    """Seed numpy's and Python's generators by the run's seed and step, for every microbatch."""
-    random.seed(keys.step_key)
-    np.random.seed(keys.step_key % 2**32)

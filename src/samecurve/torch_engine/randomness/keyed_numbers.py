@@ -27,13 +27,11 @@ x *= 0x846CA68B, x ^= x >> 16, unsigned.
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-
-from samecurve.torch_engine.model.compile_marks import constant
 
 # Factors of core.determinism.sample_keys.mix, as signed numbers:
 _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
@@ -44,6 +42,17 @@ _AXIS_BITS = 28  # of a coordinate
 _MOST_SHAPES = 8  # of rows whose hashes are kept
 # By dtype, how many of a word's bits a number between 0 and 1 has; others have 24, float64 has 53.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def constant(function: _Function) -> _Function:
+    """Do as torch.compiler.assume_constant_result: a compiled program takes the result for a
+    constant. That function would import torch._dynamo: a second or two of every rank's start.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
 
 
 @constant

@@ -3,20 +3,20 @@
 Random functions, dropout layers and synchronised BatchNorm layers ask for it.
 """
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from samecurve.core.determinism.sample_keys import RowKeys
+from samecurve.core.determinism.sample_keys import RowKeys, mix
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.compile_marks import constant
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
-from samecurve.torch_engine.randomness.generators import seed_host, seed_torch
-from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables
+from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables, constant
 
 _FORWARD = -1  # no graph task: not in backward
 
@@ -99,9 +99,9 @@ class MicroBatchContext:
         """
         self.begin(keys, real=real)
         if keys and self.device and self.sites.reseeds_torch:
-            seed_torch(keys.rows, number, self.device)
+            _seed_torch(keys.rows, number, self.device)
         if keys and self.sites.reseeds_host:
-            seed_host(keys.rows)
+            _seed_host(keys.rows)
         return self
 
     def __enter__(self) -> None:  # @contextmanager would be slower, for every microbatch
@@ -245,3 +245,20 @@ def recomputing() -> bool:
 def graph_task() -> int:
     """The number of the backward pass that runs in this thread; _FORWARD: none."""
     return torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public word for it
+
+
+def _seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
+    """Seed torch's generators of the host and of this device, by the run's seed, step and
+    microbatch.
+    """
+    seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
+
+
+def _seed_host(keys: RowKeys) -> None:
+    """Seed numpy's and Python's generators by the run's seed and step, for every microbatch."""
+    random.seed(keys.step_key)
+    np.random.seed(keys.step_key % 2**32)

@@ -106,7 +106,7 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and self._plan.whole_batch:
+        if not error and self._plan.compute.whole_batch:
             error = self._error_of_batch_loss([self._rows.step, *steps])
             repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
@@ -202,7 +202,7 @@ class SplitCheck:
 
     def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
         """Whether after_step() reads one of these attributes."""
-        if not getattr(self._setup.task, "after_step", None):
+        if self._setup.task.after_step is None:
             return None
         from samecurve.torch_engine.split_check.user_code import names_read
 
@@ -295,7 +295,7 @@ class SplitCheck:
     def _later_steps(self) -> list[int]:
         """Steps at which the loss may differ, as it depends on the step."""
         plan = self._plan
-        if not getattr(self._setup.task, "follows_progress", False):
+        if not self._setup.task.follows_progress:
             return []
         return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
 

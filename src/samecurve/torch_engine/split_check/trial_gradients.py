@@ -28,7 +28,7 @@ def gradients_of(
     strategy.reset()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
-    if setup.plan.shards == 1:
+    if setup.plan.layout.shards == 1:
         total = loss_sum(strategy.call)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return {
@@ -59,7 +59,7 @@ def gradient_norms(
     """
     setup.strategy.reset()
     names = [name for name, p in setup.strategy.models[0].named_parameters() if p.requires_grad]
-    copies = setup.comm.world_size / setup.plan.shards
+    copies = setup.comm.world_size / setup.plan.layout.shards
     rows = []
     for name in names:
         of_parts = [part.get(name) for part in parts]

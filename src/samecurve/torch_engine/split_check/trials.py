@@ -76,7 +76,7 @@ class Trials:
         self.samples: Rows = range(len(rows.ids))
         self.parts: Sequence[Rows] = two_parts(self.samples)
         self.step, self.name = rows.step, "loss"
-        self.phases = list(getattr(setup.task, "phases", {})) or [""]
+        self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
         self.format = _format_of(setup)
         self._with_grad = self._widens_rows = False
@@ -165,12 +165,12 @@ class Trials:
             buffers.put_back()
 
     def can_widen(self) -> bool:
-        return self._plan.shards == 1 and not self._plan.compute.float8 and self.is_small()
+        return self._plan.layout.shards == 1 and not self._plan.compute.float8 and self.is_small()
 
     def is_small(self) -> bool:
         """Whether a second copy of the weights has room."""
         size = sum(parameter.numel() for parameter in self._model.parameters())
-        return size // self._plan.shards <= _COPIED
+        return size // self._plan.layout.shards <= _COPIED
 
     # --- losses
 
@@ -184,7 +184,7 @@ class Trials:
             except Exception as error:
                 if not self._with_grad and _wants_gradient(error):
                     self._with_grad = True
-                elif self.format == "f32" and self._plan.precision in {"bf16", "f16"}:
+                elif self.format == "f32" and self._plan.compute.precision in {"bf16", "f16"}:
                     self.format = "narrow"  # a kernel that computes in two bytes only, say
                 else:
                     raise
@@ -262,7 +262,7 @@ class Trials:
     @contextmanager
     def _within(self, microbatch: MicroBatch) -> Iterator[None]:
         setup = self._setup
-        precision = self._plan.precision if self.format == "narrow" else "f32"
+        precision = self._plan.compute.precision if self.format == "narrow" else "f32"
         with (
             torch.set_grad_enabled(self._with_grad),
             current_device(setup.device),
@@ -274,7 +274,7 @@ class Trials:
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
         task, phase = self._setup.task, self.phases[self.phase_number]
         progress = self._plan.progress_at(self.step)
-        if self._plan.whole_batch:
+        if self._plan.compute.whole_batch:
             features = run(0, task.features, microbatch.arrays, progress, phase)
             count = len(next(iter(microbatch.arrays.values())))
             return {"loss": Mean(_added_up(features), count)}
@@ -305,10 +305,10 @@ def no_trial(rows: Rows) -> Trial:
 def _format_of(setup: EngineSetup) -> Format:
     """The format of losses: wider than in a step, where the weights are kept in a wider one."""
     plan = setup.plan
-    if plan.precision == "f64":
+    if plan.compute.precision == "f64":
         return "f64"
-    is_narrow = plan.precision in {"bf16", "f16"}
-    return "narrow" if plan.compute.float8 or (is_narrow and plan.shards > 1) else "f32"
+    is_narrow = plan.compute.precision in {"bf16", "f16"}
+    return "narrow" if plan.compute.float8 or (is_narrow and plan.layout.shards > 1) else "f32"
 
 
 def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:

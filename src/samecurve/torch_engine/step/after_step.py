@@ -10,7 +10,7 @@ from torch import nn
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.generators import GeneratorWatch
-from samecurve.torch_engine.split_check.task_tensors import HeldByTask
+from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.strategies.base import Strategy
 
 

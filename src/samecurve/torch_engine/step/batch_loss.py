@@ -23,10 +23,9 @@ from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
-from samecurve.torch_engine.state import State, Update
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import StepTotals
 from samecurve.torch_engine.step.training_step import TrainingStep
 
@@ -58,9 +57,9 @@ class BatchLossStep(TrainingStep):
         super().__init__(setup, state, update)
         self._call_model = in_precision(
             setup.strategy.call,
-            setup.plan.precision,
+            setup.plan.compute.precision,
             setup.device,
-            keeps_copies=setup.plan.recompute == "none",
+            keeps_copies=setup.plan.compute.recompute == "none",
         )
         self._tables: dict[int, FeatureTable] = {}  # by device of this process
         self._moved: dict[int, frozenset[str]] = {}  # buffers that a forward pass changes
@@ -91,7 +90,9 @@ class BatchLossStep(TrainingStep):
         """
         plan = self.plan
         return (
-            accumulation_steps(num_microbatches, plan.num_devices, plan.batch.microbatch_seconds)
+            accumulation_steps(
+                num_microbatches, plan.layout.num_devices, plan.batch.microbatch_seconds
+            )
             == 1
         )
 
@@ -109,7 +110,7 @@ class BatchLossStep(TrainingStep):
 
         train.exact computes as for a graph, which is dropped: kernels may be others without.
         """
-        gradient = nullcontext() if self.plan.exact else torch.no_grad()
+        gradient = nullcontext() if self.plan.compute.exact else torch.no_grad()
         context = self.setup.contexts[share.device_index]
         features: list[Features] = []
         with self._buffers_kept(share.device_index), gradient:
@@ -150,7 +151,7 @@ class BatchLossStep(TrainingStep):
         count = 1
         if microbatch.real:
             rest = share.num_samples - self._first_sample(microbatch)
-            count = min(self.plan.micro_batch_size, rest)
+            count = min(self.plan.batch.micro_batch_size, rest)
         check_rows(features, count)
         return features
 
@@ -165,7 +166,7 @@ class BatchLossStep(TrainingStep):
         return features
 
     def _first_sample(self, microbatch: MicroBatch) -> int:
-        return microbatch.number * self.plan.micro_batch_size
+        return microbatch.number * self.plan.batch.micro_batch_size
 
     def _gradients(
         self, share: StepShare, features: Sequence[Features], totals: StepTotals
@@ -205,7 +206,7 @@ class BatchLossStep(TrainingStep):
             for name, feature in whole.items()
             if feature.is_floating_point() or feature.is_complex()
         }
-        with autocast_for(self.plan.precision, self.devices[device_index]):
+        with autocast_for(self.plan.compute.precision, self.devices[device_index]):
             losses = self.task.batch_losses(whole, progress, self.update.phase)
         means = self.named_means.in_order(losses)
         total, factor = means[0].sum, self.loss_factors[device_index]

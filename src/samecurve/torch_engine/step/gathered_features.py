@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import Peers
+from samecurve.torch_engine.process_group import Peers
 
 Features = Mapping[str, torch.Tensor]  # by name, each with one row a sample
 Part = tuple[int, Features]  # of neighbouring samples: the first one's number, and theirs

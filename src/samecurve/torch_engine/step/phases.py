@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from samecurve.core.planning.update_phases import Patterns, names_by_phase
+from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.state import Update
+from samecurve.torch_engine.step.setup import State, Update
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)
@@ -45,10 +45,13 @@ class StepsInTurn:
     def __init__(self, steps: Sequence[TrainingStep]) -> None:
         self._steps = steps
 
-    def run(self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]) -> PendingMetrics:
-        return PhasedMetrics(
-            {step.update.phase: step.run(batch, lr, requests) for step in self._steps}
-        )
+    def run(
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> tuple[State, PendingMetrics]:
+        queued = {}
+        for step in self._steps:
+            state, queued[step.update.phase] = step.run(state, batch, lr, requests)
+        return state, PhasedMetrics(queued)
 
 
 class PhasedOptimizer:

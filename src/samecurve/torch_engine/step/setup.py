@@ -1,18 +1,28 @@
-"""The objects that the training of one process consists of, shared by the parts of the engine."""
+"""The objects that the training of one process consists of, shared by the parts of the engine: what
+stays as it is (EngineSetup), and what each step moves (State).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Task
+from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
+from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+from samecurve.torch_engine.step.precision import LossScale
 from samecurve.torch_engine.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.model.weight_average import WeightAverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +43,41 @@ class EngineSetup:
 
     def num_microbatches(self, samples: int) -> int:
         """Microbatches of an evaluation of so many samples, over all devices."""
-        return count_microbatches(samples, self.plan.micro_batch_size)
+        return count_microbatches(samples, self.plan.batch.micro_batch_size)
 
     def num_sum_rows(self, samples: int) -> int:
         """Rows for what is added up over devices: one; or, in an exact run, one for each
         microbatch, which only its own device fills.
         """
-        return self.num_microbatches(samples) if self.plan.exact else 1
+        return self.num_microbatches(samples) if self.plan.compute.exact else 1
 
     def sum_row(self, microbatch: MicroBatch | None) -> int:
-        return microbatch.number if microbatch and self.plan.exact else 0
+        return microbatch.number if microbatch and self.plan.compute.exact else 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """The parameters that one update moves, and their optimizer. A step has one update, or one for
+    each phase of a GAN.
+    """
+
+    trained: Sequence[OptimizerParam]
+    optimizer: OptimizerUpdate
+    phase: str = ""  # its name; '': the step has no phases
+    number: int = 0  # of the phase
+
+
+@dataclass
+class State:
+    model: nn.Module  # bare, with weights and gradients of this process's first device
+    trained: list[OptimizerParam]
+    optimizer: OptimizerUpdate  # of all updates
+    scale: LossScale | None = None  # of the loss, in f16
+    unbounded: frozenset[str] = frozenset()  # buffers with infinities from the start (a mask)
+    updates: Sequence[Update] = ()  # of a step, one after the other
+    # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
+    base_digest: torch.Tensor | None = None
+    average: "WeightAverage | None" = None
+
+    def __post_init__(self) -> None:
+        self.parameters = [param.parameter for param in self.trained]

@@ -7,19 +7,19 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
-from samecurve.torch_engine.split_check.task_tensors import HeldByTask
-from samecurve.torch_engine.state import State
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.first_steps import HeldByTask, UsageCheck
+from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import Finite, TrainingStep
-from samecurve.torch_engine.step.unused_params import UsageCheck
 
 
 class Step(Protocol):
-    """The training step of a run: one update, or several in turn."""
+    """The training step of a run: one update, or several in turn. It changes the state in place,
+    and returns it.
+    """
 
-    def run(
-        self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> PendingMetrics: ...
+    def __call__(
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> tuple[State, PendingMetrics]: ...
 
 
 def make_training_step(
@@ -30,7 +30,7 @@ def make_training_step(
     step_buffers: names of buffers that are to move once a step.
     """
     kind = TrainingStep
-    if setup.plan.whole_batch:
+    if setup.plan.compute.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
 
         kind = BatchLossStep
@@ -45,10 +45,10 @@ def make_training_step(
         _scale_loss(step)
         _watch(step)
     if len(steps) == 1:
-        return steps[0]
+        return steps[0].run
     from samecurve.torch_engine.step.phases import StepsInTurn
 
-    return StepsInTurn(steps)
+    return StepsInTurn(steps).run
 
 
 def _watch_first_steps(step: TrainingStep) -> None:
@@ -69,7 +69,7 @@ def _time_forward(step: TrainingStep) -> None:
     from those that wait for it.
     """
     plan = step.plan
-    if plan.world_size == 1 or plan.shards > 1 or plan.compute.norm_sync:
+    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.compute.norm_sync:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 
@@ -106,7 +106,7 @@ def _follow_last_update(step: TrainingStep) -> None:
     average.
     """
     setup, average = step.setup, step.state.average
-    after_step = getattr(setup.task, "after_step", None)
+    after_step = setup.task.after_step
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 

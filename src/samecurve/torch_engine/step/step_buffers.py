@@ -24,7 +24,7 @@ class StepBuffers:
     """
 
     def __init__(self, setup: EngineSetup, names: AbstractSet[str]) -> None:
-        if setup.plan.recompute != "none":
+        if setup.plan.compute.recompute != "none":
             raise UserError(
                 f"buffer {first_and_count(sorted(names))} moves in each forward pass, and blocks"
                 " that are computed again would move it twice",
@@ -66,14 +66,14 @@ class StepBuffers:
         """
         plan = self._plan
         counts = [
-            len(plan.microbatches_of(num_microbatches, device))
-            for device in range(plan.num_devices)
+            len(plan.batch.microbatches_of(num_microbatches, device))
+            for device in range(plan.layout.num_devices)
         ]
         if all(counts):
             return
         source = next(device for device, count in enumerate(counts) if count)
         comm = self._setup.comm
-        own = plan.devices_of(comm.rank)
+        own = plan.layout.devices_of(comm.rank)
         at = source - own.start if source in own else 0
         moved = self._named(at)
         comm.broadcast(moved.values(), self._setup.device, root=source // len(own))

@@ -29,7 +29,6 @@ from samecurve.core.determinism.step_arithmetic import (
     scale_gradient,
 )
 from samecurve.core.events import REQUESTS
-from samecurve.core.named_means import other_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 from samecurve.errors import UserError
@@ -288,6 +287,8 @@ class NamedMeans:
             self._keys = frozenset(losses)
             self.names = tuple(sorted(losses.keys() - {"loss"}))
         elif losses.keys() != self._keys:
+            from samecurve.core.named_means import other_names
+
             raise other_names(losses, self._keys)
         means = [losses["loss"]]
         for name in self.names:
@@ -313,6 +314,8 @@ class NamedMeans:
             rows = [bytes(map(int, row)).rstrip(b"\0") for row in table.tolist()]
             lists = {tuple(json.loads(row)) for row in rows if row}
             if len(lists) > 1:
+                from samecurve.core.named_means import other_names
+
                 one, other, *_ = sorted(lists)
                 raise other_names(["loss", *one], ["loss", *other])
             (self.names,) = lists
@@ -326,10 +329,10 @@ class RankReport:
 
     def __init__(self, plan: Plan, rank: int, devices: Sequence[torch.device]) -> None:
         self.forward_seconds = 0.0  # of a forward pass of this rank, where that is timed
-        self._rank, self._world_size = rank, plan.world_size
-        self._own_devices = plan.devices_of(rank)
+        self._rank, self._world_size = rank, plan.layout.world_size
+        self._own_devices = plan.layout.devices_of(rank)
         self._peak_memory = PeakMemory(devices)
-        self._values = [0.0] * (2 * plan.world_size + plan.num_devices)
+        self._values = [0.0] * (2 * plan.layout.world_size + plan.layout.num_devices)
 
     def values(self, requests: Sequence[int], wait_seconds: float) -> list[float]:
         """The report of one step.

@@ -25,9 +25,8 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.state import State, Update
 from samecurve.torch_engine.step.precision import in_precision, on_device, weight_dtype
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import (
     DeviceTotals,
     HostTotals,
@@ -70,12 +69,12 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(
             setup.strategy.train,
-            plan.precision,
+            plan.compute.precision,
             setup.device,
-            keeps_copies=plan.recompute == "none",
+            keeps_copies=plan.compute.recompute == "none",
         )
         self.set_loss_scale(1.0)
-        self._is_exact = plan.exact  # each microbatch's sums have a row of their own
+        self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
         self._views = [param.view for param in update.trained]
@@ -86,9 +85,12 @@ class TrainingStep:
             for index, device in enumerate(setup.devices)
         ]
 
-    def run(self, batch: Batch[list[Round]], lr: float, requests: Sequence[int]) -> PendingMetrics:
+    def run(
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> tuple[State, PendingMetrics]:
         """Train on one batch; all ranks call it together.
 
+        state: the state that this step was made for; its tensors are changed in place.
         requests: what this rank was asked, in the order of events.REQUESTS.
         """
         for hook in self.before_step:
@@ -113,7 +115,7 @@ class TrainingStep:
         # 4. the update
         self.move_weights(lr, batch.step, scaling.finite)
         self.sync_replicas()
-        return totals.queue_metrics(scaling, names)
+        return state, totals.queue_metrics(scaling, names)
 
     def compute_gradients(self, batch: Batch[list[Round]], totals: StepTotals) -> None:
         """Forward and backward of all microbatches of this process, its devices side by side."""
@@ -194,7 +196,7 @@ class TrainingStep:
         self.loss_scale = scale
         scale = torch.as_tensor(scale, dtype=torch.float64)
         factor = loss_factor(scale, self.plan.nominal_weight)
-        dtype = weight_dtype(self.plan.precision)
+        dtype = weight_dtype(self.plan.compute.precision)
         self.loss_factors = [factor.to(device, dtype) for device in self.devices]
 
     def reduce_gradients(self) -> None:

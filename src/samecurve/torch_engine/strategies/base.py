@@ -1,7 +1,7 @@
 """The base of all strategies: how a model lies on devices, and how gradients are summed over them.
 
-The base class is the whole of a strategy that has the model on every device and nothing to do
-beside; a strategy overrides what it does otherwise.
+The base class is the strategy of one device. Another strategy overrides the methods in which it
+differs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +12,18 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 
 T = TypeVar("T")
 Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
 
 
 class Strategy:
-    """models: one for each device of this process, as the task made them. The first holds the
-    weights and, after reduce(), the gradients. What a task does with a model goes through train()
-    or call().
+    """How a model lies on devices. A task's use of a model goes through train() or call().
+
+    models: one for each device of this process, as the task made them. The first one holds the
+        weights and, after reduce(), the gradients.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
@@ -31,7 +31,7 @@ class Strategy:
         self.models: list[nn.Module] = []
 
     def peers(self) -> Sequence[Peers]:
-        """For each device of this process, what adds up values over all devices."""
+        """For each device of this process, the peers that it adds up values with."""
         return [self._comm]
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
@@ -50,22 +50,22 @@ class Strategy:
             parameter.grad = None
 
     def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
-        """job(*arguments) of each job, one for each device of this process; their results."""
+        """Call job(*arguments) for each job, one for each device of this process; their results."""
         return [jobs[0](*arguments)]
 
     def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         """Before forward and backward of one microbatch.
 
         device_index: which of this process's devices.
-        is_last: of that device's microbatches in this step.
+        is_last: whether it is that device's last microbatch in this step.
         """
 
     def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        """function(model, *arguments), whose result goes backward before end_microbatch()."""
+        """Return function(model, *arguments). Its backward pass comes before end_microbatch()."""
         return function(self.models[device_index], *arguments)
 
     def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
-        """After backward of that microbatch."""
+        """After the backward pass of a microbatch."""
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """After the last microbatch: leave the sum over all devices in the first replica's
@@ -101,14 +101,14 @@ class Strategy:
     # Outside of a step:
 
     def call(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        """function(model, *arguments), outside of training; where weights are sharded all ranks
-        call it together.
+        """Return function(model, *arguments), outside of training. Where weights are sharded, all
+        ranks call it together.
         """
         return function(self.models[device_index], *arguments)
 
     def change(self, function: Callable[..., None], *arguments: object) -> None:
-        """function(model, *arguments), which may change weights and buffers; every process calls
-        it alike, and sync_replicas() follows.
+        """Call function(model, *arguments), which may change weights and buffers. Every process
+        calls it alike, and sync_replicas() follows.
         """
         function(self.models[0], *arguments)
 
@@ -122,10 +122,11 @@ class Strategy:
     def sum_over_parts(
         self, _params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The value of each whole parameter, from what this process's part of it gave: the sums
-        over the processes that hold the other parts.
+        """For each parameter, the sum of the values that its parts gave, over the processes that
+        hold the parts.
 
-        values: a vector for each of the parameters; float64, on the device of its view.
+        values: this process's values, a vector for each parameter; float64, on the device of its
+            view.
         """
         return list(values)
 
@@ -135,11 +136,11 @@ class Strategy:
         matrices: Sequence[torch.Tensor],
         function: Callable[[torch.Tensor], torch.Tensor],
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """(number, this process's part of function(whole matrix)) of each, in any order; the whole
-        is computed by one of the processes that have copies or parts of it.
+        """For each matrix, its number and this process's part of function(whole matrix), in any
+        order. One of the processes that have copies or parts of a matrix computes the whole result.
 
         matrices: this process's parts, which lie as the parameters' views do.
-        function: of a matrix, or of a stack of them; gives one of the same shape.
+        function: takes a matrix, or a stack of them, and returns one of the same shape.
         """
         if self._comm.group is None:
             return ((number, function(matrix)) for number, matrix in enumerate(matrices))
@@ -149,10 +150,10 @@ class Strategy:
         return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(shape of the whole, where this process's part of it begins)."""
+        """The shape of the whole tensor, and where this process's part begins in it."""
         return tuple(tensor.shape), (0,) * tensor.ndim
 
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """(which, of how many) processes hold the same part of the tensor as this one."""
+        """The number of this process among those that hold the same part, and how many they are."""
         del tensor
         return self._comm.rank, self._comm.world_size

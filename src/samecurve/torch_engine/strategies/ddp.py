@@ -15,17 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.process_group import Comm, Peers, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 
 T = TypeVar("T")
 CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
-# A model's buffers are functions of its fields or of the whole step here, so none is sent along;
-# torch 2.13 renamed the argument.
+# No buffer is sent: the buffers of a model follow from its fields, or from the whole step. torch
+# 2.13 renamed the argument.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
@@ -36,17 +35,18 @@ class DDP(Strategy):
     """Every device holds the whole model; gradients are summed once a step, overlapped with the
     last backward pass.
 
-    A loss need not use every parameter: what its last backward pass leaves out is given a zero
-    gradient by another one, so that no bucket waits (see reduce()).
+    A loss need not use every parameter. A second backward pass gives a zero gradient to the
+    parameters that the last one left out, so that no bucket waits (see reduce()).
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, comm, devices)
         self._norms = comm
         if plan.compute.norm_sync and dist.get_world_size() == comm.world_size:
-            # Their sums come in backward too, before or after a bucket's: where ranks leave
-            # different parameters out, the two orders differ. (Some ranks of a warm pool share
-            # one group: torch names groups by those that a rank knows, and they know others.)
+            # Synchronised norms sum in backward too. Where ranks leave different parameters out,
+            # the order of these sums and of the buckets differs from rank to rank, so the norms
+            # get a group of their own. (Not in a part of a warm pool: torch names a group by the
+            # number of groups that a rank knows, and these ranks know different numbers.)
             self._norms = Comm(dist.new_group(backend=dist.get_backend(comm.group)))
 
     def peers(self) -> Sequence[Peers]:
@@ -69,18 +69,18 @@ class DDP(Strategy):
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             self._num_reduced += len(bucket.parameters())
             if timeline is not None and bucket.is_last():
-                # Every gradient is there: what is left of backward waits for the other ranks.
+                # all gradients are there: the rest of backward waits for the other ranks
                 timeline.mark_rest("sync")
             return hook(state, bucket)
 
         self._num_reduced = 0
         self._ddp.register_comm_hook(state, counting_hook)
         self._named = {n: p for n, p in models[0].named_parameters() if p.requires_grad}
-        # Ids of those to which this round, and any round of this step, gave a gradient:
+        # ids of the parameters that got a gradient in this round, and in any round of this step
         self._in_round: set[int] = set()
         self._in_step: frozenset[int] = frozenset()
         self._all_ids = frozenset(map(id, self._named.values()))
-        if self._plan.accumulation_steps > 1:  # else a gradient is None until backward gives it
+        if self._plan.batch.accumulation_steps > 1:  # else .grad itself tells: None until backward
             for parameter in self._named.values():
                 register: Any = parameter.register_post_accumulate_grad_hook
                 register(self._note_gradient)
@@ -93,12 +93,14 @@ class DDP(Strategy):
         return result
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
-        """Where several rounds add up before a reduction, gradients stay where the buckets are: a
-        second copy of them would be a whole model more.
+        """Before a step: no gradient is left.
+
+        With gradient accumulation the gradients are zeroed and stay in DDP's buckets: a second copy
+        of them would take the memory of a whole model.
         """
         self._in_step = frozenset()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients and self._plan.accumulation_steps > 1:
+        if gradients and self._plan.batch.accumulation_steps > 1:
             torch._foreach_zero_(gradients)
         else:
             super().begin_step(parameters, num_microbatches)
@@ -113,13 +115,15 @@ class DDP(Strategy):
         return {name for name, p in self._named.items() if id(p) in self._in_step}
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """DDP sends a bucket once backward has given all gradients in it. Those that never came
-        come now, as zeros; other ranks may have had them.
+        """Leave the sum over all devices in the gradients.
+
+        DDP sends a bucket once backward has given all gradients in it. Gradients that did not come
+        on this rank are given now, as zeros; other ranks may have them.
         """
         del parameters
         if self._num_reduced < len(self._named):
             named = self._named.values()
-            if self._plan.accumulation_steps == 1:
+            if self._plan.batch.accumulation_steps == 1:
                 self._in_round = {id(p) for p in named if p.grad is not None}
             self._in_step |= self._in_round
             missing = [p for p in named if id(p) not in self._in_round]
@@ -131,7 +135,7 @@ class DDP(Strategy):
 
 
 def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:
-    """(state, hook) for DDP."""
+    """The communication hook for DDP, as (state, hook)."""
     if compress == "powersgd":
         state = powersgd.PowerSGDState(
             process_group=group,
@@ -147,12 +151,12 @@ def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHoo
 def _summed_powersgd(
     state: powersgd.PowerSGDState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """PowerSGD averages; sums are what a step wants.
+    """The hook of PowerSGD, times the number of ranks: PowerSGD averages, and a step needs sums.
 
     Source of the method: Vogels et al. 2019, arXiv:1905.13727.
     """
     world = dist.get_world_size(state.process_group)
-    with outside_of_microbatches():  # it draws where it begins to search, on all ranks alike
+    with outside_of_microbatches():  # its random start is the same on all ranks
         future: Any = powersgd.powerSGD_hook(state, bucket)
     result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
     return result

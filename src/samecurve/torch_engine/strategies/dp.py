@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from samecurve.core.planning.plan import Plan
-from samecurve.torch_engine.model.batch_norm import Peers
 from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 
@@ -18,9 +17,9 @@ T = TypeVar("T")
 
 
 class DP(Strategy):
-    """A process with a thread and a replica of the model for each device.
+    """Each device has a replica of the model, and a thread of this process computes on it.
 
-    The first device holds the optimizer, and adds up the gradients in the devices' order.
+    The first device holds the optimizer, and adds up the gradients in the order of the devices.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:

@@ -1,9 +1,9 @@
-"""train.exact: each microbatch's gradient by itself, added along the step's tree
-(core/determinism/microbatches.py), so that the sum has the same bits whatever devices computed it.
+"""train.exact: the gradients of microbatches are added along the step's tree
+(core/determinism/microbatches.py), so that the sum has the same bits on any devices.
 
-Every other microbatch's gradient is added by autograd itself to its left neighbour's, so
-accumulation costs what it always does. Several processes exchange what they have bucket by bucket,
-while the last backward pass still runs (exact_allreduce.py).
+autograd itself adds the gradient of every second microbatch to that of its left neighbour, so
+gradient accumulation costs what it always does. Several processes exchange their gradients bucket
+by bucket, while the last backward pass still runs (exact_allreduce.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,7 @@ from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.batch_norm import Peers
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize
 from samecurve.torch_engine.strategies.dp import DP
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
@@ -26,9 +25,9 @@ _BUCKET_BYTES = 8 << 20
 
 
 def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's own
-    """Kernels that give the same bits each time, or again whichever are fastest.
+    """Choose kernels that give the same bits each time; or, when disabled, the fastest kernels.
 
-    What has no such form says so when it runs.
+    An operation that has no deterministic kernel raises an error when it runs.
     """
     torch.use_deterministic_algorithms(enabled)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -37,7 +36,7 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 
 
 class Exact(DP):
-    """single, dp and ddp in one: a bare replica for each device of this process."""
+    """The exact form of single, dp and ddp: a bare replica for each device of this process."""
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         set_deterministic(True)
@@ -49,7 +48,7 @@ class Exact(DP):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
-        # By device of this process:
+        # the trained parameters, by device of this process
         self._parameters = [
             [parameter for parameter in model.parameters() if parameter.requires_grad]
             for model in self.models
@@ -64,10 +63,10 @@ class Exact(DP):
             self._all_reduce = ExactAllReduce(
                 [self._parameters[0][bucket] for bucket in self._buckets],
                 self._comm,
-                backend=self._plan.backend,
-                microbatches_of=self._plan.microbatches_of,
+                backend=self._plan.layout.backend,
+                microbatches_of=self._plan.batch.microbatches_of,
             )
-        # What the last microbatch does with a gradient as soon as it is there.
+        # called in the last microbatch with each gradient as soon as it is there
         self._on_gradient: Callable[[nn.Parameter], None] | None = None
         self._fired: list[set[int]] = [set() for _ in self.models]
         # by device of this process: the node of the tree that its microbatch is, or completes
@@ -92,8 +91,10 @@ class Exact(DP):
             _clear(parameters)
 
     def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
-        """An odd microbatch's backward adds to the gradients of the even one before it, where this
-        device has that; any other microbatch's begins anew.
+        """Before a microbatch.
+
+        The backward pass of an odd microbatch adds to the gradients of the even one before it, if
+        this device has that one. Any other microbatch begins without gradients.
         """
         sums, number = self._sums[device_index], microbatch.number
         left_siblings = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
@@ -116,7 +117,10 @@ class Exact(DP):
         self._sums[device_index][bucket].give(node, gradients)
 
     def _sender(self, node: Node) -> Callable[[nn.Parameter], None]:
-        """Sends each bucket, in their order, once it has the last microbatch's gradients."""
+        """A function that sends each bucket, in their order, once its last gradients are there.
+
+        node: the place of the last microbatch in the tree
+        """
         parameters = self._parameters[0]
         bucket_of = {
             id(parameter): number
@@ -134,8 +138,10 @@ class Exact(DP):
         return on_gradient
 
     def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
-        """UserError: one backward pass adds to a gradient twice, so that it is no single number to
-        add along the tree.
+        """Pass on a gradient that backward has finished.
+
+        UserError: one backward pass adds to the gradient several times, which the tree can't
+        reproduce; or the gradient is sparse.
         """
         if id(parameter) in fired:
             raise UserError(
@@ -155,7 +161,7 @@ class Exact(DP):
             self._on_gradient(parameter)
 
     def _send(self) -> None:
-        """The next bucket; what it was made of is let go of."""
+        """Send the next bucket, and free the gradients that it was made of."""
         assert self._all_reduce is not None
         bucket, held = self._buckets[self._num_sent], self._sums[0][self._num_sent].held
         self._note_params_with_grad(bucket, held)
@@ -181,7 +187,7 @@ class Exact(DP):
             self._sum_over_devices(parameters)
 
     def _sum_over_devices(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum over the devices of this one process, where there is no other."""
+        """Sum over the devices of this process, which is the only one."""
         total: TreeSum[Gradients] = TreeSum(self._num_microbatches, _added)
         device = self._devices[0]
         for sums in self._sums:
@@ -208,8 +214,8 @@ def _clear(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
-    """The gradient in memory like the parameter, whatever form autograd gave it, as ExactAllReduce
-    leaves it; zeros where no microbatch used the parameter.
+    """The gradient with the parameter's strides, as ExactAllReduce leaves it; zeros where no
+    microbatch used the parameter.
     """
     if gradient is None:
         return torch.zeros_like(parameter)
@@ -219,7 +225,10 @@ def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.T
 
 
 def _cut_into_buckets(parameters: Sequence[nn.Parameter]) -> list[slice]:
-    """Neighbours, some megabytes together, the last ones first: their gradients are there first."""
+    """Buckets of neighbouring parameters, some megabytes each.
+
+    The last parameters come first, since their gradients are there first.
+    """
     buckets, end, size = [], len(parameters), 0
     for number in reversed(range(len(parameters))):
         size += parameters[number].nbytes

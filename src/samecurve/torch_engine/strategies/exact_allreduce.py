@@ -1,6 +1,8 @@
-"""Sums over ranks whose bits depend on no rank: each sends every other one its shard of the nodes
-that it has of a step's tree (all_to_all), adds up its own shard along the tree, and all get the
-shards of all (all_gather). No collective adds anything.
+"""Sums over ranks whose bits do not depend on the number of ranks.
+
+Each rank holds some nodes of a step's tree, and is responsible for one shard of all gradients. It
+sends every other rank that rank's shard of its nodes (all_to_all), adds up its own shard along the
+tree, and gets the sums of all shards (all_gather). No collective adds anything.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +20,18 @@ from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
 
-# Renamed in torch 2.13:
+# torch 2.13 renamed it
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_AHEAD = 2  # buckets on their way before the first of them is waited for
-_ALIGN = 16  # elements: every parameter begins where vectors do, on any number of ranks
-Gradients = list[torch.Tensor | None]  # by parameter of a bucket
+_AHEAD = 2  # buckets that are on their way before the first of them is waited for
+_ALIGN = 16  # elements: parameters begin at multiples, for vector instructions, on any ranks
+Gradients = list[torch.Tensor | None]  # one for each parameter of a bucket
 
 
 class ExactAllReduce:
-    """Sums over all ranks, along the tree.
+    """Adds up gradients over all ranks, along the tree.
 
-    buckets: of parameters; their gradients come to lie in one piece of memory each
-    microbatches_of: (number of microbatches of a step, rank) -> which of them are that rank's
+    buckets: lists of parameters; the gradients of a bucket lie in one piece of memory
+    microbatches_of: (number of microbatches of a step, rank) -> the microbatches of that rank
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class ExactAllReduce:
         self._comm, self._microbatches_of = comm, microbatches_of
         self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
         self._nodes: dict[int, list[list[Node]]] = {}
-        # Buckets whose shards are on their way, with the rest of their work:
+        # buckets whose shards are on their way, each with the work that is left then
         self._scattered: list[tuple[_Bucket, Callable[[], None]]] = []
         self._gathered: list[tuple[_Bucket, Work]] = []
 
@@ -52,14 +54,15 @@ class ExactAllReduce:
     ) -> None:
         """Start to sum one bucket. Called by all ranks in the same order.
 
-        held: the nodes that this rank has of a step of so many microbatches
+        held: the nodes of the step's tree that this rank has
+        num_microbatches: of the whole step
         """
         nodes = self._nodes_by_rank(num_microbatches)
         bucket = self._buckets[number]
         sends = bucket.scatter(held, nodes, self._comm)
         self._scattered.append((bucket, partial(bucket.add, sends, nodes, num_microbatches)))
         if len(self._scattered) > _AHEAD:
-            self._add_and_gather()  # it has had the backward passes of those after it to arrive
+            self._add_and_gather()  # it had time to arrive, while later buckets were computed
 
     def finish(self) -> None:
         """Leave the sums in the parameters' gradients."""
@@ -79,7 +82,7 @@ class ExactAllReduce:
         return self._nodes[num_microbatches]
 
     def _add_and_gather(self) -> None:
-        """Let the bucket that was sent first be added up, and its sum be sent round."""
+        """Add up the bucket that was sent first, and start sending its sum to all ranks."""
         bucket, add = self._scattered.pop(0)
         add()
         self._gathered.append((bucket, bucket.gather(self._comm)))
@@ -88,7 +91,7 @@ class ExactAllReduce:
 class _Bucket:
     """A flat piece of memory: parameters side by side, cut into a shard for each rank.
 
-    On the host where that is where ranks meet.
+    The exchanged memory is on the host where the backend is Gloo.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, backend: str) -> None:
@@ -104,10 +107,10 @@ class _Bucket:
         self._is_gloo = backend == "gloo"
         self._staged = self._is_gloo and first.device.type != "cpu"
         self._zeros = partial(torch.zeros, dtype=first.dtype, device=first.device)
-        # Where ranks meet:
+        # where the collectives run
         comm_device = torch.device("cpu") if self._staged else first.device
         self._comm_zeros = partial(torch.zeros, dtype=first.dtype, device=comm_device)
-        # One for each node that a rank has; the first holds the sum in the end.
+        # a piece for each node that this rank has; the first holds the sum in the end
         self._flat = [self._zeros(self._size)]
         self._views = [self._views_of(self._flat[0])]
         self._received: list[torch.Tensor] = []
@@ -126,10 +129,11 @@ class _Bucket:
         nodes: Sequence[Sequence[Node]],
         comm: Comm,
     ) -> list[tuple[Work, torch.Tensor]]:
-        """Start sending each rank its shard of every node here.
+        """Start sending each rank its shard of every node of this rank.
 
-        nodes: by rank
-        Returns what to wait for, and what must live until then.
+        nodes: the nodes of each rank
+
+        Returns pairs: the work to wait for, and the tensor that must live until then.
         """
         sends = []
         for number in range(max(map(len, nodes))):
@@ -155,7 +159,7 @@ class _Bucket:
 
     @torch.no_grad()
     def _filled(self, number: int, gradients: Gradients) -> torch.Tensor:
-        """A node's gradients side by side; zeros where there are none."""
+        """The gradients of a node side by side; zeros where a parameter has none."""
         if number == len(self._flat):
             self._flat.append(self._zeros(self._size))
             self._views.append(self._views_of(self._flat[number]))
@@ -173,7 +177,7 @@ class _Bucket:
         nodes: Sequence[Sequence[Node]],
         num_microbatches: int,
     ) -> None:
-        """Sum this rank's shard along the tree, of which each rank sent its nodes."""
+        """Sum this rank's shard along the tree, from the nodes that all ranks have sent."""
         for work, _ in sends:
             work.wait()
         tree: TreeSum[torch.Tensor] = TreeSum(
@@ -194,9 +198,9 @@ class _Bucket:
         if not self._is_gloo:
             work = _all_gather(self._sum, self._shard_sum, group=comm.group, async_op=True)
             return work
-        # Gloo's all_gather took twice as long.
+        # all_to_all in place of all_gather, which took twice as long with Gloo
         rows = self._received[0].view(comm.world_size, self._shard_size)
-        rows[1:] = self._shard_sum  # which is the first of them
+        rows[1:] = self._shard_sum  # the shard's sum lies in the first row already
         work = dist.all_to_all_single(self._sum, self._received[0], group=comm.group, async_op=True)
         return work
 
@@ -208,7 +212,9 @@ class _Bucket:
 
 
 def _shaped(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A piece of memory as a gradient of this parameter, in its order where that fills it."""
+    """The view of a piece of memory as a gradient of this parameter, with the parameter's strides
+    where these leave no gaps.
+    """
     if parameter.is_complex():
         flat = torch.view_as_complex(flat.view(-1, 2))
     return flat.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())

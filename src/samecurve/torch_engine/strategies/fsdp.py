@@ -1,8 +1,8 @@
-"""fsdp and hsdp: weights, gradients and optimizer state sharded over devices, a block's weights
-gathered whole while it runs.
+"""fsdp and hsdp: weights, gradients and optimizer state are sharded over devices. The weights of a
+block are gathered while the block runs.
 
-Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution
-layers) are gathered in two bytes, in a group of their own; norms and embeddings are gathered as
+Under bf16 and f16 the weights that autocast would round anyway (those of linear and convolution
+layers) are gathered in two bytes, in a group of their own. Norms and embeddings are gathered as
 they are. So the arithmetic is that of the other strategies. Parameters of one number are not
 sharded: every rank has them whole.
 """
@@ -45,10 +45,10 @@ _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class FSDP(Strategy):
-    """The sharded strategies: as many shards as ranks is fsdp.
+    """The sharded strategies, fsdp and hsdp.
 
-    Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
-    last round only.
+    fsdp has as many shards as ranks. hsdp has fewer: several copies of the model, each sharded, and
+    gradients are summed over the copies in the last round only.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
@@ -59,12 +59,12 @@ class FSDP(Strategy):
         self._shards = Comm(self._mesh.get_group("shard"))
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
-        kind, shards = self._device.type, self._plan.shards
+        kind, shards = self._device.type, self._plan.layout.shards
         if shards == self._comm.world_size:
             return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
         copies = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
         own_groups = []
-        # Made by all processes there are, in one order:
+        # every process makes all groups, in the same order
         for ranks in (*copies.T.tolist(), *copies.tolist()):
             new_group = dist.new_group(ranks)
             if dist.get_rank() in ranks:
@@ -80,7 +80,7 @@ class FSDP(Strategy):
             materialize(block)
             self._shard(block, reshard_after_forward=self._plan.layout.reshard)
         materialize(model)
-        # Its own group holds the weights that no block has; they are whole in every call.
+        # the root's group has the weights outside of blocks; they are whole in every call
         self._root = ModelCall(model)
         self._shard(self._root, reshard_after_forward=False)
         for module in self._sharded_modules(self._root):
@@ -106,7 +106,10 @@ class FSDP(Strategy):
         return result
 
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
-        """In groups of one number format each: complex, gathered in two bytes, the rest."""
+        """Shard the modules of a part that are not sharded yet.
+
+        Each group has one number format: complex weights, those gathered in two bytes, the rest.
+        """
         modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
         if self._plan.layout.offload:
@@ -120,7 +123,7 @@ class FSDP(Strategy):
         for module in modules:
             if module is not part and _has_complex(module):
                 fully_shard(module, **options)
-        narrow = _NARROW.get(self._plan.precision)
+        narrow = _NARROW.get(self._plan.compute.precision)
         two_bytes = autocast_rounded(part, modules) if narrow else []
         if two_bytes:
             policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
@@ -141,8 +144,8 @@ class FSDP(Strategy):
 
     def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         del device_index, microbatch
-        if self._plan.shards < self._plan.num_devices:
-            root: Any = self._root  # fully_shard gave it what it is asked here
+        if self._plan.layout.shards < self._plan.layout.num_devices:
+            root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
 
     def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
@@ -153,7 +156,10 @@ class FSDP(Strategy):
         return self._order.used
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The gradients of what is not sharded; the others were reduced in the rounds."""
+        """Sum the gradients of parameters that are not sharded.
+
+        The gradients of sharded parameters were reduced in each round.
+        """
         whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         if not whole:
             return
@@ -171,7 +177,10 @@ class FSDP(Strategy):
     def norm(
         self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
     ) -> torch.Tensor:
-        """A shard is counted by the rank that holds it, what is whole by every rank alike."""
+        """The norm of the whole gradient.
+
+        Shards are summed over the ranks; gradients that every rank has whole are added once.
+        """
         cut: list[torch.Tensor] = []
         whole: list[torch.Tensor] = []
         for param, gradient in zip(trained, gradients, strict=True):
@@ -188,7 +197,7 @@ class FSDP(Strategy):
     def sum_over_parts(
         self, params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """All in one reduction; what is not sharded, every rank has summed already."""
+        """Sum over the shards, in one reduction. A parameter that is not sharded is whole here."""
         cut = [
             number for number, param in enumerate(params) if isinstance(param.parameter, DTensor)
         ]
@@ -207,7 +216,7 @@ class FSDP(Strategy):
         matrices: Sequence[torch.Tensor],
         function: MatrixFunction,
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Gathered, computed and cut again within each copy of the model."""
+        """Gather the matrices, compute and cut the results, within each copy of the model."""
         shards = [
             Shard(rows, tuple(param.parameter.shape))
             for param, rows in zip(params, matrices, strict=True)
@@ -216,7 +225,7 @@ class FSDP(Strategy):
         return map_shards(self._shards, shards, function, device=self._device, meet=meet)
 
     def change(self, function: Callable[..., None], *arguments: object) -> None:
-        """Weights are whole meanwhile; what becomes of them is shared out again."""
+        """Call the function with whole weights, then cut the changed weights into shards again."""
         wholes: dict[int, nn.Parameter] = {}
         places = [
             (module, name, parameter)
@@ -236,7 +245,7 @@ class FSDP(Strategy):
             setattr(module, name, parameter)
 
     def _gathered(self, parameter: DTensor) -> torch.Tensor:
-        """A copy of the whole parameter: each process adds its part to zeros."""
+        """The whole parameter, as a copy: a sum in which each process adds its part to zeros."""
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)
         self._own_part(parameter, whole).copy_(parameter.to_local())
         self._shards.all_reduce(torch.view_as_real(whole) if whole.is_complex() else whole)()
@@ -262,7 +271,10 @@ class FSDP(Strategy):
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not isinstance(tensor, DTensor):
             return super().replica_index(tensor)
-        return self._comm.rank // self._plan.shards, self._plan.num_devices // self._plan.shards
+        return (
+            self._comm.rank // self._plan.layout.shards,
+            self._plan.layout.num_devices // self._plan.layout.shards,
+        )
 
 
 def _has_complex(module: nn.Module) -> bool:
@@ -275,7 +287,7 @@ def _scalars(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _check_can_be_sharded(model: nn.Module) -> None:
-    """UserError: what fully_shard can't group."""
+    """UserError: fully_shard() can't group the model's parameters."""
     owner: dict[int, int] = {}
     for number, block in enumerate(repeated_blocks(model)):
         for name, parameter in block.named_parameters():

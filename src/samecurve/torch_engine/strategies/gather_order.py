@@ -49,7 +49,7 @@ class GatherOrder:
         self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
         self._has_left = False  # whether a pass without backward came last
         self._titles: list[str] = []
-        self._groups: list[Any] = []  # FSDP2's FSDPParamGroup, which is public nowhere
+        self._groups: list[Any] = []  # FSDPParamGroup of torch, which is private
         self._sums: list[Callable[[], None]] = []  # by group: sums its gradients over the ranks
         watched: set[int] = set()
         for name, module in root.named_modules():

@@ -16,7 +16,7 @@ from samecurve.torch_engine.strategies.base import Strategy
 
 # name -> module:class, imported when it is used: torch's DDP and FSDP take a second or two
 STRATEGIES: Mapping[str, str] = {
-    "single": "single:Single",
+    "single": "base:Strategy",  # the base of all, as it is
     "dp": "dp:DP",
     "ddp": "ddp:DDP",
     "fsdp": "fsdp:FSDP",
@@ -27,7 +27,9 @@ _EXACT = "exact:Exact"  # single, dp and ddp, where every bit counts
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
-    module, _, name = (_EXACT if plan.exact else STRATEGIES[plan.strategy]).partition(":")
+    module, _, name = (
+        _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
+    ).partition(":")
     strategy_class: Any = getattr(import_module(f"{__package__}.{module}"), name)
     strategy: Strategy = strategy_class(plan, comm, devices)
     return strategy

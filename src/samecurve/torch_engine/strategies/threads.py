@@ -1,7 +1,7 @@
 """The threads of a dp strategy: one process, several devices, a thread for each.
 
-A job that fails wakes the others, and one that ends while another still waits for it is an error:
-nobody hangs.
+Nothing hangs: a job that fails wakes the others, and it is an error if a job ends while another
+still waits for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _Boards = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
 
 
 class ThreadPeer:
-    """The place of a thread among `count`: how what runs in it adds up values over all of them."""
+    """A thread's place in a team. It adds up values over all threads of the team."""
 
     def __init__(self, rank: int, barrier: Barrier, boards: _Boards) -> None:
         self.rank, self.world_size = rank, barrier.parties
@@ -26,10 +26,10 @@ class ThreadPeer:
         """The sum over all peers, in the order of their threads (so the same bits for all), on the
         device of `values`.
 
-        It may be called from any thread (backward on a GPU runs in autograd's own), but by every
-        peer equally often, in the same order. On GPUs each peer has one of its own (autograd has
-        one thread for each GPU: two peers on one would wait for each other in backward) and works
-        on its default stream, which orders the copies between them.
+        It may be called from any thread (backward on a GPU runs in a thread of autograd), but every
+        peer must call it equally often and in the same order. Each peer needs a GPU of its own:
+        autograd has one thread for each GPU, so two peers on one GPU would wait for each other in
+        backward. A peer works on the default stream, which orders the copies between GPUs.
         """
         parts = self._exchange(values.detach().clone())
         total = torch.zeros_like(values)
@@ -46,16 +46,17 @@ class ThreadPeer:
         self._turn = 0
 
     def end(self) -> None:
-        """Meet the others a last time, so that one which still waits in all_reduced() learns that
-        this thread has ended.
+        """Meet the other threads a last time.
+
+        A thread that still waits in all_reduced() learns that this one has ended.
         """
         self._exchange(None)
 
     def _exchange(self, part: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Everyone's part.
+        """The parts of all threads.
 
-        Two boards in turn: who writes on one has met the others since, at the barrier of the turn
-        between, and they had read it then.
+        Two boards are used in turn. Before a thread writes on a board again, it has met the others
+        at the barrier of the turn between; by then they had read that board.
         """
         board = self._boards[self._turn]
         self._turn = 1 - self._turn
@@ -65,12 +66,12 @@ class ThreadPeer:
 
 
 class ThreadTeam:
-    """`count` threads, made once: job k of every run is done by thread k.
+    """A team of `count` threads, made once: thread k does job k of every run.
 
-    peers: for each thread, what its job adds up with
+    Inside an operation each thread uses as many threads as the thread that makes the team. This has
+    to be set: torch reports that number for a new thread, but OpenMP gives the thread all cores.
 
-    Inside an operation each works with as many threads as the one that makes the team: torch says
-    so of a new thread, but OpenMP gives it all cores until it is told.
+    peers: one for each thread, by which its job adds up values
     """
 
     def __init__(self, count: int) -> None:
@@ -85,9 +86,9 @@ class ThreadTeam:
         ]  # joined at exit too, where nobody closes
 
     def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """All jobs at once; their results, once all have ended.
+        """Do all jobs at once. Returns their results when all have ended.
 
-        What the first to fail raised is raised then.
+        The error of the first job that failed is raised then.
 
         torch's modes belong to a thread: autocast or no_grad around this call do not reach the
         jobs.

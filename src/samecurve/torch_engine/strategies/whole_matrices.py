@@ -1,7 +1,7 @@
-"""Work on whole matrices, shared out over processes that have copies or parts of them.
+"""Work on whole matrices, divided over processes that have copies or parts of them.
 
-Each matrix is one process's to compute; they are taken in batches of some megabytes, the costliest
-first, so that each process has about as much to do and little is whole at once.
+One process computes each matrix. The matrices are taken in batches of some megabytes, the costliest
+first, so that every process has about as much to do, and few matrices are whole at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,9 @@ from samecurve.torch_engine.process_group import Comm
 
 Shape = Sequence[int]
 MatrixFunction = Callable[[torch.Tensor], torch.Tensor]  # a matrix, or a stack -> one of its shape
-# Numbers of a batch, where it has a matrix for each process:
-_COPIES = 1 << 27  # each process has all of them in the end
-_SHARDS = 1 << 25  # times the number of processes: each has its own, whole
+# most numbers of a batch that has a matrix for each process
+_COPIES = 1 << 27  # where each process gets all results
+_SHARDS = 1 << 25  # times the number of processes, where each process has its own matrices whole
 
 
 def cost(shape: Shape) -> int:
@@ -27,7 +27,10 @@ def cost(shape: Shape) -> int:
 
 
 def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
-    """The owner of each matrix: costliest first, each goes to the least laden process so far."""
+    """The process that computes each matrix.
+
+    Costliest first, each matrix goes to the process that has the least to do so far.
+    """
     load, owners = [0] * world_size, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
         owner = load.index(min(load))
@@ -37,8 +40,8 @@ def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
 
 
 def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[list[int]]:
-    """The matrices that are computed at once: one for each process at least, and no more than
-    `most` numbers beyond that.
+    """The matrices that are computed together: at least one for each process, and beyond that at
+    most `most` numbers.
     """
     batch: list[int] = []
     size = 0
@@ -53,16 +56,17 @@ def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[lis
 
 
 def meeting_place(plan: Plan, device: torch.device) -> torch.device:
-    """Where a plan's collectives take what lies on this device."""
-    return torch.device("cpu") if plan.backend == "gloo" else device
+    """The device on which a plan's collectives exchange tensors of this device."""
+    return torch.device("cpu") if plan.layout.backend == "gloo" else device
 
 
 def map_copies(
     comm: Comm, matrices: Sequence[torch.Tensor], function: MatrixFunction, *, meet: torch.device
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(number, function(matrix)) on every process, of matrices that all have alike.
+    """For each matrix its number and function(matrix), on every process.
 
-    meet: where this group's collectives run
+    matrices: the same on all processes
+    meet: the device on which this group's collectives run
     """
     for batch in batches([matrix.shape for matrix in matrices], comm.world_size, _COPIES):
         owners = shared_out([cost(matrices[number].shape) for number in batch], comm.world_size)
@@ -114,10 +118,10 @@ def map_shards(
     device: torch.device,
     meet: torch.device,
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(number, this process's rows of function(whole matrix)).
+    """For each matrix its number and this process's rows of function(whole matrix).
 
-    device: where it is computed
-    meet: where this group's collectives run
+    device: where the function computes
+    meet: the device on which this group's collectives run
     """
     most = _SHARDS * comm.world_size
     for batch in batches([shard.shape for shard in shards], comm.world_size, most):
@@ -191,7 +195,7 @@ def _cut_again(
 def _exchanged(
     comm: Comm, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]
 ) -> Sequence[torch.Tensor]:
-    """The rows that each process sent this one, by rank."""
+    """The rows that each process has sent to this one, by rank."""
     received = sent.new_empty(sum(received_sizes))
     dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=comm.group)
     pieces: Sequence[torch.Tensor] = torch.split(received, received_sizes)

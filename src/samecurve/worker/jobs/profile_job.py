@@ -15,7 +15,7 @@ from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.train_job import Unsaved
 from samecurve.worker.join import join_warm, watch_of
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 
 
 class Watched:

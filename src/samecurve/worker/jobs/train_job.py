@@ -11,7 +11,7 @@ from samecurve.run.directory.control import Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
-from samecurve.worker.main import train_rank
+from samecurve.worker.rank_main import train_rank
 
 
 class Unsaved:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from samecurve.data.shards.json_lines import MARK, line_number, no_object
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Learns, kind_of
 from samecurve.tasks.huggingface.data.sources import Chunk
-
-_SHOWN = 60  # characters of a line in an error
-_MARK = b"\xef\xbb\xbf"  # some editors write this at the start of a UTF-8 file
 
 
 def text_of(chunk: Chunk) -> Document:
@@ -25,7 +23,7 @@ def text_of(chunk: Chunk) -> Document:
             "name the text files, or a glob that leaves it out; raw token ids are in .bin files",
             "data.source",
         )
-    text = content.removeprefix(_MARK).decode("utf-8", "replace")
+    text = content.removeprefix(MARK).decode("utf-8", "replace")
     return Document("text", chunk.path, (text,), opens=chunk.begin == 0, closes=chunk.last)
 
 
@@ -41,25 +39,15 @@ def _line_from(file: Any, offset: int) -> int:
 def rows_of_lines(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(chunk.path, "rb") as file:
         at = _line_from(file, chunk.begin)
-        number = _line_number(Path(chunk.path), at)
+        number = line_number(Path(chunk.path), at)
         file.seek(at)
         while at < chunk.end:
             line = file.readline()
-            content = (line.removeprefix(_MARK) if at == 0 else line).strip()
+            content = (line.removeprefix(MARK) if at == 0 else line).strip()
             if content:
                 place = f"{chunk.path}:{number}"
                 yield place, _object(content, place)
             at, number = at + len(line), number + 1
-
-
-def _line_number(path: Path, offset: int) -> int:
-    """The number of the line that begins at this byte, counted from 1."""
-    lines = 1
-    with open(path, "rb") as file:
-        while offset > 0 and (block := file.read(min(offset, 1 << 20))):
-            lines += block.count(b"\n")
-            offset -= len(block)
-    return lines
 
 
 def _object(content: bytes, place: str) -> dict[str, Any]:
@@ -69,13 +57,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
         row = None
     if isinstance(row, dict):
         return dict(_whole(row)) if b"\\ud" in content.lower() else row
-    dots = " ..." if len(content) > _SHOWN else ""
-    raise UserError(
-        f"not one JSON object in a line: {content[:_SHOWN].decode('utf-8', 'replace')}{dots}",
-        "JSON lines: each line a whole {...}. A file that is one array: jq -c '.[]' old.json >"
-        " new.jsonl; one that was cut off: make it again",
-        place,
-    )
+    raise no_object(content, place)
 
 
 def _whole(value: Any) -> Any:
@@ -93,7 +75,7 @@ def kind_of_lines(path: Path, *, learns: Learns) -> Kind:
     """The kind of a file's documents, from its first row."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            content = (line.removeprefix(_MARK) if number == 1 else line).strip()
+            content = (line.removeprefix(MARK) if number == 1 else line).strip()
             if content:
                 place = f"{path}:{number}"
                 return kind_of(list(_object(content, place)), place, learns=learns)

@@ -58,12 +58,14 @@ class PartNotes:
 
     continues: bool = False
     largest_id: int = 0
-    loss_tokens: int = 0  # that count in the loss
+    loss_tokens: int = 0  # tokens that count in the loss
     empty: int = 0  # documents without a character, left out
     with_assistant: int = 0  # conversations in which the assistant says something
-    assistant_tokens: int = 0  # of conversations, that count in the loss
+    assistant_tokens: int = 0  # tokens of conversations that count in the loss
     text_bytes: int = 0
-    labels: list[str] = field(default_factory=list)  # its classes, as they first occur
+    labels: list[str] = field(
+        default_factory=list
+    )  # classes of the part, in the order of their first rows
 
 
 def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
@@ -207,7 +209,7 @@ def _encode_texts(group: Sequence[Document], tokenizer: TextTokenizer) -> list[E
 
 
 def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
-    """Prompt and completion. The prompt has the tokens that it has alone, as in later use."""
+    """Encode prompts and completions. A prompt has the tokens that it has without completion."""
     prompts = tokenizer.encode([document.text[0] for document in group])
     wholes = tokenizer.encode(["".join(document.text) for document in group])
     alone = tokenizer.encode([document.text[1] for document in group])

@@ -15,7 +15,7 @@ from typing import Any
 
 from samecurve.core.protocols import Source
 from samecurve.core.system.files import directory_made_once, write_json
-from samecurve.data.spread import Spread
+from samecurve.data.spread import spread_out
 from samecurve.errors import UserError
 from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import Learns
@@ -105,7 +105,7 @@ def prepare_data(
     largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
         train=make(train, known_by=key),
-        held_out=_chosen(rows_held_out, data.eval_samples),
+        held_out=spread_out(rows_held_out, data.eval_samples),
         collate=None if data.packing else partial(collate, pad=pad),
         tokenizer=tokenizer,
         vocab_size=1 + largest.notes.largest_id if tokenizer is None else tokenizer.size,
@@ -167,7 +167,7 @@ def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> 
     named = bool(data.tokenizer) or (model is not None and has_tokenizer(model))
     if for_encoder and not named:
         raise UserError(
-            "the data has token ids alone, of which none is known as the mask, or padding",
+            "the data has only token ids, and no id is known for the mask or for padding",
             "data.tokenizer: the tokenizer that made them",
             "data.tokenizer",
         )
@@ -201,7 +201,7 @@ def _labelled(
     return replace(
         prepared,
         train=labelled,
-        held_out=_chosen(label(rows_held_out), data.eval_samples),
+        held_out=spread_out(label(rows_held_out), data.eval_samples),
         collate=partial(collate, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
         lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
@@ -221,7 +221,7 @@ def _paired(
     return replace(
         prepared,
         train=rows,
-        held_out=_chosen(pair(rows_held_out), data.eval_samples),
+        held_out=spread_out(pair(rows_held_out), data.eval_samples),
         collate=partial(collate_pairs, pad=prepared.tokenizer.pad),
         fingerprint=rows.fingerprint(),
         texts=texts,
@@ -275,13 +275,6 @@ def _rows(
             write_json(scratch / "rows.json", statistics.to_json())
     statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
     return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
-
-
-def _chosen(rows: TokenRows | LabelledRows | PairRows, count: int | None) -> Source | None:
-    """The rows that an evaluation reads, spread over the held-out rows; None: there are none."""
-    if not len(rows) or count == 0:
-        return None
-    return Spread(rows, min(len(rows), count or len(rows)))
 
 
 def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedData:

@@ -147,13 +147,11 @@ def _check_file(path: Path, dtype: str) -> None:
             "take it off: tail -c +1025 OLD > NEW; --set data.token_dtype=uint16",
             "data.source",
         )
-    if dtype == "uint16" and size >= 2 * _LEAST_ALIKE and _every_second_is_zero(path):
+    if dtype != "uint16" or size < 2 * _LEAST_ALIKE:
+        return
+    if not any(block[1::2].any() for block in id_blocks(path, "uint16")):
         raise UserError(
             f"{path}: every second id is 0, as if its ids were uint32",
             "--set data.token_dtype=uint32",
             "data.token_dtype",
         )
-
-
-def _every_second_is_zero(path: Path) -> bool:
-    return not any(block[1::2].any() for block in id_blocks(path, "uint16"))

@@ -72,7 +72,7 @@ class SourceStatistics:
 
     source: str
     weight: float
-    documents: int  # of the source
+    documents: int  # in the source
     tokens: int  # in an epoch, with repetitions
 
 

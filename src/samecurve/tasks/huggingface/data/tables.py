@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from samecurve.data.shards.parquet import check_installed
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import (
     COLUMNS,
@@ -15,14 +16,8 @@ from samecurve.tasks.huggingface.data.document_columns import (
 from samecurve.tasks.huggingface.data.sources import Chunk
 
 
-def _check_pyarrow() -> None:
-    from samecurve.data.shards.parquet import check_installed
-
-    check_installed()
-
-
 def row_groups(path: Path, *, learns: Learns) -> list[Chunk]:
-    _check_pyarrow()
+    check_installed()
     import pyarrow
     from pyarrow import parquet
 
@@ -85,7 +80,7 @@ def parquet_rows(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def arrow_columns(path: Path) -> list[str]:
-    _check_pyarrow()
+    check_installed()
     import pyarrow
     from pyarrow import ipc
 

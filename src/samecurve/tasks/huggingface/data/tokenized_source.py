@@ -26,13 +26,7 @@ from samecurve.probe.progress import show_progress
 from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
-from samecurve.tasks.huggingface.data.parts import (
-    Job,
-    PartNotes,
-    parts_of,
-    read_documents,
-    run_job,
-)
+from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_documents, run_job
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
@@ -58,9 +52,9 @@ class SourceNotes:
     partly: bool = False  # some tokens do not count in the loss: prompts, or what users say
     empty: int = 0  # documents without a character, left out
     with_assistant: int = 0  # conversations in which the assistant says something
-    assistant_tokens: int = 0  # of conversations, that count in the loss
+    assistant_tokens: int = 0  # tokens of conversations that count in the loss
     text_bytes: int = 0
-    classes: Sequence[str] = ()  # of labelled texts, in their order
+    classes: Sequence[str] = ()  # classes of labelled texts, in their order
     largest_file: int = 0  # raw tokens: the file in which the largest id stands first,
     largest_place: int = 0  # and its place there
 

@@ -203,7 +203,7 @@ def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
         tokenizer = AutoTokenizer.from_pretrained(
             str(home), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # its class raises any kind
+    except Exception as error:  # tokenizer classes raise any kind
         raise UserError(
             f"the tokenizer in {home} can't be loaded: {type(error).__name__}: {error}",
             "a directory as save_pretrained writes it",

@@ -83,7 +83,7 @@ def run_rank(
             session = join(plan, rank, rendezvous, attempt.coordinator)
         task = open_task(context.config, str(cache_home()))
         engine = session.make_engine(task, context.config.optimizer)
-        if plan.layout.preflight and plan.num_devices > 1:
+        if plan.layout.preflight and plan.layout.num_devices > 1:
             from samecurve.worker.preflight import check_collective
 
             with clock.part("preflight"):
@@ -99,7 +99,7 @@ def run_rank(
 
 def _meeting_limit(context: RankContext, *, speaks: bool) -> Any:
     """Limits the time in which ranks meet; does nothing for one device."""
-    if context.plan.num_devices == 1:
+    if context.plan.layout.num_devices == 1:
         return nullcontext()
     from samecurve.worker.preflight import meeting_limit
 
@@ -219,7 +219,7 @@ def _keep_pictures(context: RankContext) -> KeepPictures:
     """A function that puts the task's pictures into the run's directory, for the first rank."""
 
     def keep(step: int, pictures: Any) -> list[str]:
-        if not context.is_first:
+        if not context.is_first or not pictures:
             return []
         from samecurve.observe.pictures import keep_pictures
 
@@ -233,7 +233,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
     UserError: the task's schedule has no value at the run's last step.
     """
-    factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
+    factor = task.lr_factor
     if factor:
         factor(plan.schedule.steps - 1)
     return factor
@@ -255,7 +255,7 @@ def _check_data(task: Task, plan: Plan) -> None:
 def _start_data_workers(context: RankContext) -> "DataWorkers | None":
     """Start the rank's data workers; None: this process reads its data itself."""
     config, index = context.config, context.rank.index
-    count = config.data.workers * len(context.plan.devices_of(index))
+    count = config.data.workers * len(context.plan.layout.devices_of(index))
     if not count:
         return None
     from samecurve.worker.data_workers import DataWorkers
@@ -280,7 +280,7 @@ def _make_feed(
         evaluation = test
     return Feed(
         context.plan,
-        context.plan.devices_of(context.rank.index),
+        context.plan.layout.devices_of(context.rank.index),
         train_data,
         {"eval": evaluation, "test": test},
         engine.stage,
@@ -335,7 +335,7 @@ def run_rank_with_note(
 
 
 def main(argument: str) -> None:
-    """Be a rank that our launcher started: `python -m samecurve.worker.main ATTEMPT`."""
+    """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals

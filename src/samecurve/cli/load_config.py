@@ -1,0 +1,201 @@
+"""Make one config of a file, --set and the options of the command line.
+
+The later wins: default < file < --set < option.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed, add_typed
+from samecurve.core.config.unsupported import task_needed
+from samecurve.core.strategies import STRATEGIES
+from samecurve.errors import InvalidConfigError, UserError
+from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from samecurve.convert.converted_config import ConvertedConfig
+    from samecurve.core.config.document import Document
+    from samecurve.core.config.loading import LoadedConfig
+
+
+def load_config(
+    flags: Flags, *, say: bool, loud: bool = True, trains: bool = True
+) -> "LoadedConfig":
+    """Load the config. A file of another tool is converted first.
+
+    say: whether notes are printed; False where stdout is for JSON
+    loud: False in a rank that is not the first: the first prints the notes
+    trains: False where nothing is trained: the flags need no file then
+
+    InvalidConfigError: all errors of the config, the refusals of another tool's config among them.
+    """
+    from samecurve.core.config.document import parse_setting
+    from samecurve.core.config.loading import load
+    from samecurve.tasks import Tasks
+
+    file: Path | None = flags["file"]
+    document, converted = _read(file, loud=loud)
+    for setting in flags["settings"]:
+        key, value = parse_setting(setting)
+        document.set(key, value, f"--set {key}")
+    typed = _typed_values(flags)
+    if trains and not file and "task" not in document.value:
+        from samecurve.cli.missing_config import no_config
+
+        raise no_config(flags, typed)
+    # fields of some tasks only, which neither the file nor --set has
+    new = {
+        key for key in typed if task_needed(key) and tuple(key.split(".")) not in document.origins
+    }
+    notes = _apply(document, typed, converted=converted is not None)
+    errors = converted.unresolved(document) if converted else []
+    try:
+        loaded = load(document, Tasks(), file.stem if file else "run")
+    except UserError as error:
+        raise (InvalidConfigError([*errors, error]) if errors else error) from None
+    if errors:
+        raise InvalidConfigError(errors)
+    if say and loud:
+        if flags["distributed_data_loading"]:
+            always = "always so; each rank reads only its own samples"
+            echo(f"note   --distributed-data-loading: {always}", err=True)
+        if loaded.config.devices.launcher == "spawn":
+            echo("note   devices.launcher spawn: the ranks are started as with direct", err=True)
+    for key in new:
+        _check_is_read(loaded.config.task, key, *typed[key])
+    directory = converted.run_directory if converted else None
+    return replace(loaded, notes=tuple(notes), run_directory=directory)
+
+
+def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
+    """The file's document in our words, and its conversion if it is another tool's config."""
+    from samecurve.convert import convert
+    from samecurve.core.config.document import Document, read_file
+    from samecurve.tasks.user_class.class_place import find_pickled_class
+
+    if file is None:
+        return Document(), None
+    document = read_file(file)
+    find_pickled_class(document, file.parent)
+    converted = convert(document)
+    if converted is None:
+        return document, None
+    if loud:
+        note = (
+            f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
+            " NEW.yaml` writes it as one of Samecurve"
+        )
+        echo("\n".join([note, *converted.summary_lines()]), err=True)
+    return converted.document, converted
+
+
+def _typed_values(flags: Flags) -> dict[str, tuple[Any, str]]:
+    """The keys that the typed flags set. UserError: two flags set the same key."""
+    typed: dict[str, tuple[Any, str]] = {}
+    for option in CONFIG_OPTIONS:
+        value, flag = flags[str(option.name)], option.opts[0]
+        if not option.key or value is None:
+            continue
+        if option.key in typed and (flag, value) == ("--max-steps", 0):
+            continue  # whole epochs, and --epochs says how many
+        add_typed(typed, option.key, value, flag)
+    return typed
+
+
+def _apply(document: "Document", typed: Typed, *, converted: bool) -> list[str]:
+    """Set in the document what the flags say. Returns notes for the user.
+
+    converted: the document was another tool's
+    """
+    for key, (value, flag) in typed.items():
+        if key == "train.steps" and value == 0:
+            _check_counts_epochs(document)
+        elif not key.startswith("batch."):
+            document.set(_key_in_task(document, key), value, flag)
+    if "train.precision" in typed:  # what is typed wins over what amp would choose
+        document.set("train.amp", False, typed["train.precision"][1])
+    notes = [let_devices_win(document) if converted else None, apply_batch(document, typed)]
+    return [note for note in notes if note]
+
+
+def _key_in_task(document: "Document", key: str) -> str:
+    """The key as the document's task has it: some tasks have the length of a sample in `data`."""
+    from samecurve.tasks import Tasks
+
+    task, tasks = document.value.get("task"), Tasks()
+    if key != "model.max_seq_len" or not isinstance(task, str) or not tasks.knows(task):
+        return key
+    return "data.seq_len" if "seq_len" in tasks.sections(task).data.model_fields else key
+
+
+def _check_counts_epochs(document: "Document") -> None:
+    """UserError: --max-steps 0 is typed, and nothing says how many epochs."""
+    section = document.value.get("train")
+    if not isinstance(section, dict) or not str(section.get("steps")).endswith("ep"):
+        raise UserError(
+            "--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps"
+        )
+
+
+def _check_is_read(task: str, key: str, value: str, flag: str) -> None:
+    """Refuse a flag for a field that the source of the task's class does not mention."""
+    from samecurve.tasks import entry_of
+
+    if not entry_of(task).mentions(key.rpartition(".")[2]):
+        raise UserError(
+            f"{flag} {value}: task {task} reads no {key}",
+            f"leave it out; --set {key}={value} hands it to the class all the same",
+            flag,
+        )
+
+
+def let_devices_win(document: "Document") -> str | None:
+    """Let a flag that names several devices win over another tool's switch that leaves one.
+
+    Returns a note for the user, if the flag won.
+    """
+    section = document.value.get("devices", {})
+    flag, switch = (document.origins.get(("devices", name), "") for name in ("use", "strategy"))
+    several = re.search(r"all|,|cpu:(?!1$)", section.get("use", ""))
+    strategy = section.get("strategy")
+    of_one_device = {row.name for row in STRATEGIES.values() if row.takes_one_device}
+    typed = flag.startswith("--") and not switch.startswith("--")
+    if not several or not typed or strategy not in of_one_device:
+        return None
+    document.set("devices.strategy", "auto", flag)
+    return f"{flag} names several devices: it replaces strategy {strategy} ({switch})"
+
+
+def apply_batch(document: "Document", typed: Typed) -> str | None:
+    """Replace the batch section by --batch-size and --grad-accum, or by --global-batch.
+
+    Returns a note for the user, if the meaning of the batch changed.
+    """
+    keys = ("samples", "per_device", "accumulate")
+    new = {key: typed[f"batch.{key}"] for key in keys if f"batch.{key}" in typed}
+    if not new:
+        return None
+    section = document.value.get("batch")
+    old = section if isinstance(section, dict) else {}
+    kept = [] if "samples" in new else [key for key in keys[1:] if key in old]
+    values = {key: (old[key], document.origin_of(("batch", key))) for key in kept} | new
+    if "samples" not in new and values.get("per_device", (None, ""))[0] is None:
+        accumulate, flag = new["accumulate"]
+        raise UserError(
+            f"--grad-accum {accumulate} needs a batch per device; the config gives"
+            f" {old.get('samples', 'no')} samples over all devices",
+            f"--batch-size N --grad-accum {accumulate}; or leave it out: the plan finds the"
+            " accumulation steps",
+            flag,
+        )
+    document.set("batch", {}, "flags")
+    for key, (value, origin) in values.items():
+        document.set(f"batch.{key}", value, origin)
+    if "samples" in new or old.get("samples") is None:
+        return None
+    return (
+        f"--batch-size is per device: it replaces the config's {old['samples']} samples over all"
+        " devices (--global-batch fixes those)"
+    )

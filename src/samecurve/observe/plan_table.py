@@ -1,0 +1,63 @@
+"""The table of `samecurve plan`: decisions, memory, and where each config value came from."""
+
+from collections.abc import Mapping
+
+from samecurve.core.planning.plan import Plan
+from samecurve.observe.plan_text import banner, decisions
+from samecurve.observe.text_table import Column, table_text
+from samecurve.units import show_bytes, show_count
+
+
+def table(
+    plan: Plan,
+    origins: Mapping[str, str],
+    values: Mapping[str, object],
+    formulas: Mapping[str, str],
+) -> str:
+    """Every decision with its reason, the memory terms, and where each config value came from.
+
+    origins: where a config value came from, by its key
+    values: config values by their keys
+    formulas: how the task's facts came about
+    """
+    reasons = plan.reasons
+    decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
+    decided += [
+        [name, reasons[name]]
+        for name in ("coupled", "modes", "dropout", "compile", "float8")
+        if name in reasons
+    ]
+    memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]
+    lines = [
+        *banner(plan),
+        "",
+        table_text([Column("decision"), Column("value, because")], decided),
+        "",
+        f"memory on each device (estimate): {reasons['memory']}",
+        table_text(
+            [Column("term"), Column("bytes", right=True), Column("formula")], memory, titles=False
+        ),
+    ]
+    if plan.flops_per_step:
+        peak = "the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
+        if plan.peak_flops:
+            peak = f"peak {show_count(plan.peak_flops)}FLOP/s"
+        flops = f"{show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
+        lines += ["", f"compute     {flops}; {peak}"]
+    assigned = [
+        [f"{key} = {_plain(value)}", origins.get(key, "default")] for key, value in values.items()
+    ]
+    return "\n".join([*lines, "", table_text([Column("config value"), Column("from")], assigned)])
+
+
+def _plain(value: object) -> str:
+    """A config value as a YAML file would have it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_plain(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    if value is None:
+        return "(none)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

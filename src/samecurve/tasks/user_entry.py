@@ -1,0 +1,36 @@
+"""The entry of a task that is a class in a user's file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from samecurve.core.config.sections import Config
+from samecurve.tasks.entry import TaskEntry
+from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class.class_source import check_class_exists, declares_for_launcher
+from samecurve.tasks.user_class.load_class import load_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFile(TaskEntry):
+    """The entry of a user's file: one class, for the engine of the config."""
+
+    place: Place
+
+    def class_of(self, engine: str) -> type:
+        """The file's class, whatever the engine."""
+        del engine
+        return load_class(self.place)
+
+    def launcher_class(self) -> type | None:
+        return load_class(self.place) if declares_for_launcher(self.place) else None
+
+    def data_stamp(self, config: Config) -> object:
+        check_class_exists(self.place)
+        return super().data_stamp(config)
+
+    def file_of(self, task_class: type) -> Path:
+        del task_class  # it may be another file's, which the user's file imports
+        return self.place.path
+
+    def _source_files(self) -> list[Path]:
+        return [self.place.path]
