@@ -55,11 +55,19 @@ def command(*arguments: object) -> list[str]:
 
 
 def samecurve(
-    *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120
+    *arguments: object,
+    cwd: Path,
+    code: int | None = 0,
+    timeout: float = 120,
+    afresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run to its end, forked from the template. code: the exit code it must have, None for any."""
+    """Run to its end, forked from the template.
+
+    code: the exit code it must have, None for any
+    afresh: it imports its libraries itself, for a test that measures memory
+    """
     words = command(*arguments)
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not afresh:
         done = template().run(words[3:], cwd, timeout)
     else:
         done = subprocess.run(

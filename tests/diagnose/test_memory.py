@@ -91,7 +91,8 @@ def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, cor
             ),
         ),
     ):
-        samecurve("train", "-f", "large.yaml", *flags, "--save-dir", name, cwd=tmp_path)
+        arguments = ("-f", "large.yaml", *flags, "--save-dir", name)
+        samecurve("train", *arguments, cwd=tmp_path, afresh=True)
     base, ddp, fsdp = (_peak(tmp_path / name) for name in ("empty", "ddp", "fsdp"))
     assert "fsdp" in (tmp_path / "fsdp/plan.json").read_text()
     assert fsdp <= 760 << 20

@@ -145,7 +145,7 @@ def test_refused_before_anything_runs(
 def test_the_cpu_suite_as_it_is_typed(tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
     line = ("bench", "--suite", "cpu", "--steps", "2", "--warm", "1", "--json")
-    entries = json.loads(samecurve(*line, cwd=tmp_path, timeout=900).stdout)
+    entries = json.loads(samecurve(*line, cwd=tmp_path, timeout=900, afresh=True).stdout)
     assert {entry["status"] for entry in entries} == {"measured"}
     assert {entry["model"] for entry in entries} == set(SUITES["cpu"].models)
     assert max(entry["apart"] for entry in entries) < 1e-4  # f32

@@ -1,9 +1,10 @@
 """The order of samples: which ones a step trains on, a pure function of (seed, epoch, position).
 
-The stream of an epoch is a keyed permutation of 0..samples-1. Each position is computed when it is
-needed: no array of indices is held, and a run can begin at any step. The number of devices is
-nowhere in it. Step j of an epoch owns positions [j*batch, min((j+1)*batch, samples)), where batch
-is the global batch size. The last step of an epoch is short: no sample is repeated, none dropped.
+The stream of an epoch is a permutation of 0..samples-1, keyed by (seed, epoch). Each position is
+computed when it is needed: no array of indices is held, and a run can begin at any step. The stream
+does not depend on the number of devices. Step j of an epoch owns positions
+[j*batch, min((j+1)*batch, samples)), where batch is the global batch size. The last step of an
+epoch may be short: no sample is repeated, none is dropped.
 """
 
 import math
@@ -16,16 +17,16 @@ from samecurve.core.determinism.sample_keys import mix
 
 Ids = NDArray[np.int64]
 
-_ROUNDS = 8  # of the Feistel network
+_ROUNDS = 8  # rounds of the Feistel network, see permute()
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where in the run the present batch size began (--new-batch changes it on a resume)."""
+    """Where in the run this batch size began: at a resume with --new-batch, else at step 0."""
 
-    step: int = 0  # steps done before it
-    epoch: int = 0
-    consumed: int = 0  # samples of that epoch trained on before it
+    step: int = 0  # the first step with this batch size, counted from 0
+    epoch: int = 0  # the epoch of that step
+    consumed: int = 0  # samples of that epoch that earlier steps have trained on
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Position:
     """The interval of one epoch's stream that a step owns."""
 
     epoch: int
-    first: int  # its first position in the epoch
-    count: int  # its samples
+    first: int  # the first position of the interval
+    count: int  # the number of samples
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Order:
     samples: int  # in the data set
     global_batch_size: int  # samples of a full step, over all devices
     seed: int  # of the permutation
-    anchor: Anchor = Anchor()  # where a changed batch size began
+    anchor: Anchor = Anchor()  # where this batch size began
 
     @property
     def steps_per_epoch(self) -> int:
@@ -67,14 +68,17 @@ class Order:
         return Position(epoch, first, min(self.global_batch_size, self.samples - first))
 
     def epoch_of(self, step: int) -> int:
-        """The epoch of a step, counted from 0. A step before the anchor counts as the anchor's."""
+        """The epoch of a step, counted from 0; for a step before the anchor, the anchor's epoch."""
         since = step - self.anchor.step - self._steps_in_anchor_epoch
         return self.anchor.epoch + max(0, 1 + since // self.steps_per_epoch)
 
     def steps_to(self, epochs: float) -> int:
-        """Steps until this many epochs are done. Part of an epoch is rounded up to whole steps."""
+        """The number of steps, counted from the run's first, after which this many epochs are done.
+
+        Part of an epoch is rounded up to whole steps. Never less than anchor.step.
+        """
         epoch, part = divmod(epochs, 1.0)
-        target = math.ceil(part * self.samples - 1e-9)
+        target = math.ceil(part * self.samples - 1e-9)  # samples of the last, partial epoch
         anchor = self.anchor
         if (epoch, target) <= (anchor.epoch, anchor.consumed):
             return anchor.step
@@ -89,8 +93,8 @@ class Order:
         )
 
     def ids(self, steps: range) -> list[Ids]:
-        """The sample ids of each step. Many steps at once cost some 85 ns an id; one by one, far
-        more.
+        """The sample ids of each step. Ask for many steps at once: that costs some 85 ns an id; one
+        call for each step costs far more.
         """
         positions = [self.position(step) for step in steps]
         by_step: list[Ids] = []
@@ -108,11 +112,11 @@ def by_length(ids: Ids, lengths: NDArray[np.int64], micro_batch_size: int) -> Id
 
     The step keeps its samples, so its loss and gradient stay the same up to rounding. A microbatch
     of long samples is followed by one of short samples. These pairs are spread over the step like
-    van der Corput's sequence over an interval, so that every run of neighbouring microbatches has
-    long and short ones, however many devices share the step. The last microbatch, which may be
-    smaller, has the shortest samples.
+    van der Corput's sequence over an interval, so that there are long and short ones among any
+    few neighbouring microbatches, however many devices share the step. The last microbatch, which
+    may be smaller, has the shortest samples.
 
-    lengths: one for each of these samples.
+    lengths: the length of each sample in `ids`, in any unit.
     """
     order = np.argsort(-lengths, kind="stable")
     full = len(ids) // micro_batch_size
@@ -122,7 +126,7 @@ def by_length(ids: Ids, lengths: NDArray[np.int64], micro_batch_size: int) -> Id
 
 
 def _in_pairs(count: int) -> NDArray[np.int64]:
-    """0..count-1 in pairs: one from the beginning, one from the end."""
+    """0..count-1 as pairs (i, count-1-i), one after the other; the i in van der Corput's order."""
     half = (count + 1) // 2
     number, place, bit = np.arange(half), np.zeros(half), 0.5
     while number.any():
@@ -130,16 +134,16 @@ def _in_pairs(count: int) -> NDArray[np.int64]:
         number, bit = number // 2, bit / 2
     first = np.argsort(np.argsort(place))
     pairs = np.stack([first, count - 1 - first], 1).reshape(-1)
-    once: Ids = pairs[np.diff(pairs, prepend=-1) != 0]  # an odd count pairs the middle with itself
+    once: Ids = pairs[np.diff(pairs, prepend=-1) != 0]  # an odd count has its middle twice
     return once
 
 
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     """Sample ids at these positions of an epoch's stream: a bijection of 0..size-1.
 
-    A Feistel network over the next power of two. Where that power is odd, one half has a bit more
-    than the other, so that the domain stays below 2*size. An id that falls outside is sent through
-    the network again (cycle walking).
+    A Feistel network over 0..2**bits-1, where 2**bits is the next power of two. If `bits` is odd,
+    one half has a bit more than the other. So the domain stays below 2*size. An id that is
+    not below `size` is sent through the network again (cycle walking).
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
     """
     bits = max(2, (size - 1).bit_length())

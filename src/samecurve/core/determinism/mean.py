@@ -1,22 +1,22 @@
 """A loss is a sum and a weight.
 
 Sums and weights are added over microbatches and devices, and divided once, at the end of a step
-(step_arithmetic.py). A mean of means is wrong as soon as two microbatches have unequal weights:
-text of unlike length, the short tail of an epoch.
+(step_arithmetic.py). A mean of means is wrong as soon as two microbatches have different weights,
+as texts of different length have, or the short last step of an epoch.
 """
 
 from typing import Any, NamedTuple
 
 NEGATIVE_WEIGHT_REMEDY = (
-    "Mean(sum, weight): the weight is how much was counted, never below 0; what is to be made large"
-    " has a minus before its sum"
+    "Mean(sum, weight): the weight is how much was counted, never below 0; to maximise a number,"
+    " put a minus before its sum"
 )
 
 
 class Mean(NamedTuple):
     """A sum and the weight by which it will be divided.
 
-    sum: the loss added over what was counted: a number, or a tensor with one.
+    sum: the loss, added over what was counted: a number, or a tensor with one number.
     weight: how much was counted (tokens, samples): a number, or a tensor on the sum's device.
     """
 

@@ -1,13 +1,14 @@
-"""The microbatches of a step: which device computes which, and the tree along which they add up.
+"""The microbatches of a step: which device computes which, and the tree that adds their sums.
 
 A microbatch is at most `micro_batch_size` neighbouring positions of a step, and it is the same
-computation on every device. Each device takes a contiguous run of microbatches: equally many, or as
-many as its speed allows. A device with fewer microbatches than others idles in its first rounds.
-The last round, which reduces gradients, is then real on every device that has work. The assignment
-never sees the permutation of the samples.
+computation on every device. Each device takes neighbouring microbatches: as many as the
+others, give or take one, or as many as its speed allows. In a round each device computes one
+microbatch. A device with fewer microbatches than others idles in its first rounds. So every device
+that has any work computes in the last round, in which gradients are reduced. The assignment never
+sees the permutation of the samples.
 
-microbatch_seconds, below: what one microbatch takes each device, in any unit; empty: devices are
-alike.
+microbatch_seconds, below: how long each device takes for one microbatch; only the ratios count.
+Empty: all devices are equally fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Assignment:
 
     @cached_property
     def extent(self) -> list[tuple[int, int]]:
-        """The one interval that its microbatches fill together; an empty list if it has none."""
+        """A list of one interval, which holds all spans; an empty list if there are none."""
         return [(self.spans[0][0], self.spans[-1][1])] if self.spans else []
 
 
@@ -53,7 +54,7 @@ def count_microbatches(samples: int, micro_batch_size: int) -> int:
 def microbatches_of(
     count: int, device: int, num_devices: int, microbatch_seconds: Sequence[float] = ()
 ) -> range:
-    """The numbers of one device's microbatches, of the `count` that a step has."""
+    """Which of a step's `count` microbatches one device has, by their numbers."""
     if not microbatch_seconds:
         return range(count * device // num_devices, count * (device + 1) // num_devices)
     counts = _earliest_finish(count, microbatch_seconds)
@@ -65,9 +66,10 @@ def _earliest_finish(count: int, microbatch_seconds: Sequence[float]) -> list[in
     """How many microbatches each device takes so that the step ends as early as possible.
 
     Each microbatch goes to the device that would finish it first, the later device in a tie. That
-    is optimal for jobs of one size on machines of any speeds. Those that every device has done in
-    the time of a perfectly even share are given out at once.
+    is optimal for jobs of one size on machines of any speeds. To be quick, each device first gets
+    what it finishes within the time of a perfect split; only the rest is given out one by one.
     """
+    # the time of a perfect split, a little less because of rounding
     even_share = count / sum(1 / seconds for seconds in microbatch_seconds) * (1 - 1e-9)
     counts = [int(even_share / seconds) for seconds in microbatch_seconds]
 
@@ -97,7 +99,7 @@ def assign(
 def accumulation_steps(
     count: int, num_devices: int, microbatch_seconds: Sequence[float] = ()
 ) -> int:
-    """Rounds of a step: the microbatches of the device that has most of them."""
+    """The rounds of a step: as many as the device with the most microbatches needs."""
     if microbatch_seconds:
         return max(_earliest_finish(count, microbatch_seconds))
     return -(-count // num_devices)
@@ -106,15 +108,16 @@ def accumulation_steps(
 class TreeSum(Generic[T]):
     """A sum over the microbatches of a step along one binary tree.
 
-    The tree depends only on the number of microbatches, so the sum has the same bits whoever
-    computes which part. A node is the sum of its two children, (level - 1, 2 * index) and the one
-    after it. Where the right child would begin at or beyond `count`, the left child is passed on
-    unchanged.
+    The tree depends only on the number of microbatches, so the sum has the same bits whichever
+    device computes which part. A node is the sum of its two children, (level - 1, 2 * index) and
+    (level - 1, 2 * index + 1). Where the right child would begin at or beyond `count`, the node has
+    the value of the left child.
 
-    Values come from left to right; some may be left out, because another device has them. What can
-    be added is added at once: at most log2(count) + 1 values of neighbouring microbatches are held.
+    Values are given from left to right; some may be left out, because another device has them.
+    Siblings are added as soon as both are there: of neighbouring microbatches at most
+    log2(count) + 1 values are held.
 
-    add: (left, right) -> their sum; it may use both up.
+    add: (left, right) -> their sum; it may overwrite both.
     """
 
     def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
@@ -128,12 +131,12 @@ class TreeSum(Generic[T]):
             if index % 2 and self.held and self.held[-1][0] == (level, index - 1):
                 value = self._add(self.held.pop()[1], value)
             elif index % 2 or (index + 1) * size < self._count or size >= self._count:
-                break
+                break  # its left sibling is elsewhere, its right one is yet to come, or it is all
             node = (level + 1, index // 2)
         self.held.append((node, value))
 
     def take(self, node: Node) -> T | None:
-        """The last value, removed, if it is this node's: its sibling will be added elsewhere."""
+        """Remove and return the last value held, if it is this node's, to add it elsewhere."""
         return self.held.pop()[1] if self.held and self.held[-1][0] == node else None
 
     def total(self) -> T:

@@ -10,16 +10,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-HELD_OUT = -1  # the epoch of samples that are evaluated
+HELD_OUT = -1  # the epoch in an evaluation's keys (held-out data is read with epoch 0)
 _SAMPLE_STREAM = 0x73616D65  # keeps sample_rng() apart from a user's own default_rng((seed, id))
-_PHASE = 0xD1B54A32D192ED03  # between the seeds of the phases of a step
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_PHASE = 0xD1B54A32D192ED03  # from the seed of one phase of a step to that of the next
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment, not a step of the run
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # factors of SplitMix64
 
 
-@dataclass(eq=False)  # not frozen: one is made for every microbatch of every model
+@dataclass(eq=False)  # not frozen, which is slower: every microbatch of every model makes one
 class RowKeys:
-    """Keys of a microbatch's rows. They are computed when somebody asks: most models draw nothing.
+    """Keys of a microbatch's rows, computed when first asked for: most models draw nothing.
 
     epoch: HELD_OUT in an evaluation.
     step: step of the run; 0 in an evaluation, which draws the same numbers each time.
@@ -65,18 +65,18 @@ def sample_rng(sample_id: int, epoch: int = 0, *, seed: int = 0) -> np.random.Ge
 def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Well-mixed keys in 0..2**63-1, one for each sample id, in the shape of `ids`.
 
-    Each (seed, epoch) has a SplitMix64 stream, which is entered at the sample's id:
-    mix(start + id * step). The key is its top 63 bits.
+    Each (seed, epoch) has a SplitMix64 stream. The key of a sample is number `id` of that stream,
+    mix(start + id * _INCREMENT), of which the top 63 bits are kept.
     """
-    start = mix(mix(_word(seed) + _STEP) + _word(epoch) * _STEP)
-    mixed: NDArray[np.uint64] = mix(start + ids.astype(np.uint64) * _STEP)
+    start = mix(mix(_word(seed) + _INCREMENT) + _word(epoch) * _INCREMENT)
+    mixed: NDArray[np.uint64] = mix(start + ids.astype(np.uint64) * _INCREMENT)
     return (mixed >> np.uint64(1)).astype(np.int64)
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
-    """A well-mixed key in 0..2**63-1 for a step, from another stream than the keys of samples."""
-    start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
-    mixed = mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1)
+    """A well-mixed key in 0..2**63-1 for a step of the run, from a stream of its own."""
+    start = mix(mix(_word(seed) + _INCREMENT) ^ _word(epoch))
+    mixed = mix(start ^ mix(_word(step) + _INCREMENT)) >> np.uint64(1)
     return int(mixed[0])
 
 
@@ -91,5 +91,5 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _word(value: int) -> NDArray[np.uint64]:
-    """Make a 64-bit word an array: arithmetic on arrays wraps silently, on scalars it warns."""
+    """An array of one 64-bit word: on overflow numpy's arrays wrap silently, its scalars warn."""
     return np.array([value % 2**64], np.uint64)

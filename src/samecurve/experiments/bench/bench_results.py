@@ -8,7 +8,7 @@ from typing import Any
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.layouts import Layout
 from samecurve.experiments.profile.profile_text import Profile, measured_json
 from samecurve.observe.plan_text import arithmetic
@@ -99,10 +99,16 @@ def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
         }
     error = result.failure or layout_plan.refusal
     if error:
-        row |= {"why": error.cause, "remedy": error.remedy}
+        row |= reason_of(error)
     if result.profile:
         row |= _measured(result.profile, base or result.profile)
     return row
+
+
+def reason_of(error: SamecurveError) -> dict[str, str]:
+    """Why a layout was not measured: the cause with the lines of its trace, and the remedy."""
+    trace = error.trace.splitlines() if isinstance(error, RunError) else []
+    return {"why": "\n".join([error.cause, *trace]), "remedy": error.remedy}
 
 
 def _measured(profile: Profile, base: Profile) -> dict[str, Any]:

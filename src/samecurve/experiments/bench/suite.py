@@ -20,7 +20,7 @@ from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
-from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, row_of
+from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, reason_of, row_of
 from samecurve.experiments.bench.suite_text import (
     Entry,
     as_text,
@@ -210,8 +210,7 @@ def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool
 
 def _lost(model: str, error: SamecurveError) -> Entry:
     """The entry of a model for which nothing can be measured."""
-    why = {"why": error.cause, "remedy": error.remedy}
-    return {"model": model, "layout": "-", "status": "failed", **why}
+    return {"model": model, "layout": "-", "status": "failed", **reason_of(error)}
 
 
 def _read(file: Path) -> Entry | None:

@@ -1,5 +1,5 @@
-"""The training step of a run, put together from its plan: the page (training_step.py), and the
-parts that only some runs have.
+"""The training step of a run, put together from its plan: a TrainingStep for each update, with the
+hooks that only some runs need.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def make_training_step(
 ) -> Step:
     """The step of this process.
 
-    step_buffers: names of buffers that are to move once a step.
+    step_buffers: names of buffers that change once a step, not in each forward pass.
     """
     kind = TrainingStep
     if setup.plan.compute.whole_batch:
@@ -65,8 +65,8 @@ def _watch_first_steps(step: TrainingStep) -> None:
 
 
 def _time_forward(step: TrainingStep) -> None:
-    """Time a forward pass of each rank, where that waits for no other rank: what tells a slow rank
-    from those that wait for it.
+    """Time a forward pass of each rank, unless it waits for other ranks. These times tell the slow
+    rank from the ranks that wait for it.
     """
     plan = step.plan
     if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.compute.norm_sync:
@@ -79,6 +79,7 @@ def _time_forward(step: TrainingStep) -> None:
 
 
 def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
+    """Let these buffers change once a step, however many microbatches it has."""
     if not names:
         return
     from samecurve.torch_engine.step.step_buffers import StepBuffers
@@ -91,7 +92,7 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
 
 
 def _check_held_tensors(step: TrainingStep) -> None:
-    """Once, after a backward pass: what a task keeps beside its model is not to be learnt."""
+    """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     setup = step.setup
 
     def check() -> bool:
@@ -102,8 +103,8 @@ def _check_held_tensors(step: TrainingStep) -> None:
 
 
 def _follow_last_update(step: TrainingStep) -> None:
-    """Hang in what comes after the last update of a step: the task's after_step(), the moving
-    average.
+    """Add the hooks that run after the last update of a step: the task's after_step(), the moving
+    average of the weights.
     """
     setup, average = step.setup, step.state.average
     after_step = setup.task.after_step
@@ -117,7 +118,7 @@ def _follow_last_update(step: TrainingStep) -> None:
 
 
 def _scale_loss(step: TrainingStep) -> None:
-    """In f16 the loss has a scale, which follows each update."""
+    """In f16, set the loss scale before each step and adapt it after each update."""
     scale = step.state.scale
     if scale is None:
         return
@@ -130,6 +131,7 @@ def _scale_loss(step: TrainingStep) -> None:
 
 
 def _watch(step: TrainingStep) -> None:
+    """Time the parts of the step where a profile is taken (`samecurve profile`)."""
     timeline = step.comm.timeline
     if timeline is None:
         return

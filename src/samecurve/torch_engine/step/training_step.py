@@ -6,14 +6,14 @@ of them. Then, in this order:
 1. forward and backward of each microbatch, its random numbers drawn from its samples' keys;
 2. gradients, loss sums and weights are added over all devices, once;
 3. one division by the weight of the whole step, and clipping by the norm of the whole gradient;
-4. the update; the metrics go on their way to the loop.
+4. the update; the metrics are queued for the loop.
 
 The loss is a sum over samples and is divided once, so the curve does not depend on how the samples
-were divided. Nobody waits for a GPU here: its numbers stay tensors until the loop reads them, one
-step late.
+were divided over devices. The step never waits for a GPU: losses and norms stay tensors until the
+loop reads them, one step late.
 
-What only some runs have hangs in the step's lists of hooks, which are empty in a plain run;
-step_assembly.py fills them.
+What only some runs need (a loss scale, an average of weights, timers) is a hook: a function in one
+of the step's lists. step_assembly.py fills the lists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,17 +40,17 @@ Finite = torch.Tensor | bool
 
 
 class TrainingStep:
-    """The step of this process's devices, for one update.
+    """One update on this process's devices.
 
     Hooks, each called in the order of its list:
     before_step(): before the first microbatch.
     before_forward, after_forward, after_backward(device_index, is_first): around each microbatch;
-        is_first: of this device in this step.
-    after_microbatches(num_microbatches): when this process's devices have done theirs;
-        num_microbatches: of the whole step.
-    first_steps(): after the reduction, until the hook returns True.
-    after_update(step, finite): after the weights have moved, or, where the step was not finite,
-        have stayed.
+        is_first: whether it is this device's first in this step.
+    after_microbatches(num_microbatches): after the last microbatch of this process;
+        num_microbatches: of the whole step, over all devices.
+    first_steps(): after the reduction of the first steps; a hook that returns True is removed.
+    after_update(step, finite): after the update, which leaves the weights as they are where
+        `finite` is false.
     """
 
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
@@ -78,7 +78,7 @@ class TrainingStep:
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
         self._views = [param.view for param in update.trained]
-        # parameters that the optimizer sees otherwise than the model: complex or sharded ones
+        # complex or sharded parameters: the optimizer works on another tensor, their view
         self._viewed_apart = [p for p in state.trained if p.view is not p.parameter]
         self._jobs = [
             on_device(partial(self.compute_share, index), device)
@@ -91,7 +91,7 @@ class TrainingStep:
         """Train on one batch; all ranks call it together.
 
         state: the state that this step was made for; its tensors are changed in place.
-        requests: what this rank was asked, in the order of events.REQUESTS.
+        requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
         for hook in self.before_step:
             hook()
@@ -107,7 +107,7 @@ class TrainingStep:
             self.first_steps = [hook for hook in self.first_steps if not hook()]
         names = self.named_means.names
         report = self.report.values(requests, batch.wait_seconds)
-        totals.all_reduce(self.comm, report, 1 + len(names))
+        totals.all_reduce(self.comm, report, 1 + len(names))  # 1: the loss itself
 
         # 3. one division, and clipping
         scaling = self.scale_gradients(totals)
@@ -154,9 +154,7 @@ class TrainingStep:
             is_first = False
 
     def keys_of(self, microbatch: MicroBatch) -> StagedKeys | None:
-        """The keys from which the random numbers of a microbatch are drawn; each phase draws its
-        own.
-        """
+        """The keys of a microbatch's random numbers. Each phase draws numbers of its own."""
         keys: StagedKeys | None = microbatch.keys
         if keys is None or not self.update.number:
             return keys
@@ -180,18 +178,18 @@ class TrainingStep:
     def backward(self, device_index: int, loss_sum: torch.Tensor, *, real: bool) -> None:
         """Add the gradient of a microbatch's loss to that of the step.
 
-        A dummy's loss is multiplied by 0: the dummy is a copy of a real row, so only what spoils
-        the step anyway could make that a nan.
+        A dummy's loss is multiplied by 0. That gives a nan only where the loss or its gradient is
+        not finite. A dummy is a copy of a real row, which then spoils the step anyway.
         """
         factor = self.loss_factors[device_index]
         if not real:
             factor = torch.zeros_like(factor)
-        # a gradient passed to backward() imports sympy: half a second of a start
+        # a product, because backward(gradient=...) would import sympy: half a second of a start
         torch.autograd.backward(loss_sum * factor.to(loss_sum.dtype))
 
     def set_loss_scale(self, scale: Number) -> None:
-        """Set the factor of every loss before backward, scale / nominal weight, which keeps sums
-        within the range of the number format.
+        """Set the factor by which every loss is multiplied before its backward pass. It keeps the
+        sums within the range of the number format.
         """
         self.loss_scale = scale
         scale = torch.as_tensor(scale, dtype=torch.float64)
