@@ -54,8 +54,8 @@ class GatherOrder:
         watched: set[int] = set()
         for name, module in root.named_modules():
             for state in _states_of(module):
-                callback = state._root_post_backward_final_callback  # noqa: SLF001
-                state._root_post_backward_final_callback = partial(self._end_backward, callback)
+                callback = partial(self._end_backward, state._root_post_backward_final_callback)  # noqa: SLF001
+                state._root_post_backward_final_callback = callback  # noqa: SLF001
             for group in _groups_of(module):
                 if id(group) not in watched:  # several modules may share one
                     watched.add(id(group))
