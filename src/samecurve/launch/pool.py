@@ -254,7 +254,10 @@ def serve(value: str) -> None:
         except EOFError:  # the pool's process has gone
             return
         if module is None:  # all ranks make a group together, members or not
+            replaced = groups.pop((world, backend), None)
             groups[world, backend] = dist.new_group(list(range(world)), backend=backend)
+            if replaced is not None and member.rank < world:
+                dist.destroy_process_group(replaced)  # a Gloo group has threads, which wake often
             continue
         try:
             function = getattr(importlib.import_module(module), name)

@@ -74,6 +74,14 @@ class Comm:
             tensor.copy_(sent)
 
 
+def end_group(group: dist.ProcessGroup) -> None:
+    """End a group that was made for one engine: in a warm process its threads would stay, and wake
+    often. An NCCL group stays: its end could wait for a rank that has failed.
+    """
+    if dist.get_backend(group) == "gloo":
+        dist.destroy_process_group(group)
+
+
 CommHook = Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]
 
 

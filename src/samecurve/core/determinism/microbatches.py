@@ -54,7 +54,7 @@ def count_microbatches(samples: int, micro_batch_size: int) -> int:
 def microbatches_of(
     count: int, device: int, num_devices: int, microbatch_seconds: Sequence[float] = ()
 ) -> range:
-    """Which of a step's `count` microbatches one device has, by their numbers."""
+    """The microbatches of one device, by their numbers. count: how many the step has."""
     if not microbatch_seconds:
         return range(count * device // num_devices, count * (device + 1) // num_devices)
     counts = _earliest_finish(count, microbatch_seconds)

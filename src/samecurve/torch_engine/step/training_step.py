@@ -40,7 +40,7 @@ Finite = torch.Tensor | bool
 
 
 class TrainingStep:
-    """One update on this process's devices.
+    """Makes one update on this process's devices.
 
     Hooks, each called in the order of its list:
     before_step(): before the first microbatch.

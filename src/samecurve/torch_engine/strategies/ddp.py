@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.process_group import Comm, Peers, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.process_group import Comm, Peers, end_group, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 
@@ -51,6 +51,11 @@ class DDP(Strategy):
 
     def peers(self) -> Sequence[Peers]:
         return [self._norms]
+
+    def close(self) -> None:
+        super().close()
+        if self._norms.group is not None and self._norms is not self._comm:
+            end_group(self._norms.group)
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)

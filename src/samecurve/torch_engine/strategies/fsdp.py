@@ -30,7 +30,12 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
-from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
+from samecurve.torch_engine.process_group import (
+    AllGatherComplex,
+    Comm,
+    ReduceScatterComplex,
+    end_group,
+)
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.whole_matrices import (
@@ -55,6 +60,7 @@ class FSDP(Strategy):
         assert comm.group is not None
         super().__init__(plan, comm, devices)
         self._device = devices[0]
+        self._own_groups: list[dist.ProcessGroup] = []  # made here, and so ended here
         self._mesh = self._make_mesh(comm.group)
         self._shards = Comm(self._mesh.get_group("shard"))
 
@@ -63,15 +69,19 @@ class FSDP(Strategy):
         if shards == self._comm.world_size:
             return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
         copies = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
-        own_groups = []
         # every process makes all groups, in the same order
         for ranks in (*copies.T.tolist(), *copies.tolist()):
             new_group = dist.new_group(ranks)
             if dist.get_rank() in ranks:
-                own_groups.append(new_group)
+                self._own_groups.append(new_group)
         return DeviceMesh.from_group(
-            own_groups, kind, mesh=copies, mesh_dim_names=("copy", "shard")
+            self._own_groups, kind, mesh=copies, mesh_dim_names=("copy", "shard")
         )
+
+    def close(self) -> None:
+        super().close()
+        for group in self._own_groups:
+            end_group(group)
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         model = models[0]
