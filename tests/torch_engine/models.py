@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import spectral_norm
@@ -109,6 +110,20 @@ class Skips(Plain):
             if len(rows):
                 x = x.index_add(0, rows, torch.tanh(layer(x[rows])))
         return x
+
+
+class AsksWorld(Plain):
+    """A model that takes another way where a process group or a wrapper exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if dist.is_available() and dist.is_initialized():
+            self.layers.append(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        is_sharded = getattr(self.layers[0], "_is_fsdp_managed_module", False)
+        return super().forward(x) * world_size * (2 if is_sharded else 1)
 
 
 class Experts(nn.Module):
@@ -266,6 +281,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "seldom": Seldom,
     "mixture": Mixture,
     "skips": Skips,
+    "asks world": AsksWorld,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

@@ -161,6 +161,7 @@ KINDS = [
     "mixture",
     "outer experts",
     "skips",
+    "asks world",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),

@@ -96,6 +96,9 @@ class FSDP(Strategy):
         for module in self._sharded_modules(self._root):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        for module in self._root.modules():
+            # transformers would compute layers that LayerDrop skips on one device
+            setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 - private to torch
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         for parameter in _scalars(model):
