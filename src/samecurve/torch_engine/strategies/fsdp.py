@@ -114,8 +114,9 @@ class FSDP(Strategy):
         return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.leave()
+        self._order.begin_call(function, *arguments)
         result: T = self._root(function, *arguments)
+        self._order.end_call()
         return result
 
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.utils._pytree import tree_map_only
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
@@ -42,6 +43,8 @@ class GatherOrder:
         self._order: list[int] = []  # that the pass in work follows
         self._at = 0  # the place of the next event in the order
         self._learns = self._watches = self._in_forward = False
+        self._has_diverged = False  # whether ranks went different ways in the pass that is learnt
+        self._skips = False  # whether some rank has skipped a block that others called, or all did
         self._takes_part = False  # in what other ranks do, with a block that this rank skips
         self._prefetches = False
         self._awaited: set[int] = set()  # groups whose gradients this rank has yet to compute
@@ -68,6 +71,7 @@ class GatherOrder:
         self._sums.append(partial(self._sum_gradients, group, group.post_backward))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
+        group.pre_forward = partial(self._pre_forward, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -79,10 +83,13 @@ class GatherOrder:
         self.finish()
         if self._has_left:
             self._reshard()
+        self._begin_pass(function, *arguments)
+
+    def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._order = self._orders.setdefault(key, [])
-        self._learns = not self._order
+        self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
         self._summed.clear()
         self._awaited.clear()
@@ -107,8 +114,20 @@ class GatherOrder:
                 for group in self._groups:
                     group.finalize_backward()  # waits for the sums
             if self._learns:
-                _add_skipped_blocks(self._order, self._titles)
+                self._end_learning()
         self._watches = False
+
+    def _end_learning(self) -> None:
+        """Keep the order of a pass without skipped blocks. In a model that skips some, gradients
+        are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
+        """
+        called = {event // 2 for event in self._order if event != _END}
+        skipped = _skipped_blocks(called, self._titles)
+        if (skipped or self._has_diverged) and not self._skips:
+            self._skips = True
+            self._order.clear()
+        else:
+            _add_skipped_blocks(self._order, skipped)
 
     def _reshard(self) -> None:
         for group in self._groups:
@@ -123,10 +142,23 @@ class GatherOrder:
         self.used.clear()
         self._watches = self._has_left = False
 
-    def leave(self) -> None:
-        """Before what no backward follows: all ranks do the same there."""
+    def begin_call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Before a pass of this function that no backward follows: an evaluation, features."""
         self.finish()
+        self._begin_pass(function, *arguments)
         self._has_left = True
+
+    def end_call(self) -> None:
+        """After such a pass. Its order is kept if every rank calls each block once.
+
+        Otherwise the next pass is made in lockstep, too: blocks are skipped, or a text is generated
+        whose length follows from the rows.
+        """
+        self._reach(_END)
+        gathers = self._order[: self._order.index(_END)]
+        if self._skips or self._has_diverged or len(gathers) > len(set(gathers)):
+            self._order.clear()
+        self._watches = self._in_forward = False
 
     # What FSDP2 calls:
 
@@ -137,6 +169,18 @@ class GatherOrder:
         if self._in_forward and not self._takes_part and torch.is_grad_enabled():
             self._awaited.add(number)
         unshard(*rest)
+
+    def _pre_forward(
+        self, pre_forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Let a block's inputs need a gradient, where blocks may be skipped.
+
+        FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
+        of backward. Which of the two must not follow from what this rank has skipped before.
+        """
+        if self._skips and self._in_forward and torch.is_grad_enabled():
+            args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
+        return pre_forward(module, args, kwargs)
 
     def _prefetch(self, prefetch: Callable[[], None]) -> None:
         self._prefetches = True
@@ -226,6 +270,7 @@ class GatherOrder:
         table = torch.zeros(self._comm.world_size, dtype=torch.float64, device=self._device)
         table[self._comm.rank] = event
         events = {int(one) for one in self._comm.all_reduce(table)().tolist()}
+        self._has_diverged |= len(events) > 1
         due = events.pop() if len(events) == 1 else self._choose(events)
         self._order.append(due)
         return due
@@ -283,14 +328,20 @@ def _is_sum(event: int) -> bool:
     return event != _END and event % 2 == 1
 
 
-def _add_skipped_blocks(order: list[int], titles: list[str]) -> None:
-    """Give the blocks that no rank has called a place in the order, beside those of their list.
+def _needing_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    is_real = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
+
+
+def _add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:
+    """Give blocks that no rank has called a place in the order, beside those of their list.
 
     order: a forward and a backward pass, each with its end; changed in place
+    blocks: the groups of each
     """
     end = order.index(_END)
     forward, backward = order[:end], order[end + 1 : -1]
-    for groups in _skipped_blocks({event // 2 for event in forward}, titles):
+    for groups in blocks:
         gathers = [2 * group for group in groups]
         lower = max((event for event in forward if event < gathers[0]), default=None)
         at = 0 if lower is None else len(forward) - forward[::-1].index(lower)
@@ -306,12 +357,14 @@ def _add_skipped_blocks(order: list[int], titles: list[str]) -> None:
 
 def _skipped_blocks(called: set[int], titles: list[str]) -> list[list[int]]:
     """The groups that no rank has called, by block: those in lists of which a block was called."""
-    lists = {before for group in called for before, _ in _blocks(titles[group])}
+    called_blocks = [pair for group in called for pair in _blocks(titles[group])]
+    lists = {before for before, _ in called_blocks}
     skipped: dict[str, list[int]] = {}
     for group in sorted(set(range(len(titles))) - called):
-        block = next((block for before, block in _blocks(titles[group]) if before in lists), None)
-        if block:
-            skipped.setdefault(block, []).append(group)
+        for before, block in _blocks(titles[group]):  # the outermost one that was not called
+            if before in lists and (before, block) not in called_blocks:
+                skipped.setdefault(block, []).append(group)
+                break
     return list(skipped.values())
 
 
