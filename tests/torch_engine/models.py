@@ -126,6 +126,44 @@ class AsksWorld(Plain):
         return super().forward(x) * world_size * (2 if is_sharded else 1)
 
 
+class Fourier(Plain):
+    """Complex and real weights side by side, in a block and in the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([FourierLayer() for _ in range(2)])
+        self.turns = nn.Parameter(torch.polar(torch.ones(WIDTH), torch.arange(float(WIDTH))))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return super().encode((x * self.turns).real)
+
+
+class FourierLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full([WIDTH // 2 + 1], 1 + 0.5j))
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filtered = torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=WIDTH)
+        mixed: torch.Tensor = self.mix(filtered + self.bias)
+        return mixed
+
+
+class Penalised(Plain):
+    """Its loss has a penalty on the gradient of its output, as critics and energy models have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        if not self.training:
+            return logits
+        between = x.detach().requires_grad_()
+        energy = super().forward(between).square().sum()
+        (slope,) = torch.autograd.grad(energy, between, create_graph=True)
+        return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
+
+
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -282,6 +320,8 @@ KINDS: dict[str, type[nn.Module]] = {
     "mixture": Mixture,
     "skips": Skips,
     "asks world": AsksWorld,
+    "fourier": Fourier,
+    "penalised": Penalised,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

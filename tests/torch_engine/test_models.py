@@ -162,6 +162,8 @@ KINDS = [
     "outer experts",
     "skips",
     "asks world",
+    "fourier",
+    "penalised",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),

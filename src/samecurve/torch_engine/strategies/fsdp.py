@@ -101,7 +101,7 @@ class FSDP(Strategy):
             setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 - private to torch
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
-        for parameter in _scalars(model):
+        for parameter in _kept_whole(model):
             parameter.data = parameter.data.to(self._device)
         self.models = [model]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -123,6 +123,7 @@ class FSDP(Strategy):
         """Shard the modules of a part that are not sharded yet.
 
         Each group has one number format: complex weights, those gathered in two bytes, the rest.
+        Modules come before those that they lie in.
         """
         modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
@@ -132,10 +133,10 @@ class FSDP(Strategy):
             "mesh": self._mesh,
             "reshard_after_forward": reshard_after_forward,
             "offload_policy": offload,
-            "ignored_params": set(_scalars(part)),
+            "ignored_params": set(_kept_whole(part)),
         }
-        for module in modules:
-            if module is not part and _has_complex(module):
+        for module in reversed(modules):
+            if module is not part and _is_complex(module):
                 fully_shard(module, **options)
         narrow = _NARROW.get(self._plan.compute.precision)
         two_bytes = autocast_rounded(part, modules) if narrow else []
@@ -144,7 +145,7 @@ class FSDP(Strategy):
             fully_shard(two_bytes, mp_policy=policy, **options)
         fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
         for module in self._sharded_modules(part):
-            if _has_complex(module):
+            if _is_complex(module):
                 module.set_custom_all_gather(AllGatherComplex())
                 module.set_custom_reduce_scatter(ReduceScatterComplex())
 
@@ -291,13 +292,25 @@ class FSDP(Strategy):
         )
 
 
-def _has_complex(module: nn.Module) -> bool:
-    return any(p.is_complex() and p.ndim for p in module.parameters(recurse=False))
+def _is_complex(module: nn.Module) -> bool:
+    """Whether a module has complex parameters of its own, and none that are real in it."""
+    own = any(_is_complex_array(parameter) for parameter in module.parameters(recurse=False))
+    return own and all(_is_complex_array(one) for one in module.parameters() if one.ndim)
 
 
-def _scalars(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters of one number and no dimension, which can't be cut."""
-    return [parameter for parameter in module.parameters() if not parameter.ndim]
+def _is_complex_array(parameter: nn.Parameter) -> bool:
+    return parameter.is_complex() and parameter.ndim > 0
+
+
+def _kept_whole(part: nn.Module) -> list[nn.Parameter]:
+    """Parameters that every rank keeps whole: single numbers, which can't be cut, and the complex
+    ones of a module that has real ones too, since a group that is cut has one number format.
+    """
+    whole = [parameter for parameter in part.parameters() if not parameter.ndim]
+    for module in part.modules():
+        if not _is_complex(module):
+            whole += filter(_is_complex_array, module.parameters(recurse=False))
+    return whole
 
 
 def _check_can_be_sharded(model: nn.Module) -> None:
@@ -321,14 +334,7 @@ def _check_can_be_sharded(model: nn.Module) -> None:
                 "model",
             )
     for name, module in model.named_modules():
-        kinds = {p.is_complex() for p in module.parameters(recurse=False) if p.ndim}
-        if len(kinds) > 1:
-            raise UserError(
-                f"fsdp: {name or 'the model'} holds complex and real parameters side by side",
-                "put the complex ones in a module of their own, or --strategy ddp",
-                "model",
-            )
-        if True in kinds and not hasattr(FSDPModule, "set_custom_all_gather"):
+        if _is_complex(module) and not hasattr(FSDPModule, "set_custom_all_gather"):
             raise UserError(
                 f"fsdp: {name or 'the model'} holds complex parameters, which torch"
                 f" {torch.__version__} can't gather",

@@ -51,12 +51,17 @@ class GatherOrder:
         self._called: list[int] = []  # groups that any rank calls in this pass, the last first
         self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
         self._has_left = False  # whether a pass without backward came last
+        # whether the pass in work has taken a gradient within its forward pass (a penalty)
+        self._has_inner_backward = False
+        self._sums_all = False  # at the end of a backward pass: the gradients not summed yet
         self._titles: list[str] = []
+        self._states: list[Any] = []  # FSDPState of torch, by module
         self._groups: list[Any] = []  # FSDPParamGroup of torch, which is private
         self._sums: list[Callable[[], None]] = []  # by group: sums its gradients over the ranks
         watched: set[int] = set()
         for name, module in root.named_modules():
             for state in _states_of(module):
+                self._states.append(state)
                 callback = partial(self._end_backward, state._root_post_backward_final_callback)  # noqa: SLF001
                 state._root_post_backward_final_callback = callback  # noqa: SLF001
             for group in _groups_of(module):
@@ -91,10 +96,17 @@ class GatherOrder:
         self._order = self._orders.setdefault(key, [])
         self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
+        self._has_inner_backward = False
         self._summed.clear()
         self._awaited.clear()
 
     def end_forward(self) -> None:
+        """Before backward. After a gradient within the forward pass all weights are gathered until
+        backward ends, which may need any of them at any time to differentiate that gradient.
+        """
+        if self._has_inner_backward:
+            for group in self._groups:
+                _gather_for_backward(group)
         self._reach(_END)
         self._in_forward = False
         forward = self._order[: self._order.index(_END)]
@@ -183,6 +195,8 @@ class GatherOrder:
         return pre_forward(module, args, kwargs)
 
     def _prefetch(self, prefetch: Callable[[], None]) -> None:
+        if self._in_forward:  # a gradient within the forward pass
+            return
         self._prefetches = True
         try:
             prefetch()
@@ -197,6 +211,11 @@ class GatherOrder:
         torch before 2.13 ends a pass with one call for each module of a group; all but the first
         have nothing to sum.
         """
+        if self._watches and self._in_forward:
+            self._has_inner_backward = True
+            return
+        if self._has_inner_backward and not self._sums_all:
+            return
         is_idle = group._training_state == TrainingState.IDLE  # noqa: SLF001
         is_uncalled = self._watches and number not in self._called
         if is_uncalled or (is_idle and number in self._summed):
@@ -210,11 +229,24 @@ class GatherOrder:
 
     def _end_backward(self, callback: Callable[[], None]) -> None:
         """All gradients are computed; sum those that are not summed yet, the last block's first."""
+        if self._watches and self._in_forward:
+            self._end_inner_backward()
+            return
         self._awaited.clear()
+        self._sums_all = True
         for number in self._called if self._watches else ():
             if number not in self._summed:
                 self._groups[number].post_backward()
+        self._sums_all = self._has_inner_backward = False
         callback()
+
+    def _end_inner_backward(self) -> None:
+        """Let the forward pass go on as if no backward had begun within it."""
+        for state in self._states:
+            state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001 - as above
+            _begin_anew(state)
+        for group in self._groups:
+            _begin_anew(group)
 
     def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
@@ -301,9 +333,7 @@ class GatherOrder:
                 group.pre_forward(None, (), {})
                 group.post_forward(None, None, None)
             else:
-                with group.use_training_state(TrainingState.PRE_BACKWARD):
-                    group.unshard()
-                    group.wait_for_unshard()
+                _gather_for_backward(group)
 
     @contextmanager
     def _taking_part(self) -> Iterator[None]:
@@ -322,6 +352,17 @@ class GatherOrder:
             " called; or --strategy ddp",
             "model",
         )
+
+
+def _gather_for_backward(group: Any) -> None:
+    with group.use_training_state(TrainingState.PRE_BACKWARD):
+        group.unshard()
+        group.wait_for_unshard()
+
+
+def _begin_anew(state_or_group: Any) -> None:
+    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001 - public nowhere
+        state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001 - as above
 
 
 def _is_sum(event: int) -> bool:
