@@ -2,12 +2,11 @@
 block are gathered while the block runs.
 
 Under bf16 and f16 the weights that autocast would round anyway (those of linear and convolution
-layers) are gathered in two bytes, in a group of their own. Norms and embeddings are gathered as
-they are. So the arithmetic is that of the other strategies. Parameters of one number are not
-sharded: every rank has them whole.
+layers) are gathered in two bytes, and embeddings as they are. So the arithmetic is that of the
+other strategies. Some small parameters are not sharded: every rank has them whole (see _shard).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -101,7 +100,7 @@ class FSDP(Strategy):
             setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 - private to torch
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
-        for parameter in _kept_whole(model):
+        for parameter in _unsharded(model.modules()):
             parameter.data = parameter.data.to(self._device)
         self.models = [model]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -122,28 +121,37 @@ class FSDP(Strategy):
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
         """Shard the modules of a part that are not sharded yet.
 
-        Each group has one number format: complex weights, those gathered in two bytes, the rest.
+        A group has one number format: complex weights, those gathered in two bytes, the rest. Where
+        the rest are vectors alone, every rank keeps them whole, so that a block is one group: its
+        hooks lie outside of what is compiled, and all its weights are gathered ahead together.
         Modules come before those that they lie in.
         """
-        modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
         if self._plan.layout.offload:
             offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        whole = set(_kept_whole(part))
         options: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": reshard_after_forward,
             "offload_policy": offload,
-            "ignored_params": set(_kept_whole(part)),
+            "ignored_params": whole,
         }
-        for module in reversed(modules):
+        for module in reversed(_unsharded_modules(part)):
             if module is not part and _is_complex(module):
                 fully_shard(module, **options)
+        modules = _unsharded_modules(part)
         narrow = _NARROW.get(self._plan.compute.precision)
         two_bytes = autocast_rounded(part, modules) if narrow else []
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if two_bytes:
-            policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
-            fully_shard(two_bytes, mp_policy=policy, **options)
-        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
+            narrow_policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
+            rest = _unsharded(modules) - whole - _unsharded(two_bytes)
+            if all(one.ndim == 1 and one.is_floating_point() for one in rest):
+                whole |= rest
+                policy = narrow_policy
+            else:
+                fully_shard(two_bytes, mp_policy=narrow_policy, **options)
+        fully_shard(part, mp_policy=policy, **options)
         for module in self._sharded_modules(part):
             if _is_complex(module):
                 module.set_custom_all_gather(AllGatherComplex())
@@ -290,6 +298,20 @@ class FSDP(Strategy):
             self._comm.rank // self._plan.layout.shards,
             self._plan.layout.num_devices // self._plan.layout.shards,
         )
+
+
+def _unsharded_modules(part: nn.Module) -> list[nn.Module]:
+    """A part's modules that lie in no module that is sharded yet."""
+    inner = (child for child in part.children() if not isinstance(child, FSDPModule))
+    return list(
+        dict.fromkeys([part, *(one for child in inner for one in _unsharded_modules(child))])
+    )
+
+
+def _unsharded(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """The own parameters of modules that are whole on this rank."""
+    own = (one for module in modules for one in module.parameters(recurse=False))
+    return {parameter for parameter in own if not isinstance(parameter, DTensor)}
 
 
 def _is_complex(module: nn.Module) -> bool:
