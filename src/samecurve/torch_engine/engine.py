@@ -94,6 +94,10 @@ class TorchEngine:
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
         self._exit_stack.enter_context(serving(numbers_in_work))
+        if comm.group is not None:
+            from samecurve.torch_engine.model.one_device_view import OneDeviceView
+
+            self._exit_stack.callback(OneDeviceView().close)
         self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some

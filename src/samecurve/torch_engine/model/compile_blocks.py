@@ -39,6 +39,7 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
         tqdm.set_lock(RLock())
     parts = repeated_blocks(model) or [model]
     dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.config.optimize_ddp = False  # it would cut blocks where ddp's buckets end
     dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
     keep_uncompiled(model)
     for module in model.modules():
