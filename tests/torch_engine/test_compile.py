@@ -135,7 +135,7 @@ def sharded_step(
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = strategy.train(0, Decoder.__call__, tokens, tokens)
         loss.backward()
-        strategy.end_microbatch(0, None)
+        strategy._order.finish()
     titles = strategy._order._titles
     order = [
         f"{'sums' if event % 2 else 'gathers'} {titles[event // 2]}"
