@@ -414,6 +414,30 @@ class RunningMean(Net):
         return self.head(x - self.centre)
 
 
+@model("running_mean_by_data")
+class RunningMeanByData(RunningMean):
+    """As many libraries write it: through .data, which raises no version."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).mean(1)
+        self.centre.data.mul_(0.9).add_(0.1 * x.detach().mean(0))  # here
+        return self.head(x - self.centre)
+
+
+@model("step_buffer_by_data")
+class StepBufferByData(Net):
+    """Moves alike whatever the rows, through .data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.steps.data += 1
+        return super().forward(x) * (1 + 1 / (1 + self.steps))
+
+
 @model("step_buffer")
 class StepBuffer(Net):
     """Moves alike whatever the rows: no fault of the split by itself."""

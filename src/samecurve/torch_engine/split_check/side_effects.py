@@ -31,12 +31,13 @@ _GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | ra
 
 
 class Buffers:
-    """The buffers of a model, by name."""
+    """The buffers of a model, by name. Their values are compared: a change that is written through
+    `.data` leaves no other trace.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tensors = dict(model.named_buffers())
-        self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
         self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
 
     def changed(self) -> dict[str, torch.Tensor]:
@@ -44,14 +45,12 @@ class Buffers:
         return {
             name: tensor.clone()
             for name, tensor in self._model.named_buffers()
-            if self.read(name) != (id(self._tensors.get(name)), self._versions.get(name))
-            and not equal(tensor, self._values.get(name))
+            if not equal(tensor, self._values.get(name))
         }
 
-    def read(self, name: str) -> object:
-        """The identity and version of a buffer: another pair if it may have changed."""
-        buffer = self._model.get_buffer(name)
-        return id(buffer), _version(buffer)
+    def read(self, name: str) -> torch.Tensor:
+        """A copy of one buffer, to be compared by equal()."""
+        return self._model.get_buffer(name).clone()
 
     def put_back(self, names: Sequence[str] | None = None) -> None:
         """names: which buffers; None: all."""
@@ -63,11 +62,10 @@ class Buffers:
             for name, tensor in self._tensors.items():
                 if names is not None and name not in names:
                     continue
-                if _version(tensor) != self._versions[name]:
+                if not equal(tensor, self._values[name]):
                     if tensor.shape != self._values[name].shape:
                         tensor.resize_(self._values[name].shape)
                     tensor.copy_(self._values[name])
-                    self._versions[name] = _version(tensor)
 
 
 class Counter(NamedTuple):
@@ -249,14 +247,9 @@ def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
     same = one == other
-    if one.is_floating_point():
+    if one.is_floating_point() or one.is_complex():
         same |= one.isnan() & other.isnan()
     return bool(same.all())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """A count of the tensor's changes in place."""
-    return tensor._version  # noqa: SLF001 - no public name
 
 
 def _snapshot(value: Any) -> Any:

@@ -257,15 +257,17 @@ class BatchLossStep(TrainingStep):
         model = self.strategy.models[device_index]
         known = self._moved.get(device_index)
         before = {
-            name: (buffer, buffer._version, buffer.clone())  # noqa: SLF001 - public nowhere
+            name: (buffer, buffer.clone())
             for name, buffer in model.named_buffers()
             if known is None or name in known
         }
         yield
         moved = []
-        for name, (buffer, version, value) in before.items():
+        for name, (buffer, value) in before.items():
             now = model.get_buffer(name)
-            if now is buffer and now._version == version:  # noqa: SLF001 - public nowhere
+            # by value, which a change through .data shows too; and only once, since it waits for
+            # the device
+            if known is None and now is buffer and torch.equal(now, value):
                 continue
             moved.append(name)
             _set_buffer(model, name, buffer)
