@@ -265,16 +265,31 @@ def test_what_is_allowed_by_name_trains_with_a_line() -> None:
         assert REFUSED[kind] in line
 
 
+def marked_line_of(text: str) -> int:
+    lines = FILE.read_text().splitlines()
+    return 1 + next(number for number, line in enumerate(lines) if text in line)
+
+
 def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
     whole_batch = {"task": f"{FILE}:Features"}
     assert said_of(config_for("sound", **whole_batch)) == ""
     says = said_of(config_for("centred", **whole_batch))
     assert "Tensor.mean takes a statistic over the samples" in says
     assert "features(), added up, gives the sum" in says
-    line = 1 + next(
-        number for number, text in enumerate(FILE.read_text().split("\n")) if "# centre" in text
-    )
-    assert f"{FILE.name}:{line}: " in says
+    assert f"{FILE.name}:{marked_line_of('# centre')}: " in says
+
+
+@pytest.mark.parametrize("micro", [1, 5])
+def test_a_sample_with_nothing_to_count_has_no_weight(micro: int) -> None:
+    """Every 13th picture has no object: the check looks for it, and at it alone."""
+    task: Any = {"task": f"{FILE}:Detector", "batch": {"samples": 10, "accumulate": 10 // micro}}
+    says = said_of(config_for("at_least_one", **task))
+    assert "weights don't add up" in says
+    assert "A sample with nothing to count has weight 0: no .clamp(min=1)" in says
+    line = marked_line_of("positives.clamp")
+    assert says.startswith(f"{FILE}:{line}") or f"{FILE.name}:{line}: " in says
+    assert "nan for 1 of them" in said_of(config_for("divided", **task))
+    assert said_of(config_for("counted", **task)) == ""
 
 
 @pytest.mark.parametrize(

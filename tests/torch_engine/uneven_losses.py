@@ -470,6 +470,35 @@ class BatchScale(Net):
         return self.head(x / largest)
 
 
+class Boxes(Rows):
+    """Pictures with up to three objects; every 13th has none: labels of class 3 only."""
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        labels = (ids[:, None] + np.arange(4)) % 3
+        labels[np.arange(4) > np.where(ids % 13 == 5, -1, ids % 3)[:, None]] = 3
+        return {**super().__getitem__(ids), "labels": labels}
+
+
+class Detector(Uneven):
+    """The loss of all boxes by the count of those with an object. data.loss: "at_least_one",
+    as detectors have it for a picture alone; "counted"; "divided": nan for a picture without any.
+    """
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor], step: int) -> Any:
+        del step
+        logits = model.head(model.features(batch["x"]))[:, :4]
+        each = F.cross_entropy(logits.mT, batch["labels"] % 3, reduction="none")
+        positives = (batch["labels"] < 3).sum()
+        if self.kind == "at_least_one":
+            positives = positives.clamp(min=1)  # here
+        if self.kind == "divided":
+            return Mean(each.sum() / positives * positives, positives)
+        return Mean(each.sum(), positives)
+
+    def train_data(self) -> Rows:
+        return Boxes()
+
+
 class Features:
     """features() and batch_loss() in place of loss. data.loss: "sound", or each row less the mean
     of all.

@@ -126,7 +126,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     if finding.kind in {"weight", "unweighted"}:
         remedy = (
             "weight is how much was counted, and grows with the samples: len(x) samples,"
-            " (labels != -100).sum() tokens; sum is the loss added over the same"
+            " (labels != -100).sum() tokens; sum is the loss added over the same. A sample with"
+            " nothing to count has weight 0: no .clamp(min=1), no max(n, 1)"
         )
         return UserError(
             f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where

@@ -8,13 +8,14 @@ For each update phase of a step it tries, in this order, until something is wron
 2. again: the same samples once more. Another loss does not repeat.
 3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
 4. far: the same samples as after many more microbatches, where an attribute counts.
-5. kept: attributes of the last microbatch that after_step() or a later phase reads.
-6. hooks: of the user's on accumulated gradients.
-7. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
+5. alone: each sample by itself, where weights differ. A sample with nothing to count has weight 0.
+6. kept: attributes of the last microbatch that after_step() or a later phase reads.
+7. hooks: of the user's on accumulated gradients.
+8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
    the means that are logged beside it.
-8. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
+9. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
    at the last of those steps.
-9. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
+10. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -22,6 +23,7 @@ tries the same samples and makes the same calls, whatever it finds. Afterwards t
 attributes and the random generators are as before.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from samecurve.core.split_check.additivity import (
     Finding,
     Trial,
     compare_repeats,
+    rows_of_odd_weight,
     steps_tried,
 )
 from samecurve.errors import UserError
@@ -98,6 +101,7 @@ class SplitCheck:
         """The list above, step by step."""
         seen = self._observed_at_the_start()
         error, repeats = self._judge.error_of(seen)
+        error = error or self._error_of_samples_alone(seen)
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
         error = error or self._error_with_moved_weights(self._rows.step)
@@ -189,6 +193,31 @@ class SplitCheck:
         trial = trials.loss_if_any(trials.samples)
         trials.put_back()
         return trial or no_trial(trials.samples)
+
+    # --- alone
+
+    def _error_of_samples_alone(self, seen: Observed) -> UserError | None:
+        """The error of a sample whose weight is another one alone than beside others: a weight that
+        is 1 at least, where a sample has nothing to count.
+        """
+        trials, judge = self._trials, self._judge
+        if not judge.agree(not _has_even_weights([seen.whole, *seen.parts])):
+            return None
+        alone = []
+        for row in trials.samples:
+            alone.append(trials.loss_if_any([row]) or no_trial([row]))
+            trials.put_back()
+        doubtful = rows_of_odd_weight(seen.whole, alone, TOLERANCE[trials.format])
+        for at in doubtful:
+            others = [row for number, row in enumerate(trials.samples) if number != at]
+            with trials.trying(trials.step, trials.samples, [[trials.samples[at]], others]):
+                rest = trials.loss_if_any(others) or no_trial(others)
+                trials.put_back()
+                parts = Observed(whole=seen.whole, parts=[alone[at], rest], drawn=Drawn())
+                error, _ = judge.error_of(parts)
+            if error:
+                return error
+        return None
 
     # --- kept
 
@@ -298,6 +327,12 @@ class SplitCheck:
         if not self._setup.task.follows_progress:
             return []
         return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
+
+
+def _has_even_weights(trials: Sequence[Trial]) -> bool:
+    """Whether each sample has the same weight, as far as parts show it."""
+    each = [trial.weight / trial.samples for trial in trials]
+    return all(math.isclose(one, each[0]) for one in each)
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
