@@ -62,6 +62,7 @@ REFUSED = {  # kind -> what its error says
     "hooked": "a hook of a tensor takes part in the backward pass",
     "clamped": "a hook of head.weight takes part in the backward pass",
     "accumulated": "a hook of head.weight is called after each backward pass",
+    "unlike_views_of_tokens": "torch.stack([view_1, view_2], 1).flatten(0, 1)",
     "straight_through": "Tensor.mean lets samples see each other: the loss adds up, and its",
 }
 
@@ -175,6 +176,10 @@ SOUND = (
     "reversed",
     "masked",
     "late_draw",
+    "two_views",
+    "many_views",
+    "views_of_tokens",
+    "pairs_of_rows",
 )
 
 
@@ -216,11 +221,16 @@ def test_what_adds_up_is_not_refused(precision: str) -> None:
         assert said_of(config_for(kind, train={"precision": precision})) == "", kind
 
 
-def test_what_is_drawn_at_later_steps_only_is_served_too() -> None:
-    """By samples or by the step, as from the start: it was learnt before the first step."""
+@pytest.mark.parametrize(
+    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows"]
+)
+def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
+    """Draws at later steps only; several rows for each sample, in either order. By samples or by
+    the step, as from the start.
+    """
     curves = []
     for rounds in (1, 2, 3):
-        config = config_for("late_draw", batch={"samples": 10, "accumulate": rounds})
+        config = config_for(kind, batch={"samples": 10, "accumulate": rounds})
         with opened(config) as engine:
             state, losses = engine.init(), []
             engine.check_split(state, feed_of(engine).trial_rows(5))

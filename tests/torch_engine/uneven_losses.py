@@ -254,6 +254,58 @@ def late_penalty(model: Any, batch: Any) -> Any:
 
 
 @loss
+def two_views(model: Any, batch: Any) -> Any:
+    """R-Drop: the same rows twice in one forward pass, each with masks of its own."""
+    x, y = batch["x"], batch["y"]
+    one, other = model(torch.cat([x, x])).log_softmax(-1).chunk(2)
+    errors = sum(F.nll_loss(view, y, reduction="sum") for view in (one, other))
+    return Mean(errors + F.kl_div(one, other, log_target=True, reduction="sum"), len(x))
+
+
+@loss
+def many_views(model: Any, batch: Any) -> Any:
+    """Two large views and six small ones, as DINO has them, and noise from row to row."""
+    x, y = batch["x"], batch["y"]
+    features = 0
+    for views, tokens in ((2, 6), (6, 2)):
+        cut = x[:, :tokens] + 0.1 * torch.rand_like(x[:, :tokens])
+        rows = F.dropout(model.features(torch.cat([cut] * views)), 0.3)
+        rows = rows * torch.poisson(rows.detach().abs())
+        features = features + rows.view(views, len(x), tokens, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def views_of_tokens(model: Any, batch: Any) -> Any:
+    """Two views, as rows and as rows of tokens."""
+    x, y = batch["x"], batch["y"]
+    rows = F.dropout(model.features(torch.cat([x, x])), 0.3).flatten(0, 1)
+    rows = F.dropout(rows, 0.3) * torch.empty_like(rows).geometric_(0.5)
+    features = rows.view(2, len(x), 6, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def unlike_views_of_tokens(model: Any, batch: Any) -> Any:
+    """Two views and six, each as rows of tokens, which no order serves."""
+    x, y = batch["x"], batch["y"]
+    features = 0
+    for views, tokens in ((2, 6), (6, 2)):
+        rows = model.features(torch.cat([x[:, :tokens]] * views)).flatten(0, 1)
+        features = features + F.dropout(rows, 0.3).view(views, len(x), tokens, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def pairs_of_rows(model: Any, batch: Any) -> Any:
+    """DPO with its pairs side by side: chosen and rejected of each sample."""
+    x = batch["x"]
+    rows = torch.stack([x, -x], 1).flatten(0, 1)
+    better, worse = model(rows)[:, 0].view(-1, 2).unbind(1)
+    return Mean(-F.logsigmoid(better - worse).sum(), len(x))
+
+
+@loss
 def late_draw(model: Any, batch: Any) -> Any:
     """A draw that has as many rows as some microbatches, and numpy's, from the third step on."""
     noise = torch.randn(10, dtype=torch.float64).mean() + np.random.rand()
@@ -436,6 +488,19 @@ class StepBufferByData(Net):
         if self.training:
             self.steps.data += 1
         return super().forward(x) * (1 + 1 / (1 + self.steps))
+
+
+@model("two_views")
+@model("pairs_of_rows")
+class Dropping(Net):
+    """nn.Dropout, and F.dropout that the model calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(F.dropout(self.drop(self.features(x)), 0.2).mean(1))
 
 
 @model("step_buffer")

@@ -27,6 +27,11 @@ _SAMPLE_KEYED = (
     "samecurve.rng(batch) in the loss, whose numbers follow the sample; or draw them in the data,"
     " from np.random.default_rng((seed, id))"
 )
+_VIEWS = (
+    "where a forward pass takes several views of each sample and draws random numbers: the views of"
+    " a sample side by side, torch.stack([view_1, view_2], 1).flatten(0, 1), whose results"
+    " .unflatten(0, (-1, 2)) takes apart; else "
+)
 # functions of torch that return a mean by default
 _LOSSES = frozenset({
     "binary_cross_entropy",
@@ -99,6 +104,7 @@ class Evidence:
     state_at: file:line that changes it
     loss_at: file:line at which the user's loss begins
     what: the subject of the error's sentence
+    has_views: whether numbers were drawn for several rows of each sample
     """
 
     ids: Sequence[int] = ()
@@ -111,6 +117,7 @@ class Evidence:
     state_at: str = ""
     loss_at: str = ""
     what: str = "the loss"
+    has_views: bool = False
 
 
 def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserError:
@@ -283,7 +290,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
     place = evidence.place
     if place is None or not place.how:
         by = f"{place.function}: " if place else ""
-        remedy = f"a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
+        views = _VIEWS if evidence.has_views else ""
+        remedy = f"{views}a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
         return UserError(f"{by}{cause}", remedy, where)
     name = place.function.rpartition(".")[2]
     if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
@@ -293,6 +301,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
             where,
         )
     what, remedy = _WORDS[place.how]
+    if evidence.has_views:
+        remedy = f"{_VIEWS}{remedy}"
     return UserError(f"{place.function} {what}: {cause}", f"{remedy}; {ALLOW}", where)
 
 

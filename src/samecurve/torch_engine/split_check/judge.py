@@ -148,6 +148,12 @@ class Judge:
         flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
         return bool(self._setup.comm.all_reduce(flag)() > 0)
 
+    def largest(self, number: float) -> float:
+        """The largest of all ranks' numbers."""
+        numbers = torch.zeros(self._setup.comm.world_size, dtype=torch.float64)
+        numbers[self._setup.comm.rank] = number
+        return float(self._setup.comm.all_reduce(numbers.to(self._setup.device))().max())
+
     def shared(self, error: UserError | None) -> UserError | None:
         """The error of the first rank that has one, on every rank."""
         comm, device = self._setup.comm, self._setup.device

@@ -4,7 +4,8 @@ divided over devices and microbatches.
 For each update phase of a step it tries, in this order, until something is wrong:
 
 1. whole: the loss of up to 16 samples at once, on the run's own devices. Where the loss draws
-   random numbers, two sizes of a microbatch teach first which draws follow the samples.
+   random numbers, two sizes of a microbatch teach first which draws follow the samples, and parts
+   which rows of a draw are a sample's.
 2. again: the same samples once more. Another loss does not repeat.
 3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
 4. far: the same samples as after many more microbatches, where an attribute counts.
@@ -32,14 +33,17 @@ import torch
 
 from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check.additivity import (
+    DOUBTFUL,
     TOLERANCE,
     Finding,
     Trial,
+    compare_parts,
     compare_repeats,
     rows_of_odd_weight,
     steps_tried,
 )
 from samecurve.errors import UserError
+from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.split_check.judge import Drawn, Judge, Observed
 from samecurve.torch_engine.split_check.side_effects import Counter, counters_in, equal
 from samecurve.torch_engine.split_check.trials import (
@@ -174,6 +178,7 @@ class SplitCheck:
             trials.loss_if_any(trials.parts[0])
         trials.put_back()
         sites.learn(draws, draws_of_part)
+        self._choose_views(draws)
         is_seeded = not _HOST.isdisjoint(moved)
         sites.reseeds_host |= judge.agree(is_seeded)
         whole = trials.loss_of(trials.samples)
@@ -183,6 +188,25 @@ class SplitCheck:
             trials.put_back()
             whole = trials.loss_of(trials.samples)
         return whole, Drawn(moved=moved, seeded=is_seeded)
+
+    def _choose_views(self, draws: Sequence[Draw]) -> None:
+        """Find how the rows of a sample lie in draws that have several: side by side, or as views
+        one after the other. The order with which the loss adds up is the loss's own.
+        """
+        trials, sites = self._trials, self._setup.draw_sites
+        differences: dict[int, float] = {}
+        possible = sites.possible_views(draws)
+        for sites.views in possible if len(possible) > 1 else ():
+            whole, *parts = (trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts))
+            trials.put_back()
+            finding = whole and compare_parts(whole, [p or no_trial(()) for p in parts], 0.0)
+            differences[sites.views] = finding.difference if finding else 0.0
+            if not self._judge.agree(differences[sites.views] > TOLERANCE[trials.format]):
+                return
+        if differences:  # rounding, or a loss that adds up in no order
+            best = min(possible, key=lambda views: differences[views])
+            best = best if differences[best] < DOUBTFUL else possible[0]
+            sites.views = int(self._judge.largest(best))
 
     def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
         """The loss as after many more microbatches; None: no attribute counts."""
