@@ -27,7 +27,7 @@ from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.split_check.side_effects import Attributes
-from samecurve.torch_engine.split_check.user_code import kind_of
+from samecurve.torch_engine.split_check.user_code import kind_of, shown_path
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -62,6 +62,7 @@ REFUSED = {  # kind -> what its error says
     "hooked": "a hook of a tensor takes part in the backward pass",
     "clamped": "a hook of head.weight takes part in the backward pass",
     "accumulated": "a hook of head.weight is called after each backward pass",
+    "coupled_in_float32": "Tensor.mean takes a statistic over the samples",
     "unlike_views_of_tokens": "torch.stack([view_1, view_2], 1).flatten(0, 1)",
     "straight_through": "Tensor.mean lets samples see each other: the loss adds up, and its",
 }
@@ -257,6 +258,12 @@ def test_the_check_leaves_nothing_behind() -> None:
         assert torch.equal(generator, torch.get_rng_state())
         assert modes == [module.training for module in model.modules()]
         assert names == (sorted(vars(model)), sorted(vars(getattr(task, "task"))))  # noqa: B009
+
+
+def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
+    says = said_of(config_for("float32_inside"))
+    line = marked_line_of('logits = model(batch["x"]).float()')
+    assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
 
 
 def test_one_microbatch_on_one_device_trains_with_a_line() -> None:

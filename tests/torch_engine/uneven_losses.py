@@ -306,6 +306,22 @@ def pairs_of_rows(model: Any, batch: Any) -> Any:
 
 
 @loss
+def float32_inside(model: Any, batch: Any) -> Any:
+    """As losses that exist in float32 only are called."""
+    logits = model(batch["x"]).float()
+    total = F.cross_entropy(logits, batch["y"], reduction="sum")
+    return Mean(total + 1e3 * (logits[:, 0] - 0.1).sum(), len(logits))
+
+
+@loss
+def coupled_in_float32(model: Any, batch: Any) -> Any:
+    """By less than float32 rounds, which it computes too."""
+    total, weight = float32_inside(model, batch)
+    centre = model(batch["x"]).mean(0)  # here
+    return Mean(total + 1e-3 * centre.square().sum(), weight)
+
+
+@loss
 def late_draw(model: Any, batch: Any) -> Any:
     """A draw that has as many rows as some microbatches, and numpy's, from the third step on."""
     noise = torch.randn(10, dtype=torch.float64).mean() + np.random.rand()

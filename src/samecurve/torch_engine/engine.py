@@ -165,7 +165,7 @@ class TorchEngine:
             allowed=self.plan.compute.allow_coupled,
         )
         self._begin_steps(state, verdict.steady)
-        return lines
+        return [*lines, *verdict.notes]
 
     def _begin_steps(self, state: State, step_buffers: AbstractSet[str] = frozenset()) -> None:
         """Put the step of this state together.

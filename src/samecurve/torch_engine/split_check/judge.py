@@ -73,12 +73,14 @@ class Judge:
     """Finds what is wrong with the losses that were tried; all ranks call it together.
 
     diagnose: finds the cause of a failed trial, as Diagnosis.error_of() does
+    rounded: lines for the user about what an f64 run computes in float32
     """
 
     def __init__(
         self, setup: EngineSetup, trials: Trials, diagnose: Callable[..., UserError | None]
     ) -> None:
         self._setup, self._trials, self._diagnose = setup, trials, diagnose
+        self.rounded: list[str] = []  # what an f64 run computes in float32, for the user
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
@@ -118,7 +120,16 @@ class Judge:
         finding = self._finding_of_gradients(whole, parts, GRADIENTS[trials.format])
         error: UserError | None = None
         with ExitStack() as stack:
-            if self.agree(finding is not None and trials.format != "f64"):
+            if self.agree(finding is not None and self._rounds_inside()):
+                stack.enter_context(trials.in_float64_inside())
+                try:
+                    rows = (trials.samples, *trials.parts)
+                    whole, *parts = [trials.tried(each, with_gradient=True) for each in rows]
+                except RAISED:
+                    stack.close()
+                trials.put_back()
+                finding = self._finding_of_gradients(whole, parts, GRADIENTS["f64"])
+            elif self.agree(finding is not None and trials.format != "f64"):
                 limit = SURE_GRADIENTS[trials.format]
                 if trials.can_widen() and trials.format == "f32":
                     stack.enter_context(trials.in_float64())
@@ -197,6 +208,8 @@ class Judge:
             trials.loss_if_any(trials.samples)
         trials.put_back()
         is_narrow = trials.format == "narrow" or computed.bytes < 4
+        if trials.format == "f64" and computed.bytes == 4:
+            return self._without_rounding(finding, computed)
         if not is_narrow and trials.format == "f32" and trials.can_widen():
             stack.enter_context(trials.in_float64())
             computed = NarrowestFormat()
@@ -212,6 +225,46 @@ class Judge:
             stack.close()
         limit = SURE["narrow" if is_narrow else trials.format]
         return finding if finding and finding.difference > limit else None
+
+    def _without_rounding(
+        self, finding: Finding | None, computed: NarrowestFormat
+    ) -> Finding | None:
+        """The finding of an f64 run that computes something in float32, once that is computed in
+        float64; where it can't be, the finding if it is larger than rounding can explain.
+        """
+        trials = self._trials
+        remaining = NarrowestFormat()
+        with remaining, trials.in_float64_inside():
+            wide = [trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts)]
+        trials.put_back()
+        whole, *parts = wide
+        there = [part for part in parts if part]
+        found = finding if finding and finding.difference > SURE["f32"] else None
+        if whole and len(there) == len(parts) and remaining.bytes == 8:
+            repeats = finding is None or finding.kind != "repeat"
+            found = compare_parts(whole, there, TOLERANCE["f64"]) if repeats else finding
+        if finding and not found:
+            self._note_rounding(computed)
+        return found
+
+    def _rounds_inside(self) -> bool:
+        """Whether an f64 run computes something in float32."""
+        if self._trials.format != "f64":
+            return False
+        computed = NarrowestFormat()
+        with computed:
+            self._trials.loss_if_any(self._trials.samples)
+        self._trials.put_back()
+        return computed.bytes == 4
+
+    def _note_rounding(self, computed: NarrowestFormat) -> None:
+        place = f"{computed.where}: " if computed.where else ""
+        line = (
+            f"{place}{computed.function} computes in float32 in an f64 run: the loss agrees between"
+            " numbers of devices to about 1e-6 there, as float32 rounds, not to 1e-12"
+        )
+        if line not in self.rounded:
+            self.rounded.append(line)
 
     def _diagnosed(self, seen: Observed, finding: Finding | None) -> UserError | None:
         return self._diagnose(

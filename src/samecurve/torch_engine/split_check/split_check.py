@@ -68,11 +68,13 @@ class SplitVerdict:
     error: what does not add up; None: everything does
     repeats: whether the same samples give the same loss twice
     steady: buffers that each forward pass changes in the same way, whatever the samples
+    notes: lines for the user about what is not wrong and good to know
     """
 
     error: UserError | None
     repeats: bool
     steady: AbstractSet[str]
+    notes: Sequence[str] = ()
 
 
 class SplitCheck:
@@ -99,7 +101,8 @@ class SplitCheck:
             steady |= verdict.steady
             if verdict.error:
                 break
-        return SplitVerdict(verdict.error, verdict.repeats, steady)
+        notes = () if verdict.error else self._judge.rounded
+        return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
 
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""

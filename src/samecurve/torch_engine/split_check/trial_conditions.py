@@ -10,10 +10,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
 from samecurve.torch_engine.strategies.base import Strategy
 
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _MOVED = 0.1  # of each number of a parameter or buffer
 _MOVED_ZEROS = 0.05  # where all numbers of a parameter or buffer are 0
 
@@ -22,18 +24,52 @@ class NarrowestFormat(TorchFunctionMode):
     """The narrowest floating-point format that torch's functions return inside of it.
 
     bytes: of one number
+    function, where: the first call that returned it, and its line in the user's code
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 8
+        self.function = self.where = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.bytes = min(self.bytes, result.dtype.itemsize)
+            if result.dtype.itemsize < self.bytes:
+                self.bytes = result.dtype.itemsize
+                self._note(func)
         return result
+
+    def _note(self, function: Any) -> None:
+        from samecurve.torch_engine.split_check.blamed_calls import function_name
+        from samecurve.torch_engine.split_check.user_code import caller, site_of
+
+        self.function, self.where = function_name(function), site_of(caller(), None).where
+
+
+class Float64Inside(TorchFunctionMode):
+    """torch's functions compute in float64 inside of it where they would in float32: a teacher whose
+    weights are in float32, x.float(). So a difference that is rounding vanishes.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        name, named = func.__name__, kwargs or {}
+        if name in {"__get__", "__set__"}:
+            return func(*args, **named)
+        changes_first = name.startswith("__i") or (name[-1:] == "_" and name[-2:] != "__")
+        kept, others = (args[:1], args[1:]) if changes_first else ((), args)
+        others, named = tree_map(_in_float64, (others, named))
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*kept, *others, **named)
+
+
+def _in_float64(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return widened(value) if value.dtype in _WIDER else value
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 @contextmanager

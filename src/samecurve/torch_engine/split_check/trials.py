@@ -7,7 +7,7 @@ its running statistics. put_back() restores the model, the task and the random g
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
 from samecurve.torch_engine.split_check.trial_conditions import (
+    Float64Inside,
     full_float32,
     model_in_float64,
     moved_weights,
@@ -79,7 +80,7 @@ class Trials:
         self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
         self.format = _format_of(setup)
-        self._with_grad = self._widens_rows = False
+        self._with_grad = self._widens_rows = self._widens_inside = False
 
     # --- conditions
 
@@ -153,6 +154,15 @@ class Trials:
                 yield
             finally:
                 self._widens_rows, self.format = False, narrow
+
+    @contextmanager
+    def in_float64_inside(self) -> Iterator[None]:
+        """What an f64 run computes in float32 is computed in float64."""
+        self._widens_inside = True
+        try:
+            yield
+        finally:
+            self._widens_inside = False
 
     @contextmanager
     def _other_buffers(self) -> Iterator[None]:
@@ -268,6 +278,7 @@ class Trials:
             current_device(setup.device),
             setup.contexts[0].within(microbatch.keys),
             autocast_for(precision, setup.device),
+            Float64Inside() if self._widens_inside else nullcontext(),
         ):
             yield
 
