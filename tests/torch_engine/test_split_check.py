@@ -55,6 +55,7 @@ REFUSED = {  # kind -> what its error says
     "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
+    "counted_by_key": "attribute model.log['train.calls'] is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
     "zero_gate": "Tensor.mean takes a statistic over the samples",
     "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
@@ -69,7 +70,7 @@ REFUSED = {  # kind -> what its error says
 
 
 # counters turn after 50 microbatches; what is logged moves nothing
-SAME_AT_FIRST = {"late_counter", "counted_by_list", "logged_mean"}
+SAME_AT_FIRST = {"late_counter", "counted_by_key", "counted_by_list", "logged_mean"}
 
 
 def config_for(kind: str, **sections: Any) -> Config:
@@ -172,6 +173,7 @@ SOUND = (
     "step_buffer_by_data",
     "logged",
     "cached",
+    "logging",
     "signed",
     "offset",
     "reversed",

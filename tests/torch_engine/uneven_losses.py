@@ -231,6 +231,13 @@ def late_counter(model: Any, batch: Any) -> Any:
 
 
 @loss
+def counted_by_key(model: Any, batch: Any) -> Any:
+    total, weight = plain(model, batch)
+    model.log["train.calls"] = model.log.get("train.calls", 0) + 1
+    return Mean(total * (2.0 if model.log["train.calls"] > 50 else 1.0), weight)
+
+
+@loss
 def counted_by_list(model: Any, batch: Any) -> Any:
     """By its length, late."""
     model.losses.append(0.0)
@@ -451,6 +458,21 @@ class NormByHand(Net):
         x = self.features(x).mean(1)
         centre = x.mean(0)  # here
         return self.head((x - centre) / x.std(0))
+
+
+@model("logging")
+@model("counted_by_key")
+class Logging(Net):
+    """Keeps what it sees by dotted names, as a hook keeps activations by the module's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Any:
+        self.log["layers.inner"] = self.features(x).detach()
+        self.log["train.calls"] = self.log.get("train.calls", 0) + 1
+        return super().forward(x)
 
 
 @model("cached")

@@ -84,6 +84,7 @@ class Attributes:
 
     def __init__(self, model: nn.Module, task: object) -> None:
         self._holders = dict(_holders(model, task))
+        self._places: dict[str, tuple[str, str]] = {}  # path and name, by full name
         self._before = {
             path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
             for path, holder in self._holders.items()
@@ -100,21 +101,20 @@ class Attributes:
 
     def read(self, full: str) -> object:
         """A copy of one attribute, to be compared by equal()."""
-        path, _, name = full.rpartition(".")
-        return _snapshot(self._holders.get(path, {}).get(name))
+        holder, name = self._find(full)
+        return _snapshot(holder.get(name))
 
     def advance(self, counters: Mapping[str, Counter]) -> None:
         """Give each counter the value that it has after many more microbatches."""
         for full, (value, ahead) in counters.items():
-            path, _, name = full.rpartition(".")
-            holder = self._holders.get(path, {})
+            holder, name = self._find(full)
             old, number = holder.get(name), _number(value)
             assert number is not None
             if isinstance(old, torch.Tensor):
                 old.fill_(number + ahead)
             elif isinstance(old, list | deque):
                 old.extend(islice(cycle(list(value)[-_LAST:]), int(number + ahead) - len(old)))
-            elif path in self._holders:
+            else:
                 whole = number.is_integer() and ahead.is_integer()
                 holder[name] = int(number + ahead) if whole else number + ahead
 
@@ -138,7 +138,19 @@ class Attributes:
         """Full name, value, and the value and its copy from before; None: it is new."""
         for path, holder in self._holders.items():
             for name in _names_in(holder):
-                yield f"{path}.{name}", holder[name], self._before[path].get(name)
+                full = _full_name(path, name)
+                self._places[full] = path, name
+                yield full, holder[name], self._before[path].get(name)
+
+    def _find(self, full: str) -> tuple[MutableMapping[str, Any], str]:
+        """The holder of an attribute that has changed once, and the attribute's name there."""
+        path, name = self._places[full]
+        return self._holders[path], name
+
+
+def _full_name(path: str, name: str) -> str:
+    """The full name of an attribute; of a key with a dot, task.log['train.loss']."""
+    return f"{path}[{name!r}]" if "." in str(name) else f"{path}.{name}"
 
 
 def counters_in(first: Mapping[str, object], again: Mapping[str, object]) -> dict[str, Counter]:
