@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import library_models
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -225,7 +226,7 @@ def test_what_adds_up_is_not_refused(precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows"]
+    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows", "seeded"]
 )
 def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
     """Draws at later steps only; several rows for each sample, in either order. By samples or by
@@ -233,9 +234,11 @@ def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
     """
     curves = []
     for rounds in (1, 2, 3):
-        config = config_for(kind, batch={"samples": 10, "accumulate": rounds})
-        with opened(config) as engine:
+        batch = {"batch": {"samples": 10, "accumulate": rounds}}
+        task = {"task": f"{FILE}:BatchLosses"} if kind == "seeded" else {}
+        with opened(config_for(kind, **task, **batch)) as engine:
             state, losses = engine.init(), []
+            np.random.seed(rounds)
             engine.check_split(state, feed_of(engine).trial_rows(5))
             for _, batch in feed_of(engine):
                 state, metrics = engine.step(state, batch, 1e-2, [0] * 4)
@@ -326,6 +329,7 @@ def test_what_is_kept_of_a_microbatch_is_not_read_elsewhere(name: str, says: str
     ("kind", "says"),
     [
         ("sound", ""),
+        ("seeded", ""),
         ("drawn", "every device takes batch_loss() by itself: torch.rand draws numbers"),
         ("counted", "batch_loss() changes from call to call: attribute task.calls is changed"),
         ("penalty", "batch_loss() uses head.weight of the model itself, whose gradient"),

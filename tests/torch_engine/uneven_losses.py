@@ -675,6 +675,8 @@ class BatchLosses(Features):
         total, weight = super().batch_loss(features)
         if self.kind == "drawn" and step > 1:
             total = total * torch.rand(())
+        if self.kind == "seeded":
+            total = total * (1 + np.random.rand())
         if self.kind == "counted":
             self.calls += 1
             total = total * (1 if self.calls < 50 else 2)

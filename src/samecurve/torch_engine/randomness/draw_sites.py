@@ -63,6 +63,7 @@ class DrawSites:
     reseeds_torch: whether torch's own generators are seeded for each microbatch, by the run's seed,
         the step and the microbatch; for draws that no key serves
     reseeds_host: whether numpy's and Python's are, by the run's seed and the step
+    seeds_batch_loss: whether they are seeded so before batch_loss()
     any_drawn: whether keys were ever asked for
     views: views of all samples that are laid one after the other in one microbatch; 1: none are,
         and all rows of a sample are neighbours; ALL_ROWS: each row of a sample is a view
@@ -71,7 +72,7 @@ class DrawSites:
 
     def __init__(self) -> None:
         self.views, self.has_views = 1, False
-        self.reseeds_torch = self.reseeds_host = False
+        self.reseeds_torch = self.reseeds_host = self.seeds_batch_loss = False
         self.any_drawn = False
         self._rules: dict[Place, Rule | None] = {}  # None: each draw has a rule, see _numbered
         self._numbered: dict[tuple[Place, int], Rule] = {}

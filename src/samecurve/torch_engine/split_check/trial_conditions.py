@@ -35,10 +35,10 @@ class NarrowestFormat(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            if result.dtype.itemsize < self.bytes:
-                self.bytes = result.dtype.itemsize
-                self._note(func)
+        is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
+        if is_float and result.dtype.itemsize < self.bytes:
+            self.bytes = result.dtype.itemsize
+            self._note(func)
         return result
 
     def _note(self, function: Any) -> None:
@@ -49,8 +49,8 @@ class NarrowestFormat(TorchFunctionMode):
 
 
 class Float64Inside(TorchFunctionMode):
-    """torch's functions compute in float64 inside of it where they would in float32: a teacher whose
-    weights are in float32, x.float(). So a difference that is rounding vanishes.
+    """torch's functions compute in float64 inside of it where they would in float32: with a
+    teacher's weights, after x.float(). So a difference that is rounding vanishes.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
