@@ -18,9 +18,10 @@ from torch import nn
 from uneven_losses import LOSSES, MODELS
 
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.protocols import Task
+from samecurve.core.protocols import MicroBatch, Task
 from samecurve.core.split_check.additivity import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
@@ -408,3 +409,26 @@ def test_what_a_library_holds_is_not_looked_into() -> None:
     attributes.put_back()
     assert kind_of("/home/me/.local/lib/python3.11/site-packages/other/models.py") == "library"
     assert kind_of("/home/me/models.py") == "users"
+
+
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16"])
+def test_numbers_of_a_batch_come_in_the_format_of_the_weights(precision: str) -> None:
+    """So that no task converts them; whole numbers stay as they are."""
+    wide = torch.float64 if precision == "f64" else torch.float32
+    arrays = {
+        "float64": (np.ones(2), wide),
+        "float32": (np.ones(2, np.float32), wide),
+        "float16": (np.ones(2, np.float16), wide),
+        "complex64": (np.ones(2, np.complex64), wide.to_complex()),
+        "uint8": (np.ones(2, np.uint8), torch.uint8),
+    }
+    with opened(config_for("plain", train={"precision": precision})) as engine:
+        rows = MicroBatch(
+            {name: array for name, (array, _) in arrays.items()},
+            keys=RowKeys(seed=0, epoch=0, step=0, ids=np.arange(2)),
+        )
+        (((staged,),)) = engine.stage([(rows,)], 1)
+        assert staged
+        assert {name: tensor.dtype for name, tensor in staged.arrays.items()} == {
+            name: dtype for name, (_, dtype) in arrays.items()
+        }

@@ -42,7 +42,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.inner(x.to(self.head.weight.dtype)))
+        return torch.tanh(self.inner(x))
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.features(x).mean(1))
