@@ -220,6 +220,18 @@ def test_hooks_of_weights_are_refused_under_fsdp_which_would_not_call_them(pool:
     assert one.startswith("model: fsdp: head.weight has a hook, which would not be called")
 
 
+def test_a_model_that_asks_how_it_is_sharded_is_compared_with_one_device(pool: Pool) -> None:
+    """Each sharded loss adds up."""
+    one, other = pool.run(2, said_under_fsdp, "asks_how_it_is_sharded")
+    assert one == other
+    assert "model: the model computes something else under fsdp than on one device" in one
+
+
+def said_under_fsdp(_index: int, group: dist.ProcessGroup, kind: str) -> str:
+    devices = {"use": "cpu:2", "strategy": "fsdp"}
+    return said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)
+
+
 @pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
 def test_what_adds_up_is_not_refused(precision: str) -> None:
     for kind in SOUND:

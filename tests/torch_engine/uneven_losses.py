@@ -541,6 +541,22 @@ class Dropping(Net):
         return self.head(F.dropout(self.drop(self.features(x)), 0.2).mean(1))
 
 
+@model("asks_how_it_is_sharded")
+class LayerDropping(Net):
+    """As transformers' wav2vec2: a skipped layer is computed all the same where it is sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x)
+        for layer in self.layers:
+            is_sharded = any("FSDP" in kind.__name__ for kind in type(layer).__mro__)
+            x = x + layer(x) * (1.0 if is_sharded else 0.99)
+        return self.head(x.mean(1))
+
+
 @model("step_buffer")
 class StepBuffer(Net):
     """Moves alike whatever the rows: no fault of the split by itself."""

@@ -244,6 +244,22 @@ def explain_buffer(name: str, where: str) -> UserError:
     )
 
 
+def explain_sharded(strategy: str, finding: Finding) -> UserError:
+    """The error for a model that computes something else under a strategy than on one device."""
+    what = (
+        f"its gradient: under {strategy}, and on one device, it"
+        if finding.kind == "gradient"
+        else (f"the loss: on one device, and under {strategy}, it")
+    )
+    return UserError(
+        f"the model computes something else under {strategy} than on one device, {what}"
+        f" {finding.text}",
+        "--strategy ddp; or take out of the model's code what asks how it is trained"
+        " (is_fsdp_managed_module, torch.distributed.is_initialized, isinstance of FSDPModule)",
+        "model",
+    )
+
+
 def explain_failure(whole: Trial, failed: UserError) -> UserError:
     """The error for a loss that can be computed for all samples, but not for some of them."""
     return UserError(

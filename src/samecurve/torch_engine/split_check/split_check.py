@@ -14,9 +14,10 @@ For each update phase of a step it tries, in this order, until something is wron
 7. hooks: of the user's on accumulated gradients.
 8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
    the means that are logged beside it.
-9. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
+9. one device: a few samples under a sharded strategy, and with whole weights.
+10. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
    at the last of those steps.
-10. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
+11. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -86,7 +87,7 @@ class SplitCheck:
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
         self._setup, self._plan = setup, setup.plan
         self._model = setup.strategy.models[0]
-        self._rows = rows
+        self._rows, self._stage = rows, stage
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
@@ -112,6 +113,8 @@ class SplitCheck:
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
         error = error or self._error_with_moved_weights(self._rows.step)
+        if not error and self._plan.layout.shards > 1:
+            error = self._error_beside_one_device()
         steps = self._later_steps()
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
@@ -336,6 +339,14 @@ class SplitCheck:
             if error or self._judge.agree(lacking):
                 return error
             return self._judge.error_of_gradients(whole, parts)
+
+    def _error_beside_one_device(self) -> UserError | None:
+        from samecurve.torch_engine.split_check.one_device import error_beside_one_device
+
+        few = self._trials.samples[:_FEW]
+        return self._judge.shared(
+            error_beside_one_device(self._setup, self._rows, self._stage, self._trials, few)
+        )
 
     def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
         from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
