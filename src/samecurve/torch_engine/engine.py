@@ -160,11 +160,12 @@ class TorchEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
-        verdict = SplitCheck(self._setup, rows, self._staged).run()
+        is_split = self.plan.batch.is_split or as_if_split
+        verdict = SplitCheck(self._setup, rows, self._staged, is_split=is_split).run()
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
-            is_split=self.plan.batch.is_split or as_if_split,
+            is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
         self._begin_steps(state, verdict.steady)

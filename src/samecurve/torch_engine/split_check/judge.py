@@ -27,8 +27,7 @@ from samecurve.core.split_check.additivity import (
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import Counter
 from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
-from samecurve.torch_engine.split_check.trial_gradients import gradient_norms
-from samecurve.torch_engine.split_check.trials import RAISED, Trials, Tried
+from samecurve.torch_engine.split_check.trials import RAISED, Trials, TriedParts
 from samecurve.torch_engine.step.setup import EngineSetup
 
 
@@ -96,10 +95,9 @@ class Judge:
                 error = self._diagnosed(seen, finding)
         return self.shared(error), not self.agree(not repeats)
 
-    def error_of_means(
-        self, whole: Tried, parts: Sequence[Tried], drawn: Drawn, failed: UserError | None
-    ) -> UserError | None:
+    def error_of_means(self, tried: TriedParts, drawn: Drawn) -> UserError | None:
         """The error of the loss, else of a mean that is logged beside it."""
+        whole, parts, failed = tried.whole, tried.parts, tried.failed
         try:
             for name in ["loss", *sorted(whole.losses.keys() - {"loss"})]:
                 self._trials.name = name
@@ -115,38 +113,43 @@ class Judge:
             self._trials.name = "loss"
         return None
 
-    def error_of_gradients(self, whole: Tried, parts: Sequence[Tried]) -> UserError | None:
+    def error_of_gradients(self, tried: TriedParts) -> UserError | None:
         trials = self._trials
-        finding = self._finding_of_gradients(whole, parts, GRADIENTS[trials.format])
+        finding = self._finding_of_gradients(tried, GRADIENTS[trials.format])
         error: UserError | None = None
         with ExitStack() as stack:
             if self.agree(finding is not None and self._rounds_inside()):
                 stack.enter_context(trials.in_float64_inside())
-                try:
-                    rows = (trials.samples, *trials.parts)
-                    whole, *parts = [trials.tried(each, with_gradient=True) for each in rows]
-                except RAISED:
-                    stack.close()
-                trials.put_back()
-                finding = self._finding_of_gradients(whole, parts, GRADIENTS["f64"])
+                finding = self._tried_again(tried, GRADIENTS["f64"])
             elif self.agree(finding is not None and trials.format != "f64"):
-                limit = SURE_GRADIENTS[trials.format]
+                first = self._finding_of_gradients(tried, SURE_GRADIENTS[trials.format])
+                finding = first
                 if trials.can_widen() and trials.format == "f32":
                     stack.enter_context(trials.in_float64())
-                    limit = SURE_GRADIENTS["f64"]
-                try:
-                    rows = (trials.samples, *trials.parts)
-                    whole, *parts = [trials.tried(each, with_gradient=True) for each in rows]
-                except RAISED:  # a model that takes no float64
-                    stack.close()
-                    limit = SURE_GRADIENTS[trials.format]
-                trials.put_back()
-                finding = self._finding_of_gradients(whole, parts, limit)
+                    finding = self._tried_again(tried, SURE_GRADIENTS["f64"], first)
             if self.agree(finding is not None):
-                of_parts = [part.losses["loss"] for part in parts]
-                seen = Observed(whole=whole.losses["loss"], parts=of_parts, drawn=Drawn())
+                of_parts = [part.losses["loss"] for part in tried.parts]
+                seen = Observed(whole=tried.whole.losses["loss"], parts=of_parts, drawn=Drawn())
                 error = self._diagnosed(seen, finding)
         return self.shared(error)
+
+    def _tried_again(
+        self, tried: TriedParts, limit: float, otherwise: Finding | None = None
+    ) -> Finding | None:
+        """The finding of the gradients in a wider format.
+
+        otherwise: the finding where they can't be computed
+        """
+        trials = self._trials
+        try:
+            again = trials.tried_parts(trials.samples, trials.parts, with_gradient=True)
+        except RAISED:  # a model that takes no float64
+            return otherwise
+        finally:
+            trials.put_back()
+        if again.rest is None:
+            return otherwise
+        return self._finding_of_gradients(again._replace(whole=tried.whole), limit)
 
     def _is_counting(self, seen: Observed) -> bool:
         """Whether the loss depends on how many microbatches came before."""
@@ -186,13 +189,11 @@ class Judge:
         repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
         return repeat or compare_parts(seen.whole, seen.parts, tolerance)
 
-    def _finding_of_gradients(
-        self, whole: Tried, parts: Sequence[Tried], tolerance: float
-    ) -> Finding | None:
-        of_parts = [part.gradients or {} for part in parts]
-        norms = gradient_norms(self._setup, whole.gradients or {}, of_parts)
-        trials = [part.losses["loss"] for part in parts]
-        return compare_gradients(whole.losses["loss"], trials, norms, tolerance)
+    def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
+        assert tried.rest is not None
+        norms = tried.rest.norms(self._setup)
+        trials = [part.losses["loss"] for part in tried.parts]
+        return compare_gradients(tried.whole.losses["loss"], trials, norms, tolerance)
 
     def _threads_share_a_generator(self, seen: Observed) -> bool:
         """Whether the devices of this process draw from one generator."""

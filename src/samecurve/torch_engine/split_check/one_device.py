@@ -26,8 +26,8 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.split_check.trial_gradients import Gradients, gradient_norms
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Tried, Trials
+from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
@@ -57,8 +57,9 @@ def error_beside_one_device(
         return explain_sharded(strategy, finding)
     if alone.gradients is None or sharded.gradients is None:
         return None
-    parts = [_own_parts(setup, alone.gradients)]
-    norms = gradient_norms(setup, sharded.gradients, parts)
+    rest = GradientRest(sharded.gradients)
+    rest.subtract(_own_parts(setup, alone.gradients))
+    norms = rest.norms(setup)
     finding = compare_gradients(other, [one], norms, GRADIENTS[trials.format])
     return explain_sharded(strategy, finding) if finding else None
 

@@ -82,9 +82,14 @@ class SplitCheck:
     """A check on this process's first device; all ranks call it together.
 
     stage: host rows -> tensors, as for a step
+    is_split: whether a step has several microbatches. A step of one is looked at for what it keeps
+        and draws; a start on more devices tries the rest.
     """
 
-    def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
+    def __init__(
+        self, setup: EngineSetup, rows: TrialRows, stage: Stage, *, is_split: bool
+    ) -> None:
+        self._is_split = is_split
         self._setup, self._plan = setup, setup.plan
         self._model = setup.strategy.models[0]
         self._rows, self._stage = rows, stage
@@ -109,16 +114,18 @@ class SplitCheck:
         """The list above, step by step."""
         seen = self._observed_at_the_start()
         error, repeats = self._judge.error_of(seen)
-        error = error or self._error_of_samples_alone(seen)
+        if self._is_split:
+            error = error or self._error_of_samples_alone(seen)
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
-        error = error or self._error_with_moved_weights(self._rows.step)
+        if self._is_split:
+            error = error or self._error_with_moved_weights(self._rows.step)
         if not error and self._plan.layout.shards > 1:
             error = self._error_beside_one_device()
         steps = self._later_steps()
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
-        if steps:  # where the warm-up of a penalty is over
+        if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
         if not error and self._plan.compute.whole_batch:
             error = self._error_of_batch_loss([self._rows.step, *steps])
@@ -323,22 +330,15 @@ class SplitCheck:
             try:
                 _, drawn = self._whole()
                 trials.put_back()
-                whole = trials.tried(few, with_gradient=with_gradient)
+                tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
             except RAISED:
                 return None
             finally:
                 trials.put_back()
-            parts, failed = [], None
-            for rows in trials.parts:
-                part, raised = trials.tried_part(rows, with_gradient=with_gradient)
-                parts.append(part)
-                failed = failed or raised
-                trials.put_back()
-            error = self._judge.error_of_means(whole, parts, drawn, failed)
-            lacking = any(each.gradients is None for each in (whole, *parts))
-            if error or self._judge.agree(lacking):
+            error = self._judge.error_of_means(tried, drawn)
+            if error or self._judge.agree(tried.rest is None):
                 return error
-            return self._judge.error_of_gradients(whole, parts)
+            return self._judge.error_of_gradients(tried)
 
     def _error_beside_one_device(self) -> UserError | None:
         from samecurve.torch_engine.split_check.one_device import error_beside_one_device

@@ -16,7 +16,14 @@ from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
 from samecurve.torch_engine.strategies.base import Strategy
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-_MOVED = 0.1  # of each number of a parameter or buffer
+# by the format of a number: integers of its size, and how many bits of its fraction may turn
+_TURNED = {
+    torch.float64: (torch.int64, 50),
+    torch.float32: (torch.int32, 21),
+    torch.float16: (torch.int16, 8),
+    torch.bfloat16: (torch.int16, 5),
+}
+_MOVED = 0.1  # of each number of a buffer
 _MOVED_ZEROS = 0.05  # where all numbers of a parameter or buffer are 0
 
 
@@ -155,30 +162,70 @@ def model_in_float64(model: nn.Module) -> Iterator[None]:
 def moved_weights(strategy: Strategy) -> Iterator[None]:
     """Weights and buffers are moved a little, alike in every process, since a gate that begins at 0
     hides what is behind it.
+
+    Weights are moved by turning some of their bits, which turning them once more undoes exactly: a
+    copy of the weights would have no room beside what a step needs.
     """
     strategy.reset()
     model = strategy.models[0]
     generator = torch.Generator().manual_seed(0)
-    saved = [(parameter, parameter.data) for parameter in model.parameters()]
-    shards = [(_local(data), _local(data).clone()) for _, data in saved if is_sharded(data)]
-    for parameter, data in saved:
-        if not is_sharded(data):
-            parameter.data = _moved(data, generator)
-    with torch.no_grad():
-        for shard, values in shards:  # in place: fsdp gathers from where they lie
-            shard.copy_(_moved(values, generator))
-        for buffer in model.buffers():
-            if buffer.is_floating_point() or buffer.is_complex():
-                buffer.copy_(_moved(buffer, generator))
+    turned: list[tuple[torch.Tensor, int | None]] = []  # the seed of its bits; None: all were 0
     try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                seed = int(torch.randint(1 << 62, (), generator=generator))
+                part = _own_part(parameter.data)
+                turned.append((part, _move(part, seed)))
+            for buffer in model.buffers():
+                if buffer.is_floating_point() or buffer.is_complex():
+                    buffer.copy_(_moved(buffer, generator))
         yield
     finally:
         strategy.reset()
-        for parameter, data in saved:
-            parameter.data = data
         with torch.no_grad():
-            for shard, values in shards:
-                shard.copy_(values)
+            for part, bits in turned:
+                if bits is None:
+                    part.zero_()
+                else:
+                    _turn_bits(part, bits)
+
+
+def _move(part: torch.Tensor, seed: int) -> int | None:
+    """Move a parameter, or this process's part of it. Returns the seed of the bits that were
+    turned; None: all numbers were 0.
+    """
+    if part.any():
+        _turn_bits(part, seed)
+        return seed
+    if part.is_floating_point() or part.is_complex():
+        generator = torch.Generator().manual_seed(seed)
+        part.copy_(_MOVED_ZEROS * torch.randn(part.shape, generator=generator, device="cpu"))
+    return None
+
+
+def _turn_bits(part: torch.Tensor, seed: int) -> None:
+    """Turn random bits of each number's fraction: by a quarter of the number at most, which keeps
+    its sign. Zeros stay all but 0.
+    """
+    numbers = torch.view_as_real(part) if part.is_complex() else part
+    if numbers.dtype not in _TURNED:
+        return
+    whole, bits = _TURNED[numbers.dtype]
+    noise = torch.randint(
+        1 << bits,
+        numbers.shape,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=whole,
+        device="cpu",
+    )
+    numbers.view(whole).bitwise_xor_(noise.to(numbers.device))
+
+
+def _own_part(data: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, which may be sharded."""
+    distributed: Any = data  # a DTensor, where it is
+    part: torch.Tensor = distributed.to_local() if is_sharded(data) else data
+    return part
 
 
 def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -188,10 +235,3 @@ def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
     noise = noise.clamp_(-3, 3).to(data)
     return data * (1 + _MOVED * noise) if data.any() else _MOVED_ZEROS * noise
-
-
-def _local(data: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor."""
-    distributed: Any = data  # a DTensor
-    local: torch.Tensor = distributed.to_local()
-    return local

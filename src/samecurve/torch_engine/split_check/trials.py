@@ -28,7 +28,11 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import Gradients, gradients_of
+from samecurve.torch_engine.split_check.trial_gradients import (
+    GradientRest,
+    Gradients,
+    gradients_of,
+)
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
@@ -59,6 +63,19 @@ class Tried(NamedTuple):
 
     losses: Mapping[str, Trial]
     gradients: Gradients | None = None
+
+
+class TriedParts(NamedTuple):
+    """The losses of some samples and of their parts, without gradients.
+
+    rest: how the gradients differ; None: some can't be computed
+    failed: why the loss of a part can't be computed; None: it can
+    """
+
+    whole: Tried
+    parts: Sequence[Tried]
+    rest: GradientRest | None
+    failed: UserError | None
 
 
 class Trials:
@@ -218,6 +235,24 @@ class Trials:
             where = error.where if isinstance(error, UserError) else ""
             cause = error.cause if isinstance(error, UserError) else f"{error}"
             return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
+
+    def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:
+        """The losses of samples and of their parts, and how their gradients differ."""
+        whole = self.tried(rows, with_gradient=with_gradient)
+        self.put_back()
+        rest = GradientRest(whole.gradients) if whole.gradients is not None else None
+        whole = whole._replace(gradients=None)  # rest has them
+        losses, failed = [], None
+        for each in parts:
+            part, error = self.tried_part(each, with_gradient=with_gradient)
+            self.put_back()
+            failed = failed or error
+            if part.gradients is None:
+                rest = None
+            elif rest is not None:
+                rest.subtract(part.gradients)
+            losses.append(part._replace(gradients=None))
+        return TriedParts(whole, losses, rest, failed)
 
     def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
         """The losses, with the gradients where they can be computed."""
