@@ -4,7 +4,7 @@ running statistics, weights moved a little. Each condition holds inside a `with`
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -57,8 +57,18 @@ class NarrowestFormat(TorchFunctionMode):
 
 class Float64Inside(TorchFunctionMode):
     """torch's functions compute in float64 inside of it where they would in float32: with a
-    teacher's weights, after x.float(). So a difference that is rounding vanishes.
+    teacher's weights, after x.float(), from integers. So a difference that is rounding vanishes.
     """
+
+    def __enter__(self) -> Self:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        entered: Self = super().__enter__()
+        return entered
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

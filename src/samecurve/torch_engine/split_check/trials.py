@@ -368,7 +368,8 @@ def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for feature in features.values():
         rows = torch.view_as_real(feature) if feature.is_complex() else feature
         rows = rows.reshape(len(feature), -1).double()
-        weights = 1 + torch.arange(rows.shape[1], device=rows.device).cos().double() / 2
+        places = torch.arange(rows.shape[1], dtype=torch.float64, device=rows.device)
+        weights = 1 + places.cos() / 2
         total = total.to(rows.device) + (rows.asinh() * weights).sum()
     return total
 
