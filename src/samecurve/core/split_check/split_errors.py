@@ -237,8 +237,11 @@ def explain_buffer(name: str, where: str) -> UserError:
     return UserError(
         f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
         " on how a batch is split over devices and microbatches",
-        "leave the buffer as it is in forward and change it in after_step(self, model, step);"
-        " statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm with train.norm_sync;"
+        "what follows from the weights: change the buffer in after_step(self, model, step), not in"
+        " forward. A running mean over the batch (DINO's centre, a codebook): a parameter with a"
+        " phase of its own, whose loss is 0.5 * (mean - target).square().sum()"
+        " (docs/task-after-step.md). Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
+        " with train.norm_sync;"
         f" {ALLOW}",
         where,
     )

@@ -95,12 +95,9 @@ class Drawing:
         drawn = torch.cat(parts, self.rule)
         if self._views == 1:
             return drawn
-        dim = self.rule  # the samples' rows are neighbours there
-        return (
-            drawn.unflatten(dim, (self.rows, self._views, -1))
-            .transpose(dim, dim + 1)
-            .flatten(dim, dim + 2)
-        )
+        # the rows of a sample are neighbours in `drawn`
+        of_samples = drawn.movedim(self.rule, 0).reshape(self.rows, -1)
+        return in_shape(of_samples, drawn.shape, self.rule, self._views)
 
     def _seeds(self) -> list[int]:
         """A seed for each row, on the host."""
