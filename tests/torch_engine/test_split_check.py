@@ -247,9 +247,10 @@ def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
     """
     curves = []
     for rounds in (1, 2, 3):
-        batch = {"batch": {"samples": 10, "accumulate": rounds}}
-        task = {"task": f"{FILE}:BatchLosses"} if kind == "seeded" else {}
-        with opened(config_for(kind, **task, **batch)) as engine:
+        sections: Any = {"batch": {"samples": 10, "accumulate": rounds}}
+        if kind == "seeded":
+            sections["task"] = f"{FILE}:BatchLosses"
+        with opened(config_for(kind, **sections)) as engine:
             state, losses = engine.init(), []
             np.random.seed(rounds)
             engine.check_split(state, feed_of(engine).trial_rows(5))

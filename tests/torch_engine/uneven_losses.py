@@ -273,7 +273,7 @@ def two_views(model: Any, batch: Any) -> Any:
 def many_views(model: Any, batch: Any) -> Any:
     """Two large views and six small ones, as DINO has them, and noise from row to row."""
     x, y = batch["x"], batch["y"]
-    features = 0
+    features: Any = 0
     for views, tokens in ((2, 6), (6, 2)):
         cut = x[:, :tokens] + 0.1 * torch.rand_like(x[:, :tokens])
         rows = F.dropout(model.features(torch.cat([cut] * views)), 0.3)
@@ -296,7 +296,7 @@ def views_of_tokens(model: Any, batch: Any) -> Any:
 def unlike_views_of_tokens(model: Any, batch: Any) -> Any:
     """Two views and six, each as rows of tokens, which no order serves."""
     x, y = batch["x"], batch["y"]
-    features = 0
+    features: Any = 0
     for views, tokens in ((2, 6), (6, 2)):
         rows = model.features(torch.cat([x[:, :tokens]] * views)).flatten(0, 1)
         features = features + F.dropout(rows, 0.3).view(views, len(x), tokens, 8).mean((0, 2))
