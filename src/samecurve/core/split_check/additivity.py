@@ -140,6 +140,12 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
     return Finding("coupled", f"gives the sum {shown}, {together}", off)
 
 
+def has_even_weights(trials: Sequence[Trial]) -> bool:
+    """Whether each sample has the same weight, as far as parts show it."""
+    each = [trial.weight / trial.samples for trial in trials]
+    return all(math.isclose(one, each[0]) for one in each)
+
+
 def rows_of_odd_weight(whole: Trial, alone: Sequence[Trial], tolerance: float) -> list[int]:
     """Numbers of the samples that may have another weight alone than beside others; none where the
     weights of all of them add up.

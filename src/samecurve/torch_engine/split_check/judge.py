@@ -240,13 +240,13 @@ class Judge:
         trials.put_back()
         whole, *parts = wide
         there = [part for part in parts if part]
-        found = finding if finding and finding.difference > SURE["f32"] else None
+        remains = finding if finding and finding.difference > SURE["f32"] else None
         if whole and len(there) == len(parts) and remaining.bytes == 8:
             repeats = finding is None or finding.kind != "repeat"
-            found = compare_parts(whole, there, TOLERANCE["f64"]) if repeats else finding
-        if finding and not found:
+            remains = compare_parts(whole, there, TOLERANCE["f64"]) if repeats else finding
+        if finding and not remains:
             self._note_rounding(computed)
-        return found
+        return remains
 
     def _rounds_inside(self) -> bool:
         """Whether an f64 run computes something in float32."""

@@ -25,7 +25,6 @@ tries the same samples and makes the same calls, whatever it finds. Afterwards t
 attributes and the random generators are as before.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from samecurve.core.split_check.additivity import (
     Trial,
     compare_parts,
     compare_repeats,
+    has_even_weights,
     rows_of_odd_weight,
     steps_tried,
 )
@@ -238,7 +238,7 @@ class SplitCheck:
         is 1 at least, where a sample has nothing to count.
         """
         trials, judge = self._trials, self._judge
-        if not judge.agree(not _has_even_weights([seen.whole, *seen.parts])):
+        if not judge.agree(not has_even_weights([seen.whole, *seen.parts])):
             return None
         alone = []
         for row in trials.samples:
@@ -365,12 +365,6 @@ class SplitCheck:
         if not self._setup.task.follows_progress:
             return []
         return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
-
-
-def _has_even_weights(trials: Sequence[Trial]) -> bool:
-    """Whether each sample has the same weight, as far as parts show it."""
-    each = [trial.weight / trial.samples for trial in trials]
-    return all(math.isclose(one, each[0]) for one in each)
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:

@@ -63,12 +63,12 @@ class Float64Inside(TorchFunctionMode):
     def __enter__(self) -> Self:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        entered: Self = super().__enter__()
+        entered: Self = super().__enter__()  # type: ignore[no-untyped-call]
         return entered
 
     def __exit__(self, *error: object) -> None:
         torch.set_default_dtype(self._default)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

@@ -51,8 +51,8 @@ def gradients_of(
 
 
 class GradientRest:
-    """What remains of the gradient of all samples once those of its parts are subtracted. Only one
-    gradient is held beside that of a part, as a step holds the gradient and the optimizer's state.
+    """The gradient of all samples less those of its parts. Only one gradient is held beside that of
+    a part, as a step holds the gradient and the optimizer's state.
 
     whole: the gradient of all samples, which this object takes over
     """

@@ -174,7 +174,7 @@ class Trials:
 
     @contextmanager
     def in_float64_inside(self) -> Iterator[None]:
-        """What an f64 run computes in float32 is computed in float64."""
+        """Compute in float64 what an f64 run computes in float32."""
         self._widens_inside = True
         try:
             yield
