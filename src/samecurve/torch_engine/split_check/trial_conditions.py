@@ -72,7 +72,7 @@ class Float64Inside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        name, named = func.__name__, kwargs or {}
+        name, named = getattr(func, "__name__", ""), kwargs or {}
         if name in {"__get__", "__set__"}:
             return func(*args, **named)
         changes_first = name.startswith("__i") or (name[-1:] == "_" and name[-2:] != "__")
