@@ -22,7 +22,7 @@ from samecurve.torch_engine.model.initial_values import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
-from samecurve.torch_engine.step.precision import attention_of_any_length
+from samecurve.torch_engine.step.precision import as_weights, attention_of_any_length
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.optimizers.user_optimizer import NamedParams
@@ -168,7 +168,10 @@ class TorchAdapter(EngineAdapter):
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """The sums that metrics() gives, by a model without values, or else by a real one."""
-        rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in row.items()}
+        rows = {  # for a model as model() makes it, before its weights are converted
+            name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))
+            for name, array in row.items()
+        }
         with torch.no_grad():
             try:
                 with on_meta():
