@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.core.system.disk_errors import explain_os_error
+from samecurve.core.system.files import explain_os_error
 from samecurve.core.system.installation import install_command
 from samecurve.worker.closing import closing_all, not_hiding
 

@@ -27,8 +27,7 @@ from samecurve.checkpoint.manifest import (
 )
 from samecurve.core.evaluation.metric_goal import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
-from samecurve.core.system.disk_errors import explain_os_error
-from samecurve.core.system.files import regular_only, sync_directory, write_json
+from samecurve.core.system.files import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.errors import RunError
 from samecurve.units import show_bytes
 

@@ -151,7 +151,7 @@ def _mend_streams() -> None:
 
 def _os_error_text(error: OSError) -> str:
     """The message for an OSError that no lower layer has handled."""
-    from samecurve.core.system.disk_errors import explain_os_error
+    from samecurve.core.system.files import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
         return f"error: {error}"

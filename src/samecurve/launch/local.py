@@ -134,7 +134,7 @@ class _Launcher:
         try:
             return prepare_restart(self._prepared, failure, began, budget)
         except OSError as error:  # the disk may have failed
-            from samecurve.core.system.disk_errors import explain_os_error
+            from samecurve.core.system.files import explain_os_error
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
             return f"not started again: {cause}"

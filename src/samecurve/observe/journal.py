@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from samecurve.core.events import Event
-from samecurve.core.system.disk_errors import explain_os_error
-from samecurve.core.system.files import regular_only, write_all
+from samecurve.core.system.files import explain_os_error, regular_only, write_all
 from samecurve.errors import RunError
 
 # kinds that a later `resumed` at an earlier step makes void
