@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.values import Duration, Precision, Recompute
-from samecurve.core.evaluation.metric_goal import MetricGoal
+from samecurve.core.config.values import Duration, MetricGoal, Precision, Recompute
 
 
 class EarlyStop(Section):

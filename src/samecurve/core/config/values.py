@@ -1,8 +1,11 @@
-"""Types of config values: words from a fixed list, and values that have several spellings."""
+"""Types of config values: words from a fixed list, values that have several spellings, and the
+metric by which an evaluation is the best one or a run ends early.
+"""
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, PlainValidator, PositiveFloat
@@ -99,3 +102,34 @@ def _numbers(texts: Sequence[str]) -> list[float]:
 Balance = Annotated[
     Literal["even", "measured"] | tuple[PositiveFloat, ...], BeforeValidator(_balance)
 ]
+
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class MetricGoal:
+    """A metric, and whether less or more of it is better."""
+
+    metric: str = "loss"
+    mode: Mode = "min"
+
+    def is_better(self, value: float | None, than: float | None, by: float = 0.0) -> bool:
+        """Whether `value` is better than `than` by more than `by`.
+
+        value None: not finite. than None: not finite, or not known yet.
+        """
+        if value is None:
+            return False
+        if than is None:
+            return True
+        return (than - value if self.mode == "min" else value - than) > by
+
+
+@dataclass(frozen=True)
+class EarlyStopRule:
+    """A run ends after `patience` evaluations in a row without a better one."""
+
+    goal: MetricGoal
+    patience: int
+    min_delta: float

@@ -7,9 +7,8 @@ from typing import Literal
 
 from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Decay, epochs_of
+from samecurve.core.config.values import Decay, EarlyStopRule, epochs_of
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.evaluation.metric_goal import EarlyStopRule
 from samecurve.core.planning.decision import Decision
 from samecurve.errors import UserError
 from samecurve.units import counted

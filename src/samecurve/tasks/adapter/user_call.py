@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from samecurve.core.protocols import START, Progress
 from samecurve.errors import SamecurveError
 from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.task_methods import Method
+from samecurve.tasks.protocol import Method
 from samecurve.tasks.user_class.user_errors import end_copy, raise_explained
 
 

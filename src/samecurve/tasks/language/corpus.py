@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.cache import cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text.source_files import files_of_source, no_files
 from samecurve.tasks.text.token_files import check_cached_tokens, check_whole_tokens, id_blocks

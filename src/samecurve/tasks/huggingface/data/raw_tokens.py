@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.cache import cache_key
 from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
 from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import stamp_file
 from samecurve.tasks.huggingface.data.document_columns import Kind
 from samecurve.tasks.text.source_files import (
     STANDARD_LIBRARY,

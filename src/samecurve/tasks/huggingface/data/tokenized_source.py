@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.cache import cache_key
 from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
 from samecurve.errors import RunError, UserError
 from samecurve.probe.environment import child_environment
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_documents, run_job

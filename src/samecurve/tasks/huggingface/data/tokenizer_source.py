@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.cache import cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,
