@@ -31,7 +31,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
-from samecurve.data.tokens import IGNORED
+from samecurve.data.sources import IGNORED
 from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.join import join_warm

@@ -24,7 +24,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
-from samecurve.data.tokens import IGNORED
+from samecurve.data.sources import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests

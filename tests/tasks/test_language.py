@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from samecurve.core.weights.initial_values import Initial, values
-from samecurve.data.tokens import IGNORED
+from samecurve.data.sources import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel

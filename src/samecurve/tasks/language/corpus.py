@@ -17,8 +17,13 @@ from samecurve.core.system.cache import cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.text.source_files import files_of_source, no_files
-from samecurve.tasks.text.token_files import check_cached_tokens, check_whole_tokens, id_blocks
+from samecurve.tasks.text.text_files import (
+    check_cached_tokens,
+    check_whole_tokens,
+    files_of_source,
+    id_blocks,
+    no_files,
+)
 from samecurve.tasks.text.tokenizer import (
     PROBED,
     ByteTokenizer,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.data.tokens import IGNORED
+from samecurve.data.sources import IGNORED
 from samecurve.tasks.language.task import LanguageTask, NextLogits
 from samecurve.tasks.language.torch_model import Decoder
 

@@ -1,8 +1,6 @@
-"""Windows of a token file, as next-token samples.
+"""Sources of samples: windows of a token file, for the next token; and a part of another source."""
 
-The file is memory-mapped; a batch is one vectorised gather.
-"""
-
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.protocols import Source
 
 IGNORED = -100  # the label of a place that has no next token
 
@@ -43,3 +42,26 @@ class TokenWindows:
 def window_count(tokens: int, length: int) -> int:
     """The number of windows of `length` predictions in this many tokens; the last may be short."""
     return max(0, -(-(tokens - 1) // length))
+
+
+def spread_out(source: Source, count: int | None) -> Source | None:
+    """The held-out samples that an evaluation reads; None: there are none.
+
+    count: how many at most; None: all
+    """
+    if not len(source) or count == 0:
+        return None
+    return Spread(source, min(len(source), count or len(source)))
+
+
+class Spread:
+    """`count` samples spread evenly over a source."""
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._source, self._count = source, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        return self._source[np.asarray(ids) * len(self._source) // self._count]
