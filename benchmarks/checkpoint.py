@@ -35,8 +35,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.worker.checkpointing import checkpoint_store
-from samecurve.worker.context import RankContext
+from samecurve.worker.context import RankContext, checkpoint_store
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event

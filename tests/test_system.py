@@ -14,7 +14,7 @@ import pytest
 
 from samecurve.core.system.files import explain_os_error
 from samecurve.core.system.installation import install_command
-from samecurve.worker.closing import closing_all, not_hiding
+from samecurve.errors import closing_all, not_hiding
 
 ROOT = Path(__file__).parents[1]
 MODULE = "core/system/installation.py"

@@ -4,10 +4,13 @@ SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
 │   └── InvalidConfigError     all the errors of one config, at once
 └── RunError             the run itself could not go on                         exit 1
+
+not_hiding() and closing_all() handle what fails while a failure is handled, or at the end.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from samecurve.terminal import printable, shorten
 
@@ -122,3 +125,35 @@ def is_ctrl_c(error: BaseException) -> bool:
         return True
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return isinstance(error, KeyboardInterrupt) and heard
+
+
+@contextmanager
+def not_hiding(failure: BaseException) -> Iterator[None]:
+    """Handle a failure in the block. What fails there is noted on the failure, and not raised."""
+    try:
+        yield
+    except Exception as another:
+        failure.add_note(f"and, while that was handled: {type(another).__name__}: {another}")
+
+
+@contextmanager
+def closing_all(*closers: Callable[[], object]) -> Iterator[None]:
+    """Call all closers after the block, in this order, whatever fails.
+
+    The first failure is raised: the block's own before those of the closers.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    for close in closers:
+        try:
+            close()
+        except Exception as error:
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"and, at the end: {type(error).__name__}: {error}")
+    if failure is not None:
+        raise failure

@@ -17,7 +17,7 @@ RANK = """
 import sys, time
 from pathlib import Path
 from samecurve.observe.heartbeat import Heartbeat
-from samecurve.watch.rank_answers import answering
+from samecurve.watch.live_ranks import answering
 
 logs = Path(sys.argv[1])
 exec(compile("def silent():\\n    time.sleep(60)", sys.argv[2], "exec"))
@@ -65,7 +65,7 @@ from samecurve.watch.watch_process import watched_from_outside
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run
 from samecurve.watch.live_ranks import announce
-from samecurve.watch.rank_answers import answering
+from samecurve.watch.live_ranks import answering
 
 run = Run(Path(sys.argv[1]))
 run.logs.mkdir()

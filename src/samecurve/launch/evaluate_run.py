@@ -26,10 +26,9 @@ from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer
+from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of

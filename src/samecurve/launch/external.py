@@ -16,7 +16,7 @@ from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -36,7 +36,6 @@ from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch.silence import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 

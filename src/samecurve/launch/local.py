@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
-from samecurve.errors import SamecurveError, UserError, is_ctrl_c
+from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.signals import STOPPING, Signals, children_ended, kill_children
 from samecurve.observe.console import View, make_view, show_journal
@@ -26,7 +26,6 @@ from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch.silence import HangLimit
-from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:

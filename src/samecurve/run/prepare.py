@@ -20,6 +20,7 @@ from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
+from samecurve.run.fork_server import WarmStart
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -31,7 +32,6 @@ from samecurve.run.preconditions import (
 )
 from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
-from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 
 if TYPE_CHECKING:  # most runs begin from no weights

@@ -30,7 +30,7 @@ from samecurve.core.protocols import (
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
 from samecurve.data.feed import Feed
-from samecurve.errors import RunError, UserError
+from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt
@@ -38,12 +38,9 @@ from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.rank_logs import log_to
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.watch.live_ranks import announce
-from samecurve.watch.rank_answers import answering
-from samecurve.worker.checkpointing import checkpoint_store, keep_assets
-from samecurve.worker.closing import closing_all, not_hiding
+from samecurve.watch.live_ranks import announce, answering
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
-from samecurve.worker.context import RankContext
+from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
 from samecurve.worker.startup_timing import StartupClock, machine_load
 
