@@ -11,7 +11,7 @@ import pytest
 from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import read_events
 from samecurve.watch.hang_watch import HangWatch
-from samecurve.watch.silence import HangLimit
+from samecurve.watch.live_ranks import HangLimit
 
 RANK = """
 import sys, time
@@ -60,7 +60,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
 LONE = """
 import sys
 from pathlib import Path
-from samecurve.watch.silence import HangLimit
+from samecurve.watch.live_ranks import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run

@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.machine import Machine, UnfitEngine
 from samecurve.probe import cpu
-from samecurve.probe.engines import unfit_engines
 from samecurve.probe.gpus import find_gpus
 
 
@@ -26,8 +25,17 @@ def probe() -> Machine:
         cores=cpu.cores(),
         cpu=cpu.model_name(),
         xla_devices=_xla_devices(os.environ),
-        unfit=unfit_engines(gpus.vendor),
+        unfit=_unfit_engines(gpus.vendor),
     )
+
+
+def _unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
+    """Why installed engines can't use the GPUs of this vendor ('': there are none)."""
+    if not vendor:
+        return {}
+    from samecurve.probe.engines import unfit_engines
+
+    return unfit_engines(vendor)
 
 
 def _xla_devices(environment: Mapping[str, str]) -> int | None:

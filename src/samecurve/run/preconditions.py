@@ -15,7 +15,6 @@ from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
 from samecurve.units import show_bytes
@@ -140,6 +139,8 @@ def check_trackers(track: Track) -> None:
         spec = find_spec(name)
         # a folder of that name (wandb makes one here) is not the library
         if spec is None or spec.origin is None:
+            from samecurve.core.system.installation import install_command
+
             raise UserError(
                 f"track.{name} needs {name}: not installed",
                 f"{install_command(name)}, or leave it out",

@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,16 @@ from samecurve.watch.flight_recorder import record
 # rounded, and corrected
 _CLOCK = 2.0
 _MOST_JSON = 1 << 16  # bytes of one file
+
+
+@dataclass(frozen=True)
+class HangLimit:
+    """How long a rank may be silent, and how the user sets that."""
+
+    floor: float  # seconds of silence that are never a hang; 0: nobody watches
+    unknown: float | None = None  # limit of unknown activities; None: ten times the floor
+    option: str = "--set devices.hang_floor="  # sets the floor
+    unit: str = "step"  # what heartbeats count
 
 
 def announce(logs: Path, rank: int) -> None:

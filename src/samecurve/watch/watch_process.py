@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from samecurve.errors import RunError
-from samecurve.watch.silence import HangLimit
+from samecurve.watch.live_ranks import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
 

@@ -32,12 +32,6 @@ from samecurve.core.planning.compute import (
     say_task_steps,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
-from samecurve.core.planning.exact import (
-    check_exact_layout,
-    check_exact_model,
-    choose_exact_batch,
-    exact_memory,
-)
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
@@ -80,6 +74,8 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
     check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
     if train.exact:
+        from samecurve.core.planning.exact import check_exact_layout
+
         check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
     split = _even_split(config, layout, Capacity(), fixed=None).value
     choose_threads(config.devices, train, layout, machine.cores, fixed=None)
@@ -165,6 +161,8 @@ def _even_split(
 ) -> Decision[BatchSplit]:
     """The split for devices that are alike."""
     if config.train.exact:
+        from samecurve.core.planning.exact import choose_exact_batch
+
         return choose_exact_batch(config.batch, fixed, layout.num_devices)
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
 
@@ -184,6 +182,8 @@ def _choose_split(
     check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
     speeds = choose_speeds(config.devices, train, facts)
     if train.exact:
+        from samecurve.core.planning.exact import check_exact_layout, check_exact_model
+
         check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
         check_exact_model(facts)
     split = log.take(_even_split(config, layout, capacity, fixed=fixed))
@@ -205,6 +205,8 @@ def _memory_terms(
     """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
     held = list(capacity.terms)
     if exact:
+        from samecurve.core.planning.exact import exact_memory
+
         term = exact_memory(
             options,
             facts,
