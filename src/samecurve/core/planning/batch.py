@@ -18,9 +18,8 @@ from samecurve.core.determinism.microbatches import (
     microbatches_of,
 )
 from samecurve.core.planning.capacity import Capacity
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.decision import Decision, Fixed
 from samecurve.core.planning.facts import Facts, Speed, Speeds
-from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, join_words, show_seconds

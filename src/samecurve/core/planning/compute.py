@@ -10,9 +10,8 @@ from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.decision import Decision, DecisionLog
+from samecurve.core.planning.decision import Decision, DecisionLog, Fixed
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError

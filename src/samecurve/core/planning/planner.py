@@ -31,9 +31,8 @@ from samecurve.core.planning.compute import (
     say_task,
     say_task_steps,
 )
-from samecurve.core.planning.decision import Decision, DecisionLog
+from samecurve.core.planning.decision import Decision, DecisionLog, Fixed
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.planning.memory import (

@@ -3,17 +3,11 @@ world and engine.
 """
 
 import hashlib
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class Initial(NamedTuple):
-    """How a parameter begins: normal values around `mean`; std 0: all of them `mean`."""
-
-    std: float
-    mean: float = 0.0
+from samecurve.core.protocols import Initial
 
 
 def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> NDArray[np.float32]:

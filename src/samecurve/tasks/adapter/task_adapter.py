@@ -19,7 +19,7 @@ import numpy as np
 from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.weights.initial_values import Initial
+from samecurve.core.protocols import Initial
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.columns import Collation

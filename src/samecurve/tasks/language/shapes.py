@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from samecurve.core.planning.memory import logit_rows
-from samecurve.core.weights.initial_values import Initial
+from samecurve.core.protocols import Initial
 from samecurve.tasks.language.sections import LanguageModel
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Source
-from samecurve.core.weights.initial_values import Initial
+from samecurve.core.protocols import Initial, Source
 from samecurve.data.sources import TokenWindows, spread_out, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
