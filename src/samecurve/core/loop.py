@@ -205,7 +205,7 @@ def run_due_actions(
         _sample(context, state, step)
     if "hash" in due:
         context.heartbeat(step, "save")
-        from samecurve.core.weights.digest import combined
+        from samecurve.core.weights import combined
 
         digests = engine.digests(state)
         context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))

@@ -265,7 +265,7 @@ class Engine(Protocol[State, Staged]):
         lines for the user; UserError: what it does not allow. as_if_split: as where a step has
         several microbatches.
     evaluate: progress: of the last step trained.
-    digests: of every array of the state by canonical name (core/weights/digest.py).
+    digests: of every array of the state by canonical name (core/weights.py).
     peak_memory: bytes that the fullest of these devices has held.
     """
 

@@ -28,7 +28,7 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.split_check.additivity import lines_or_refuse
-from samecurve.core.weights.digest import digest
+from samecurve.core.weights import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,

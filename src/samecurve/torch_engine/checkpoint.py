@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
@@ -154,12 +154,12 @@ def digests(
     """The digest of every array of a state that all ranks hold whole; each rank hashes some of
     them.
     """
-    from samecurve.core.weights.digest import BYTES, digest
+    from samecurve.core.weights import DIGEST_BYTES, digest
 
     entries = dict(_named_entries(state, shard_of, replica_of))
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
-    table = np.zeros((len(entries), BYTES), np.uint8)
+    table = np.zeros((len(entries), DIGEST_BYTES), np.uint8)
     for row, (name, entry) in enumerate(entries.items()):
         if name in own_names:
             table[row] = np.frombuffer(digest(entry.local.to("cpu").numpy()), np.uint8)

@@ -21,7 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, ModelArrays
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.system.files import sync_directory, write_json
-from samecurve.core.weights.weight_check import check_weights
+from samecurve.core.weights import check_weights
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
 from samecurve.run.resume import Origin

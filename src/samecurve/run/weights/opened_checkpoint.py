@@ -14,7 +14,7 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read
 from samecurve.checkpoint.store import hold, newest
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
-from samecurve.core.weights.weight_check import AVERAGE
+from samecurve.core.weights import AVERAGE
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted

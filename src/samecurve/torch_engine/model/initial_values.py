@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from samecurve.core.protocols import Task
-from samecurve.core.weights.initial_values import values
+from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import (
     Initialize,

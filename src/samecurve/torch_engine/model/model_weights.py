@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from samecurve.core.protocols import StoredArrays
-from samecurve.core.weights.weight_check import check_weights
+from samecurve.core.weights import check_weights
 from samecurve.torch_engine.optimizers.optimizer_params import local_view
 
 
