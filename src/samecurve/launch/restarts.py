@@ -9,8 +9,7 @@ from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.journal import append_event, cut_torn_line, read_events
-from samecurve.run.directory.attempt import Earlier, new_attempt_name
-from samecurve.run.directory.rank_logs import clear_logs
+from samecurve.run.directory.attempt import Earlier, clear_logs, new_attempt_name
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import set_later_aside
 from samecurve.run.start_files import PreparedRun

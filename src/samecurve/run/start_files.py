@@ -14,9 +14,8 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
-from samecurve.run.directory.attempt import Attempt, new_attempt_name, surroundings
+from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
 from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.rank_logs import clear_logs
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import (
     Options,

@@ -33,16 +33,14 @@ from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
-from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
 from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
-from samecurve.run.directory.rank_logs import log_to
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.watch.live_ranks import announce, answering
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
 from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
-from samecurve.worker.startup_timing import StartupClock, machine_load
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as Rendezvous
@@ -203,7 +201,7 @@ def _begin_journal(
     earlier = context.attempt.earlier
     if not earlier:
         return journal, journal.record
-    from samecurve.worker.startup_timing import after_others
+    from samecurve.run.directory.attempt import after_others
 
     return journal, after_others(journal.record, earlier, resumed_at=first_step)
 
