@@ -32,8 +32,12 @@ from samecurve.core.sample_numbers import serving
 from samecurve.core.split_check.additivity import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
-from samecurve.torch_engine.model.model_builder import ModelBuilder
+from samecurve.torch_engine.model.model_builder import (
+    IsGiven,
+    ModelBuilder,
+    all_given,
+    nothing_given,
+)
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates

@@ -18,7 +18,7 @@ from samecurve.core.split_check.additivity import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
-from samecurve.torch_engine.model.initial_values import FirstValues, on_meta
+from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial

@@ -18,7 +18,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
-from samecurve.torch_engine.model.initial_values import on_meta
+from samecurve.torch_engine.model.model_builder import on_meta
 from samecurve.torch_engine.model.model_setup import freeze, repeated_blocks, sharding_facts
 from samecurve.torch_engine.model.model_weights import describe_arrays
 from samecurve.torch_engine.model.user_model import TrainingMode, coupling_layers, kept_in_eval
