@@ -17,7 +17,7 @@ import torch
 
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
-from samecurve.torch_engine.optimizers.optimizer_params import local_view
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 

@@ -41,7 +41,7 @@ from samecurve.torch_engine.model.model_builder import (
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates
-from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices, optimizer_params
+from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.strategies.base import Strategy
 
 _MOVED = 0.1  # of each number of a parameter or buffer
