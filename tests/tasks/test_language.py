@@ -17,8 +17,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
-from samecurve.tasks.language.torch_model import Decoder
-from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
 from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
 
 FIELDS = LanguageModel(

@@ -15,7 +15,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from commands import losses, samecurve, write_config
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.compile_blocks import compile_model
 from samecurve.torch_engine.model.model_setup import recompute, seeded
@@ -115,7 +115,7 @@ def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     """Its import takes every rank seconds."""
     work = (
         "import sys, torch\nimport samecurve.torch_engine.engine\n"
-        "from samecurve.tasks.language.torch_model import Decoder\n"
+        "from samecurve.tasks.language.torch_task import Decoder\n"
         "from samecurve.tasks.language.sections import LanguageModel\n"
         "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\n"
         "made(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\n"

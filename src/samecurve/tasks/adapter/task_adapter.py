@@ -24,10 +24,9 @@ from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.adapter.user_call import UserCall
 from samecurve.tasks.free_sections import section_argument
 from samecurve.tasks.protocol import MEMBERS, TaskMethods
-from samecurve.tasks.user_class.user_errors import calling
+from samecurve.tasks.user_class.user_errors import UserCall, calling
 
 
 class TaskAdapter:

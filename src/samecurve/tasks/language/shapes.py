@@ -123,7 +123,7 @@ def _formulas(
         ),
         "bytes_per_sample": (
             f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
-            f" {outside_words}), counted from torch_model.py"
+            f" {outside_words}), counted from torch_task.py"
         ),
         **{
             f"scratch.{kind}": (
