@@ -18,7 +18,7 @@ from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.eval_sums import Metric
+from samecurve.core.evaluation import Metric
 from samecurve.core.planning.decision import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan

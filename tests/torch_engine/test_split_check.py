@@ -20,7 +20,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Task
-from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.split_check import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from samecurve.core.evaluation import JournalMetric, Summarize, journal_value
 from samecurve.core.evaluation.early_stop import count_waiting, metric_of, why_it_ended
-from samecurve.core.evaluation.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -31,7 +31,7 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
-from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.split_check import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
 from samecurve.units import join_words
 

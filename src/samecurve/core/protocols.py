@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpecs
+from samecurve.core.evaluation import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.facts import Facts
 

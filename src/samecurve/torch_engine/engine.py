@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.evaluation.eval_sums import EvalSums
+from samecurve.core.evaluation import EvalSums
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -29,7 +29,7 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check.additivity import lines_or_refuse
+from samecurve.core.split_check import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.model_builder import (
@@ -52,7 +52,7 @@ from samecurve.torch_engine.step.precision import LossScale, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
-from samecurve.torch_engine.strategies.table import make_strategy
+from samecurve.torch_engine.strategies import make_strategy
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.model.user_model import TrainingMode

@@ -47,7 +47,7 @@ from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import surroundings
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import entry_of
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
-from samecurve.core.evaluation.eval_sums import class_names, class_scores, is_confusion
+from samecurve.core.evaluation import class_names, class_scores, is_confusion
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json

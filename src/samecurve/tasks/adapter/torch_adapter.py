@@ -14,7 +14,7 @@ from torch import nn
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
-from samecurve.core.split_check.additivity import MEAN
+from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import START
-from samecurve.core.split_check.additivity import MEAN, Trial, compare_parts
+from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.torch_engine.randomness.sample_numbers import keyed_trial

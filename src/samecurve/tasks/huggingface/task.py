@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.eval_sums import CLASS_WEIGHT
+from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError

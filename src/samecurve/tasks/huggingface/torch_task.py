@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from samecurve.core.evaluation.eval_sums import CLASS_WEIGHT
+from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import weigh_classes

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.split_check.additivity import TOLERANCE, Trial, compare_repeats
+from samecurve.core.split_check import TOLERANCE, Trial, compare_repeats
 from samecurve.core.split_check.split_errors import Evidence, explain, explain_draws, explain_state
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.backward_code import graph_nodes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from samecurve.core.determinism.microbatches import split_batch
-from samecurve.core.evaluation.eval_sums import SumSpecs
+from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Progress
 from samecurve.torch_engine.step.gathered_features import FeatureTable, Part
 from samecurve.torch_engine.step.precision import autocast_for, current_device
