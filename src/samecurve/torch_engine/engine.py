@@ -44,9 +44,12 @@ from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    numbers_in_work,
+)
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
-from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import LossScale, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State

@@ -21,7 +21,7 @@ from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
-from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
+from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.step.precision import attention_of_any_length
 
 if TYPE_CHECKING:

@@ -11,16 +11,25 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import _VF, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.rnn import PackedSequence
 
-from samecurve.torch_engine.randomness.microbatch_context import context_in_work
+from samecurve.core.determinism.sample_keys import RowKeys
+from samecurve.core.sample_numbers import serving
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    context_in_work,
+    numbers_in_work,
+)
 
 # Any: a function of torch takes its arguments in several forms.
 Function = Callable[..., Any]
@@ -130,6 +139,21 @@ class KeyedFunctions:
         if self._is_open:
             self._is_open = False
             _REPLACED.release()
+
+
+@contextmanager
+def keyed_trial(rows: int) -> Iterator[None]:
+    """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
+
+    rows: of the microbatch that is tried
+    """
+    functions = KeyedFunctions()
+    keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))
+    try:
+        with serving(numbers_in_work), MicroBatchContext(torch.device("cpu")).within(keys):
+            yield
+    finally:
+        functions.close()
 
 
 def _rename(functions: dict[int, Function]) -> None:
