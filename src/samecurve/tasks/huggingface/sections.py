@@ -16,8 +16,7 @@ from pydantic import (
 )
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import DataSection
-from samecurve.tasks.free_sections import check_finite
+from samecurve.core.config.sections import DataSection, check_finite
 from samecurve.tasks.text.text_files import STANDARD_LIBRARY
 
 Objective = Literal["causal", "classify", "masked", "embed"]
