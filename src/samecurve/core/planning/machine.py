@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from samecurve.core.planning.decision import Decision
-from samecurve.core.planning.hardware import peak
 from samecurve.errors import UserError
 from samecurve.units import counted
 
@@ -39,7 +38,11 @@ class Device:
         return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
     def peak(self, precision: str) -> float | None:
-        """Dense FLOP/s at this precision, None where no data sheet is on file."""
+        """Dense FLOP/s at this precision, None where no data sheet is on file (no CPU's is)."""
+        if self.kind == "cpu":
+            return None
+        from samecurve.core.planning.hardware import peak
+
         return peak(self.name, precision)
 
     def lacks(self, precision: str) -> bool:
