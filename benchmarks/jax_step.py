@@ -30,8 +30,8 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.data import IGNORED
 from samecurve.data.feed import Feed
-from samecurve.data.sources import IGNORED
 from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.join import join_warm

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
-from samecurve.data.sources import TokenWindows
+from samecurve.data import TokenWindows
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train_job import rehearse

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from samecurve.core.protocols import Initial
 from samecurve.core.weights import values
-from samecurve.data.sources import IGNORED
+from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel

@@ -25,7 +25,7 @@ from samecurve.checkpoint.manifest import (
     name_of,
     read_manifest,
 )
-from samecurve.core.config.values import MetricGoal
+from samecurve.core.config.section import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
 from samecurve.core.system.files import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.errors import RunError

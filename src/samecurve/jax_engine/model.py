@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
-from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError

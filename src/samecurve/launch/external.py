@@ -34,7 +34,7 @@ from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
-from samecurve.watch.live_ranks import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
 from samecurve.worker.rank_main import run_rank, run_rank_with_note

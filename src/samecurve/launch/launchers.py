@@ -29,8 +29,8 @@ from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.start_files import PreparedRun
+from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import OFTEN, HangWatch
-from samecurve.watch.live_ranks import HangLimit
 from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.rank_main import main
 

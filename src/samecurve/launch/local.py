@@ -25,7 +25,7 @@ from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
-from samecurve.watch.live_ranks import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:

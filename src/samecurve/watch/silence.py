@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samecurve.core.events import ACTIVITIES, Activity, Beat
-from samecurve.watch.live_ranks import HangLimit
+from samecurve.watch import HangLimit
 
 _LEARNT_AFTER = 3  # durations of an activity that must have been seen
 # the limit is this many times the floor before: a first step compiles, a first save may be slow

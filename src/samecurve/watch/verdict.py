@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from samecurve.core.events import Beat
-from samecurve.watch.live_ranks import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.watch.silence import Silence, furthest_behind
 from samecurve.watch.stacks import Location
 

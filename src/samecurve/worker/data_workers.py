@@ -22,7 +22,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
 from samecurve.data.workers import Line, Workers, line, serve
 from samecurve.tasks import Tasks, open_task
-from samecurve.watch.live_ranks import ASK_SIGNAL
+from samecurve.watch import ASK_SIGNAL
 
 
 class DataWorkers:

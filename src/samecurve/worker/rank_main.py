@@ -37,7 +37,7 @@ from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machi
 from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.watch.live_ranks import announce, answering
+from samecurve.watch import announce, answering
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
 from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join

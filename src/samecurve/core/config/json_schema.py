@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from samecurve.core.config.loading import Registry, config_class
-from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
+from samecurve.core.config.section import EPOCHS_PATTERN, SIZE_PATTERN
 
 Schema = dict[str, Any]  # JSON Schema
 _REF = "#/$defs/"

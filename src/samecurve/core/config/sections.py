@@ -20,9 +20,7 @@ from pydantic import (
 )
 
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.section import Section
-from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import (
+from samecurve.core.config.section import (
     MOST_PROCESSES,
     Balance,
     Compress,
@@ -30,8 +28,10 @@ from samecurve.core.config.values import (
     Duration,
     NumSamples,
     Seconds,
+    Section,
     Size,
 )
+from samecurve.core.config.train_section import Train
 from samecurve.core.strategies import STRATEGY_NAMES, strategy_help
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from samecurve.core.config.section import Section
-from samecurve.core.config.values import Duration, MetricGoal, Precision, Recompute
+from samecurve.core.config.section import Duration, MetricGoal, Precision, Recompute, Section
 
 
 class EarlyStop(Section):

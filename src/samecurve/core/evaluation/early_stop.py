@@ -7,7 +7,7 @@ same on every rank, on any number of devices, and after a resume.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from samecurve.core.config.values import EarlyStopRule, MetricGoal
+from samecurve.core.config.section import EarlyStopRule, MetricGoal
 from samecurve.core.evaluation import Summarize, SumSpecs, journal_value, sums_of_ones
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters

@@ -6,11 +6,11 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.planning import Decision, DecisionLog, Fixed
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.decision import Decision, DecisionLog, Fixed
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device

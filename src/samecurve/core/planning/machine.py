@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 from samecurve.units import counted
 

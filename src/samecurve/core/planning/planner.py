@@ -5,10 +5,11 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 
 from dataclasses import replace
 
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
+from samecurve.core.planning import Decision, DecisionLog, Fixed
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
@@ -31,7 +32,6 @@ from samecurve.core.planning.compute import (
     say_task,
     say_task_steps,
 )
-from samecurve.core.planning.decision import Decision, DecisionLog, Fixed
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices

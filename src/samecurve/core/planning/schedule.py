@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from samecurve.core.config.section import Decay, EarlyStopRule, epochs_of
 from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Decay, EarlyStopRule, epochs_of
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 from samecurve.units import counted
 

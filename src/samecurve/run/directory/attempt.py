@@ -22,7 +22,7 @@ from typing import Any
 import samecurve
 from samecurve.core.events import Event
 from samecurve.core.planning.machine import Machine
-from samecurve.watch.live_ranks import clear_hang_files
+from samecurve.watch import clear_hang_files
 
 
 @dataclass(frozen=True)

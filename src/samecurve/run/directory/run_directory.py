@@ -13,7 +13,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.user_class.class_place import TASK_PICKLE, find_pickled_class
-from samecurve.watch.live_ranks import live_ranks
+from samecurve.watch import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one

@@ -17,7 +17,7 @@ from pydantic import (
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection, check_finite
-from samecurve.tasks.text.text_files import STANDARD_LIBRARY
+from samecurve.tasks.text import STANDARD_LIBRARY
 
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]

@@ -17,7 +17,7 @@ from samecurve.core.system.cache import cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once, write_json
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.text.text_files import (
+from samecurve.tasks.text import (
     check_cached_tokens,
     check_whole_tokens,
     files_of_source,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Initial, Source
-from samecurve.data.sources import TokenWindows, spread_out, window_count
+from samecurve.data import TokenWindows, spread_out, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data

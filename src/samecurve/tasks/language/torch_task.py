@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.data.sources import IGNORED
+from samecurve.data import IGNORED
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.task import LanguageTask, NextLogits
 from samecurve.torch_engine.model.cross_entropy import Head

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from samecurve.core.config.values import Precision
+from samecurve.core.config.section import Precision
 from samecurve.core.determinism.step_arithmetic import next_loss_scale
 
 Parameters = ParamSpec("Parameters")

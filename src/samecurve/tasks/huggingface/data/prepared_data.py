@@ -16,7 +16,7 @@ from typing import Any
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_key
 from samecurve.core.system.files import directory_made_once, write_json
-from samecurve.data.sources import spread_out
+from samecurve.data import spread_out
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (

@@ -20,7 +20,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
 from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource
-from samecurve.tasks.text.text_files import check_whole_tokens, id_blocks
+from samecurve.tasks.text import check_whole_tokens, id_blocks
 
 _FORMAT = 1
 _HEADER = 20240520  # the first number in the header of llm.c's token files, of 1024 bytes

@@ -9,7 +9,7 @@ from typing import Literal
 from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Kind
-from samecurve.tasks.text.text_files import (
+from samecurve.tasks.text import (
     STANDARD_LIBRARY,
     files_below,
     files_of_source,

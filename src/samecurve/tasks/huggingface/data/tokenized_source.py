@@ -30,7 +30,7 @@ from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, rea
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
-from samecurve.tasks.text.text_files import check_cached_tokens
+from samecurve.tasks.text import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache
