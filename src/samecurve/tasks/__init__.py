@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samecurve.core.config.loading import DEFAULT_TASK, TaskSections
+from samecurve.core.config.loading import DEFAULT_TASK, USER_TASK, TaskSections
 from samecurve.errors import UserError
 from samecurve.tasks.entry import TaskEntry
 from samecurve.tasks.user_class.class_place import place_of
@@ -52,8 +52,6 @@ class Tasks:
         """
         self._only: str | None = None
         if only is not None and not self.knows(only):
-            from samecurve.core.config.unsupported import USER_TASK
-
             raise UserError(
                 f"--task {only} is no task",
                 f"tasks: {', '.join(self.names())}; {USER_TASK}",
