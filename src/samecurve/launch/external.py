@@ -25,8 +25,7 @@ from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
-from samecurve.probe import probe
-from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.probe import oom_kills, oom_kills_since, probe
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests
 from samecurve.run.directory.run_directory import Run

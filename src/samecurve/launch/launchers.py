@@ -24,7 +24,7 @@ from samecurve.launch.supervisor import (
     RankProcess,
     RankReport,
 )
-from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
