@@ -8,7 +8,7 @@ import numpy as np
 
 from samecurve.checkpoint.store import Published, Publisher, Store
 from samecurve.core.config.section import MetricGoal
-from samecurve.core.planning import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 
 FIXED = Fixed(

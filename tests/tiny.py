@@ -19,7 +19,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import Metric
-from samecurve.core.planning import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan

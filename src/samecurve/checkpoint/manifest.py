@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.param_groups import ParamGroup
-from samecurve.core.planning import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import Counters
 from samecurve.core.system.files import read_file_bytes
 

@@ -16,9 +16,9 @@ import numpy as np
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning import CLIP_EPSILON
 from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import CLIP_EPSILON
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
-from samecurve.core.planning import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.files import write_json

@@ -1,4 +1,4 @@
-"""Describes this machine: its GPUs, cores and memory.
+"""Describes this machine: its GPUs, cores and memory, and the environment of this process.
 
 Reads the operating system, the driver, the environment and installed packages; imports no engine.
 """
@@ -128,3 +128,14 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return f"{platform.machine()} CPU"
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment with these variables set, for a child process."""
+    return {**os.environ, **variables}
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Give this process another environment, as if it had been started with it."""
+    os.environ.clear()
+    os.environ.update(environment)

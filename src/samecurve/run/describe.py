@@ -24,7 +24,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.probe.environment import child_environment
+from samecurve.probe import child_environment
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 

@@ -37,7 +37,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from samecurve.core.system.parent_death import die_with
-from samecurve.probe.environment import child_environment, replace_environment
+from samecurve.probe import child_environment, replace_environment
 
 if TYPE_CHECKING:  # importing it takes as long as beginning
     from samecurve.core.planning.layout import Layout

@@ -11,7 +11,7 @@ from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
-from samecurve.core.planning import Fixed
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.lock import Lock, is_live

@@ -17,9 +17,10 @@ from samecurve.core.determinism.microbatches import (
     count_microbatches,
     microbatches_of,
 )
-from samecurve.core.planning import Decision, Fixed
+from samecurve.core.planning import Decision
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.facts import Facts, Speed, Speeds
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, join_words, show_seconds

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
-from samecurve.core.planning import Decision, DecisionLog, Fixed
+from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError

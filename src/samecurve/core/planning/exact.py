@@ -4,9 +4,10 @@ of one size on any devices, and the memory of their sums.
 
 from samecurve.core.config.sections import Batch
 from samecurve.core.determinism.microbatches import TreeSum, subtrees
-from samecurve.core.planning import Decision, Fixed
+from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm, sample_bytes
 from samecurve.errors import UserError

@@ -10,9 +10,9 @@ from typing import Any
 
 from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.planning import Fixed, as_mapping, parse_dataclass
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
+from samecurve.core.planning.fixed import Fixed, as_mapping, parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule

@@ -9,7 +9,7 @@ from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
-from samecurve.core.planning import Decision, DecisionLog, Fixed
+from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
@@ -33,6 +33,7 @@ from samecurve.core.planning.compute import (
     say_task_steps,
 )
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.planning.memory import (

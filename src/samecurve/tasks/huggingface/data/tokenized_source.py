@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from samecurve.core.system.cache import cache_key
 from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
 from samecurve.errors import RunError, UserError
-from samecurve.probe.environment import child_environment
+from samecurve.probe import child_environment
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns

@@ -1,0 +1,81 @@
+"""Fixed: values that a run's first plan decided for good; and parsing of plans from JSON."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from samecurve.core.config.section import MOST_PROCESSES
+from samecurve.core.determinism.data_order import Anchor
+
+T = TypeVar("T")
+_MOST_SAMPLES = 1 << 53
+CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
+_KEYS_ON_DISK = {
+    "global_batch_size": "batch",
+    "micro_batch_size": "slot",
+    "computed_on": "made_on",
+}
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """The value as a mapping. ValueError: it is none."""
+    if not isinstance(value, Mapping):
+        raise ValueError("it is no mapping")
+    return value
+
+
+@cache  # 6 ms each
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse_dataclass(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from JSON. ValueError: a value is missing, or of another type."""
+    try:
+        value: T = _adapter(cast("Hashable", kind)).validate_python(values)
+        return value
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """Values that a run's first plan decided for good. Every checkpoint has a copy."""
+
+    global_batch_size: int | None  # None: to be decided anew (--new-batch)
+    micro_batch_size: int
+    seed: int
+    samples: int
+    fingerprint: str
+    threads: int
+    anchor: Anchor = Anchor()
+    computed_on: str = ""  # engine and kind of device
+    clip_epsilon: float = CLIP_EPSILON
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in manifest.json and plan.json, whose public keys are older than our names."""
+        return {_KEYS_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: object) -> "Fixed":
+        """ValueError: a key is missing, not known, or has no such value."""
+        names = {key: name for name, key in _KEYS_ON_DISK.items()}
+        renamed = {names.get(key, key): item for key, item in as_mapping(value).items()}
+        # runs older than clip_epsilon clipped without it, and go on so
+        values = {"clip_epsilon": 0.0, **renamed}
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is not known")
+        parsed = parse_dataclass(cls, values)
+        sizes = [parsed.micro_batch_size, parsed.samples]
+        if parsed.global_batch_size is not None:
+            sizes.append(parsed.global_batch_size)
+        if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
+            raise ValueError("a batch, a number of samples or an anchor out of range")
+        if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
+            raise ValueError("threads or clip_epsilon out of range")
+        return parsed
