@@ -161,7 +161,7 @@ def _evaluate(
 
 
 def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
-    document = run.read_document()
+    document = run.document_for_use()
     if data is not None:
         reference = run.read_plan().reference
         entry = entry_of(str(document.value["task"]))

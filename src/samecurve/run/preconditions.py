@@ -18,6 +18,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
+from samecurve.tasks.user_class.class_place import SOURCES
 from samecurve.units import show_bytes
 
 
@@ -99,7 +100,7 @@ def remove_refused(run: Run) -> None:
     """Remove the files of a run that was refused before its first step; other files stay."""
     for path in (run.plan, run.config, run.journal, run.control):
         path.unlink(missing_ok=True)
-    for directory in (run.checkpoints, run.logs, run.assets, run.initial):
+    for directory in (run.checkpoints, run.logs, run.assets, run.initial, run.home / SOURCES):
         shutil.rmtree(directory, ignore_errors=True)
     remove_unbegun(run.home)
 

@@ -80,9 +80,10 @@ def prepare(
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     if origin.run or origin.manifest:  # a new run has nothing to differ from
-        from samecurve.run.changes import refuse_changes
+        from samecurve.run.changes import refuse_changed_source, refuse_changes
 
         refuse_changes(origin, config)
+        refuse_changed_source(origin, config, facts)
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
@@ -147,8 +148,16 @@ def _kept(weights: "Source | None", run: Run, origin: Origin) -> str | None:
 
 
 def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
-    """UserError: a new run would begin at a checkpoint after which nothing is left to train."""
-    if origin.run or not origin.has_ended(accepted_plan):
+    """UserError: nothing is left to train, and something else is asked for.
+
+    That is a new run that would begin here, or a changed config or source.
+    """
+    if not origin.has_ended(accepted_plan):
+        return
+    if origin.run:
+        from samecurve.run.changes import refuse_without_effect
+
+        refuse_without_effect(origin)
         return
     if origin.step < accepted_plan.steps:
         raise UserError(

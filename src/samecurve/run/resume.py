@@ -40,6 +40,7 @@ class Origin:
     manifest: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
     own: bool = True  # the checkpoint lies in the run directory itself
     notes: list[str] = field(default_factory=list)  # lines for the user
+    changes: list[str] = field(default_factory=list)  # of what a curve follows from, since it began
 
     @property
     def step(self) -> int:

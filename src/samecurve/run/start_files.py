@@ -147,6 +147,11 @@ def _write_files(accepted: AcceptedStart) -> None:
         from samecurve.run.weights.initial_weights import publish
 
         publish(run)
+    if ":" in accepted.loaded.config.task:
+        from samecurve.tasks.user_class.kept_source import keep_source
+
+        line = keep_source(run.home, accepted.loaded.config.task, step=origin.step)
+        origin.notes.extend([line] if line else [])
     run.write(
         _keep_task(run, accepted.loaded.config),
         accepted.plan,
