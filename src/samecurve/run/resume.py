@@ -14,6 +14,7 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
+from samecurve.observe.journal import has_finished
 from samecurve.run.directory.lock import Lock, is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
@@ -203,12 +204,15 @@ def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:
 
 
 def _finished(run: Run) -> bool:
+    """Whether the run is trained and ended: tested, and its results written."""
     try:
         plan, paths = run.read_plan(), checkpoints(run.checkpoints)
         last = name_of(plan.steps)
-        return any(
-            path.name >= last or _stopped_early(read_manifest(path), plan) for path in paths[:1]
-        )
+        for path in paths[:1]:
+            manifest = read_manifest(path)
+            if path.name >= last or _stopped_early(manifest, plan):
+                return has_finished(run.journal, int(manifest["step"]))
+        return False
     except SamecurveError:
         return True  # a run that can't be read can't go on
 

@@ -13,7 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
-from samecurve.observe.journal import append_event, cut_torn_line, last_step
+from samecurve.observe.journal import append_event, cut_torn_line, has_finished, last_step
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.provenance import surroundings
@@ -74,13 +74,17 @@ def write_start(accepted: AcceptedStart) -> PreparedRun:
         attempt=_attempt(accepted),
         lock=accepted.lock,
         journal_start=journal_start,
-        done=origin.has_ended(accepted.plan),
+        done=origin.has_ended(accepted.plan) and has_finished(run.journal, origin.step),
         step=origin.step,
         track=accepted.loaded.config.track,
     )
     if not prepared.done:
         _write_files(accepted)
         _write_journal(accepted, prepared)
+    elif not run.results.is_file():  # the run was killed at its last moment
+        from samecurve.run.directory.results_file import write_results
+
+        write_results(run, accepted.plan, accepted.loaded.config)
     return prepared
 
 

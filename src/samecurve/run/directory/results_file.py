@@ -15,7 +15,7 @@ from samecurve.run.directory.run_directory import Run
 
 def write_results(run: Run, plan: Plan, config: Config) -> None:
     """Write results.json into the run's directory, at the end of the run."""
-    write_json(run.home / "results.json", results(read_events(run.journal), plan, config))
+    write_json(run.results, results(read_events(run.journal), plan, config))
 
 
 def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Run:
         return self.home / "control.jsonl"
 
     @property
+    def results(self) -> Path:
+        return self.home / "results.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.home / "checkpoints"
 
