@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -259,7 +260,8 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
         def stop() -> None:
             group.send(STOP_SIGNAL)
-            os.write(2, STOPPING)
+            with suppress(OSError):  # the terminal is closed
+                os.write(2, STOPPING)
 
         with Signals(stop, kill_children) as signals:
             try:

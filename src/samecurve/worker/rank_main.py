@@ -34,7 +34,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests, stop_signals
 from samecurve.run.directory.rank_logs import log_to
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
@@ -63,7 +63,7 @@ def run_rank(
     """Train as this rank, from joining the others to leaving them.
 
     rendezvous: where the ranks meet; None: the environment names it.
-    on_signal: called for SIGTERM and SIGINT, where no launcher stands beside the rank.
+    on_signal: called for SIGTERM, SIGINT and SIGHUP, where no launcher stands beside the rank.
     """
     context = RankContext.read(attempt, rank)
     run, plan = context.run, context.plan
@@ -71,7 +71,7 @@ def run_rank(
     requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: on_signal(requests))
     # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
@@ -338,7 +338,8 @@ def main(argument: str) -> None:
     """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
     code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
