@@ -47,11 +47,11 @@ def refuse_changes(origin: Origin, config: Config) -> None:
             "the config as it was, or a new run with another --save-dir",
             str(where),
         )
-    free = ("devices.", "track.")
+    free = ("devices.", "track.", "train.save_every")  # no curve depends on them
     origin.changes.extend(
         _changes([key], before, after) for key in changed if not key.startswith(free)
     )
-    noted = [key for key in changed if not key.startswith((*free, "batch."))]
+    noted = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if noted:
         changes = _changes(noted, before, after)
         origin.notes.append(f"changed since the run was last saved: {changes}")

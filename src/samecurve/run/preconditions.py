@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,12 +50,37 @@ def most_checkpoints(plan: Plan) -> int:
 
     A new checkpoint is published before an older one is removed.
     """
+    if plan.every.save_seconds:
+        return (plan.keep or 1) + 1
     gaps = [plan.every.save] if plan.every.save else []
     evaluates = bool(plan.eval_samples and plan.every.evaluate)
     if gaps and evaluates:  # an evaluation that is better than all before is saved too
         gaps.append(plan.every.evaluate)
     saves = 1 + sum(plan.steps // gap for gap in gaps)
     return min(plan.keep + evaluates + 1, saves) if plan.keep else saves
+
+
+def without_room_for_saves(run: Run, size: int, plan: Plan) -> tuple[Plan, str | None]:
+    """The plan, without saves by the clock where the disk has room for too few checkpoints.
+
+    Also returns the line for the user; None: there is room.
+    """
+    most = most_checkpoints(plan)
+    if not plan.every.save_seconds or _has_room(run, size, most):
+        return plan, None
+    every = replace(plan.every, save_seconds=0.0)
+    reasons = {name: reason for name, reason in plan.reasons.items() if name != "save"}
+    line = (
+        f"saved at the end only: the disk has no room for {most} checkpoints of {show_bytes(size)}"
+        " at once; --max-checkpoints 1 needs room for 2, --set train.save_every=N saves every N"
+        " steps"
+    )
+    return replace(plan, every=every, reasons=reasons), line
+
+
+def _has_room(run: Run, size: int, most: int) -> bool:
+    place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
+    return shutil.disk_usage(place).free >= max(most - len(checkpoints(run.checkpoints)), 1) * size
 
 
 def check_room(run: Run, size: int, most: int) -> None:
@@ -66,8 +92,7 @@ def check_room(run: Run, size: int, most: int) -> None:
     place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
     free = shutil.disk_usage(place).free
     present = checkpoints(run.checkpoints)
-    to_come = max(most - len(present), 1)
-    if free >= to_come * size:
+    if _has_room(run, size, most):
         return
     there = f", of which {len(present)} are there" if present else ""
     raise UserError(

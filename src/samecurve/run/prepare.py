@@ -28,6 +28,7 @@ from samecurve.run.preconditions import (
     make_home,
     most_checkpoints,
     remove_unbegun,
+    without_room_for_saves,
 )
 from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
@@ -90,7 +91,7 @@ def prepare(
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
-    run = _make_run(loaded, options, origin, facts, accepted_plan)
+    run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
         accepted = AcceptedStart(
             run=run,
@@ -178,8 +179,8 @@ def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
 
 def _make_run(
     loaded: LoadedConfig, options: Options, origin: Origin, facts: Facts, accepted_plan: Plan
-) -> Run:
-    """The run's directory, made where there is none, with room for checkpoints.
+) -> tuple[Run, Plan]:
+    """The run's directory, made where there is none, with room for checkpoints; and the plan.
 
     UserError: there is no room, or it can't be written.
     """
@@ -188,13 +189,15 @@ def _make_run(
         run = Run(options.save_dir)
     home = run.home if run else Path("runs")
     size = checkpoint_bytes(loaded.config, facts)
+    accepted_plan, line = without_room_for_saves(Run(home), size, accepted_plan)
+    origin.notes.extend([line] if line else [])
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
         from samecurve.run.directory.run_names import free_name
 
         run = Run(free_name(loaded.name))
     make_home(run.home)
-    return run
+    return run, accepted_plan
 
 
 @contextmanager

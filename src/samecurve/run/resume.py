@@ -193,6 +193,7 @@ def _comparable(config: Config) -> dict[str, Any]:
             "devices": True,
             "engine": True,
             "track": True,
+            "train": {"save_every"},
             "data": set(config.data.indifferent),
         },
     )

@@ -12,14 +12,18 @@ from samecurve.core.config.section import flatten
 from samecurve.core.events import Event
 from samecurve.core.protocols import Record, Task
 from samecurve.observe.journal import Journal
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.context import RankContext
 
 
-def checkpoint_store(context: RankContext, record: Record, journal: Journal | None) -> Store:
+def checkpoint_store(
+    context: RankContext, record: Record, journal: Journal | None, requests: Requests
+) -> Store:
     """The store into which this rank writes the run's checkpoints.
 
     journal: synced before a checkpoint is published; None: another rank publishes.
+    requests: told of each save, since the next one may go by the clock
     """
     plan, config_values = context.plan, flatten(context.config)
 
@@ -41,6 +45,7 @@ def checkpoint_store(context: RankContext, record: Record, journal: Journal | No
             "seconds": save.seconds,
             "blocked_seconds": save.blocked,
         }
+        requests.saved(save.blocked)
         record(Event("saved", save.step, values))
 
     publisher = None

@@ -68,7 +68,8 @@ def run_rank(
     context = RankContext.read(attempt, rank)
     run, plan = context.run, context.plan
     clock = StartupClock()
-    requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
+    control = ControlFile(run, attempt.name, plan.every.save_seconds)
+    requests = Requests(control if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
         for number in stop_signals():
@@ -131,7 +132,7 @@ def train_rank(
     journal, record = _begin_journal(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
-    store = store or checkpoint_store(context, record, journal)
+    store = store or checkpoint_store(context, record, journal, requests)
     heartbeat = Heartbeat(run.logs / f"heartbeat-{context.rank.index}")
     loop_context = LoopContext(
         plan=plan,
