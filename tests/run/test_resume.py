@@ -215,3 +215,24 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(
     assert "step-00000045 is damaged" in done
     assert "resume step 40" in done
     assert_same_run(tmp_path / "run", unbroken_run)
+
+
+def test_the_only_checkpoint_is_damaged(
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It began anew, over the journal of what had been trained."""
+    config, run = write_config(tmp_path, corpus), tmp_path / "run"
+    train = ("train", "-f", config, "--save-dir", "run")
+    samecurve(*train, "--stop-after", 5, cwd=tmp_path)
+    [hurt] = (run / "checkpoints").glob("*/*.safetensors")
+    hurt.write_bytes(hurt.read_bytes()[:-50])
+    before = (run / "journal.jsonl").read_bytes()
+    for more in ((), ("--resume", "run")):
+        said = refused(monkeypatch, capsys, *train, *more, cwd=tmp_path)
+        assert "run has no other checkpoint to go on from: checkpoint step-00000005 is" in said
+        assert "a copy of it in its place, in run/checkpoints; or another --save-dir" in said
+    assert (run / "journal.jsonl").read_bytes() == before
+    assert hurt.parent.is_dir()

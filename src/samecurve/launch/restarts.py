@@ -59,6 +59,8 @@ def prepare_restart(
     failed_at = time.time()
     run, attempt = before.run, before.attempt
     checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None and damaged:
+        return f"not started again: {'; '.join(damaged)}, and there is no other checkpoint"
     resume = str(checkpoint) if checkpoint else _elsewhere(attempt.resume, run)
     reason = budget.spend(failure, resume)
     if reason is not None:

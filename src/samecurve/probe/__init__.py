@@ -25,9 +25,18 @@ def probe() -> Machine:
         host_bytes=cpu.memory(),
         cores=cpu.cores(),
         cpu=cpu.model_name(),
+        threads=_threads(os.environ),
         xla_devices=_xla_devices(os.environ),
         unfit=unfit_engines(gpus.vendor),
     )
+
+
+def _threads(environment: Mapping[str, str]) -> int | None:
+    """The threads that OMP_NUM_THREADS asks for; torchrun's own default of 1 asks for nothing."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_default = first == "1" and "TORCHELASTIC_RUN_ID" in environment
+    is_number = re.fullmatch(r"[1-9]\d{0,4}", first, re.ASCII) is not None
+    return int(first) if is_number and not is_default else None
 
 
 def _xla_devices(environment: Mapping[str, str]) -> int | None:

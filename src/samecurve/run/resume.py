@@ -87,8 +87,15 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
 def _newest_of(run: Run) -> Origin:
     Lock(run).release()  # refuse a live run, which removes its older checkpoints meanwhile
     checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None and damaged:
+        raise UserError(
+            f"{run.home} has no other checkpoint to go on from: {'; '.join(damaged)}",
+            f"a copy of it in its place, in {run.checkpoints}; or another --save-dir, which begins"
+            " anew",
+            "--save-dir",
+        )
     if checkpoint is None:
-        return Origin(run, notes=[f"{line}; going on from the start" for line in damaged])
+        return Origin(run)
     notes = [f"{line}; going on from {checkpoint.name}" for line in damaged]
     return Origin(run, checkpoint, read_manifest(checkpoint), notes=notes)
 

@@ -82,7 +82,7 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     if train.exact:
         check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
     split = _even_split(config, layout, Capacity(), fixed=None).value
-    choose_threads(config.devices, train, layout, machine.cores, fixed=None)
+    choose_threads(config.devices, train, layout, machine, fixed=None)
     check_steps(train.steps)
     choose_peak(config.schedule, config.optimizer.lr, config.batch, split.global_batch_size)
     choose_early_stop(train, eval_samples=None)
@@ -110,7 +110,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     capacity = log.take(choose_capacity(options, facts, layout))
     split = _choose_split(config, facts, layout, capacity, fixed=fixed, log=log)
     terms = _memory_terms(options, facts, layout, split, capacity, exact=train.exact, fixed=fixed)
-    threads = log.take(choose_threads(config.devices, train, layout, machine.cores, fixed))
+    threads = log.take(choose_threads(config.devices, train, layout, machine, fixed))
     now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
     order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
     schedule = log.take(_choose_schedule(config, facts, order))
