@@ -10,7 +10,6 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.observe.plan_text import decisions
 from samecurve.probe import probe
-
 from tiny import MACHINE, config_of, tiny_values
 
 FACTS = Facts(

@@ -174,10 +174,12 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     The same command, typed again, goes on with this run.
     """
     wanted = _comparable(loaded.config)
-    weights = str(init_from.resolve()) if init_from else None
+    weights = init_from.resolve() if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
-        if not run.exists() or run.weights_path() != weights or is_live(run) or _finished(run):
+        if not run.exists() or is_live(run) or _finished(run):
+            continue
+        if not _began_from(run, weights):
             continue
         try:
             if task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
@@ -185,6 +187,14 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         except SamecurveError:
             continue  # written by another version of the program
     return None
+
+
+def _began_from(run: Run, weights: Path | None) -> bool:
+    """Whether the run began from these weights, or from a checkpoint of the run that they are."""
+    path = run.weights_path()
+    if path is None or weights is None:
+        return path is None and weights is None
+    return weights in {Path(path), Path(path).parent.parent}
 
 
 def task_of(run: Run) -> str:

@@ -60,6 +60,12 @@ def read_source(path: Path) -> ForeignWeights:
     if (path / MANIFEST).is_file() or Run(path).exists():
         checkpoint = open_checkpoint(path, WHERE)
         weights = checkpoint.weights
+        if weights.base_digest is not None:
+            raise UserError(
+                f"{path} keeps only what was trained on a frozen base, not the base itself",
+                f"`samecurve export {path} --to DIR` writes the whole model: --init-from DIR",
+                WHERE,
+            )
         arrays = {
             name: SourceArray(
                 DTYPES[weights.dtype(name)],
