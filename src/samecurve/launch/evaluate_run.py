@@ -22,6 +22,7 @@ from samecurve.launch.local import launch
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
+from samecurve.run.changes import other_arrays
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
@@ -33,6 +34,7 @@ from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of
+from samecurve.units import first_and_count
 
 Which = Literal["held-out", "train", "test"]
 
@@ -107,7 +109,16 @@ def _plan(
     """Plan for the run's own devices, or for those that the flags name."""
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
-    own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
+    facts = describe(config, warm_start.server)
+    differing = other_arrays(saved.manifest, facts)
+    if differing:  # a run may come from anywhere, and its model may take all of the memory
+        raise UserError(
+            f"the config of {saved.run.home} is of another model than {saved.path.name}:"
+            f" {first_and_count(differing)}",
+            "the run's config.yaml and checkpoints as they were written",
+            "RUN",
+        )
+    own_plan = plan(config, probe(), facts, fixed)
     if own_plan.layout.is_one_process:  # this process evaluates
         warm_start.stop()
     else:

@@ -70,7 +70,7 @@ def refuse_changed_source(origin: Origin, config: Config, facts: Facts) -> None:
         return
     said = f"{first_and_count(files)} changed since this run was started with it"
     before = origin.run.home / SOURCES
-    differing = _other_arrays(origin.manifest, facts)
+    differing = other_arrays(origin.manifest, facts)
     if differing:
         raise UserError(
             f"{said}, and its model has other arrays than {origin.checkpoint}:"
@@ -120,7 +120,7 @@ def _changed_files(run: Run, place: Place) -> list[str]:
     return [str(root / name) for name in kept.changes(place)]
 
 
-def _other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:
+def other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:
     """The arrays of the model that are of another shape in a checkpoint, or not in it."""
     if facts.frozen_base or not facts.arrays:
         return []

@@ -188,6 +188,7 @@ class TorchAdapter(EngineAdapter):
         """
         from samecurve.torch_engine.model.model_weights import load_weights
 
+        self._refuse_other_shapes(weights)
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
@@ -196,6 +197,7 @@ class TorchAdapter(EngineAdapter):
         from samecurve.torch_engine.model.frozen_base import check_same_base, model_digest
         from samecurve.torch_engine.model.model_weights import load_weights
 
+        self._refuse_other_shapes(weights)
         first_values = FirstValues(self, seed, lambda _: None)
         model = cast_weights(first_values.build(), self._config.train.precision)
         freeze(model, self._config.optimizer.rules)
@@ -204,6 +206,21 @@ class TorchAdapter(EngineAdapter):
         load_weights(model, weights, optional=frozen)
         check_same_base(model_digest(model), digest, path)
         return model
+
+    def _refuse_other_shapes(self, weights: StoredArrays) -> None:
+        """Compare the model with weights before it takes memory: a run may come from anywhere.
+
+        UserError: the weights are not this model's.
+        """
+        from samecurve.core.weights.weight_check import check_weights
+        from samecurve.tasks.adapter.torch_facts import model_arrays
+
+        described = model_arrays(self, self._config, may_take_memory=False)
+        if described is None:
+            return
+        shapes = {name: weights.shape(name) for name in weights}
+        optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
+        check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
 
     def respond(
         self,
