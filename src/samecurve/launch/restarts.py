@@ -59,8 +59,6 @@ def prepare_restart(
     failed_at = time.time()
     run, attempt = before.run, before.attempt
     checkpoint, damaged = newest(run.checkpoints)
-    if checkpoint is None and damaged:
-        return f"not started again: {'; '.join(damaged)}, and there is no other checkpoint"
     resume = str(checkpoint) if checkpoint else _elsewhere(attempt.resume, run)
     reason = budget.spend(failure, resume)
     if reason is not None:
@@ -105,7 +103,8 @@ def _count_earlier(run: Run, began: float, failed_at: float) -> Earlier:
     events = [event for event in read_events(run.journal) if event.time >= began]
 
     def seconds_of(kind: Kind) -> list[float]:
-        return [float(event.values["seconds"]) for event in events if event.kind == kind]
+        values = [event.values.get("seconds") for event in events if event.kind == kind]
+        return [float(value) for value in values if isinstance(value, int | float)]
 
     steps = seconds_of("step")
     return Earlier(

@@ -237,9 +237,16 @@ def _lines(path: Path) -> Iterator[Event]:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a journal. A line that is too long is cut into pieces that are no events."""
+    """The lines of a journal. A line that is too long is cut into pieces that are no events; a hole
+    in the file is passed over.
+    """
     while line := file.readline(_MOST_LINE):
         yield line
+        if len(line) == _MOST_LINE and not line.strip(b"\0"):
+            try:
+                file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
+            except OSError:  # only a hole is left, or this file system knows no holes
+                return
 
 
 def follow(

@@ -18,9 +18,12 @@ from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.run.directory.lock import Lock, is_live
 from samecurve.run.directory.run_directory import SCRATCH, Run
 from samecurve.tasks.user_class.class_place import SOURCES
 from samecurve.units import show_bytes
+
+_WRITABLE = ".writable-"  # a file that is made to see whether that is possible
 
 
 def check_port(port: int) -> None:
@@ -132,6 +135,8 @@ def remove_refused(run: Run) -> None:
 
 def make_home(home: Path) -> None:
     """Make a run's directory. UserError: it can't be written, or holds something else."""
+    if is_live(Run(home)):
+        Lock(Run(home)).release()  # refuses what another start is just making
     if home.is_dir() and not Run(home).exists() and _holds_files(home):
         if Run(home).checkpoints.is_dir():
             raise UserError(
@@ -145,7 +150,7 @@ def make_home(home: Path) -> None:
         )
     try:
         home.mkdir(parents=True, exist_ok=True)
-        scratch = home / f".writable-{os.getpid()}"
+        scratch = home / f"{_WRITABLE}{os.getpid()}"
         scratch.touch()
         scratch.unlink()
     except OSError as error:
@@ -157,7 +162,10 @@ def make_home(home: Path) -> None:
 
 
 def _holds_files(home: Path) -> bool:
-    return any(path.name not in {"lock", SCRATCH} for path in home.iterdir())
+    return any(
+        path.name not in {"lock", SCRATCH} and not path.name.startswith(_WRITABLE)
+        for path in home.iterdir()
+    )
 
 
 def check_trackers(track: Track) -> None:

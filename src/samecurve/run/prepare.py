@@ -93,6 +93,12 @@ def prepare(
     _refuse_finished(origin, accepted_plan)
     run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
+        if origin.run is None and run.exists():
+            raise UserError(
+                f"{run.home} was begun by another start at the same time",
+                "another --save-dir; or the same command again, which goes on with that run",
+                "--save-dir",
+            )
         accepted = AcceptedStart(
             run=run,
             lock=lock,
