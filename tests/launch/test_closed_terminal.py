@@ -1,15 +1,23 @@
-"""A terminal that is closed asks a run to stop; `nohup` keeps it running."""
+"""A terminal that is closed asks a run to stop; `nohup` keeps it running. Ranks have names."""
 
 import os
 import pty
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from commands import command, ranks_of, steps_written, until, write_config
 from samecurve.checkpoint.store import checkpoints
 from samecurve.observe.journal import read_events
+
+
+def names_of(pids: list[int]) -> list[str]:
+    """The names that `ps` and nvidia-smi show; `top` shows `samecurve rank1`."""
+    processes = [psutil.Process(pid) for pid in pids]
+    assert {process.name() for process in processes} == {"samecurve rank0", "samecurve rank1"}
+    return [process.cmdline()[0] for process in processes]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,7 @@ def test_a_closed_terminal(*, devices: str, nohup: bool, tmp_path: Path, corpus:
         until(lambda: os.read(terminal, 1 << 16) and steps_written(run) > 3)
         os.close(terminal)  # the kernel sends SIGHUP
         if nohup:
+            assert sorted(names_of(ranks_of(run))) == ["samecurve rank 0", "samecurve rank 1"]
             written = steps_written(run)
             until(lambda: steps_written(run) > written + 30)
             os.kill(pid, signal.SIGTERM)

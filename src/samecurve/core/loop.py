@@ -251,8 +251,8 @@ def _test(
     context.heartbeat(done, "evaluate")
     context.engine.preflight()  # the best is published by one rank, which all wait for here
     # without save_every in steps, whether the best was saved follows from the clock
-    keeps_best = bool(counters.best_step and context.plan.every.save)
-    saved = context.store.load(counters.best_step) if keeps_best else None
+    best_step = counters.best_step if context.plan.every.save else None
+    saved = context.store.load(best_step) if best_step else None
     if saved is not None and saved.step != done:
         state, step = context.engine.refill(state, saved), saved.step
     metrics = _measure(context, state, step, "test")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
+from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -131,6 +132,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
+    name_rank(rank.index)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):

@@ -337,11 +337,14 @@ def run_rank_with_note(
 
 def main(argument: str) -> None:
     """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
+    from samecurve.core.system.process_name import name_rank
+
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
+    name_rank(rank.index)
     code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
