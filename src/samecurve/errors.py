@@ -7,7 +7,8 @@ SamecurveError            everything that we raise on purpose
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from samecurve.terminal import printable, shorten
 
@@ -73,6 +74,31 @@ class InvalidConfigError(UserError):
         if self.more:
             texts.append(f"and {self.more} more like these")
         return "\n".join(texts)
+
+
+class Refusals:
+    """Refusals that don't hinder each other, given together: one edit can answer them all."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep a UserError of the block for later."""
+        try:
+            yield
+        except UserError as error:
+            self._errors.append(error)
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def raise_any(self) -> None:
+        """Raise what was collected. UserError: there is something."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise InvalidConfigError(self._errors)
 
 
 class RunError(SamecurveError):

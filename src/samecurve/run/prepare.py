@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
@@ -71,8 +72,7 @@ def prepare(
     machine = machine or probe()
     config = loaded.config
     options = _with_places_of(loaded, options)
-    layout = check_before_facts(config, machine, can_measure=measure is not None)
-    check_trackers(config.track)
+    layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
     facts = facts or describe(config, warm_start.server if warm_start else None)
@@ -112,6 +112,26 @@ def prepare(
             base=base,
         )
         return write_start(accepted)
+
+
+def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
+    """The layout as far as it is known before the facts.
+
+    UserError: the machine's refusals, the trackers' and, if there are any, those of the task's
+    files, all at once.
+    """
+    refusals = Refusals()
+    layout = None
+    with refusals.collected():
+        layout = check_before_facts(config, machine, can_measure=can_measure)
+    with refusals.collected():
+        check_trackers(config.track)
+    if refusals:
+        with refusals.collected():
+            entry_of(config.task).data_stamp(config)  # else describe() looks at the files
+    refusals.raise_any()
+    assert layout is not None
+    return layout
 
 
 def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:

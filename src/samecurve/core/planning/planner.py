@@ -61,7 +61,7 @@ from samecurve.core.planning.schedule import (
     choose_peak,
     choose_schedule,
 )
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
@@ -71,25 +71,46 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
     can_measure: speeds of devices are measured before the run, where the config asks for them
 
-    UserError: what the config asks for cannot be done on this machine.
+    UserError: what the config asks for cannot be done on this machine; all that is known of it.
     """
+    train, refusals = config.train, Refusals()
+    with refusals.collected():
+        layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
+    with refusals.collected():
+        check_steps(train.steps)
+    with refusals.collected():
+        choose_early_stop(train, eval_samples=None)
+    with refusals.collected():
+        check_engine_has(config.optimizer, config.engine)
+    with refusals.collected():
+        check_compile(train, config.engine)
+    refusals.raise_any()
+    return layout
+
+
+def _layout_before_facts(
+    config: Config, machine: Machine, refusals: Refusals, *, can_measure: bool
+) -> Layout:
+    """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
     engine, train = config.engine, config.train
     devices = choose_devices(config.devices, engine, machine).value
     precision = choose_precision(train, engine, devices).value
     strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
-    if train.exact:
-        check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
-    split = _even_split(config, layout, Capacity(), fixed=None).value
-    choose_threads(config.devices, train, layout, machine, fixed=None)
-    check_steps(train.steps)
-    choose_peak(config.schedule, config.optimizer.lr, config.batch, split.global_batch_size)
-    choose_early_stop(train, eval_samples=None)
-    check_engine_has(config.optimizer, engine)
-    check_compile(train, engine)
-    check_float8(train, precision, layout, blocks=None)
-    check_precision(precision, layout)
+    with refusals.collected():
+        check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
+    with refusals.collected():
+        if train.exact:
+            check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
+    with refusals.collected():
+        size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
+        choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
+    with refusals.collected():
+        choose_threads(config.devices, train, layout, machine, fixed=None)
+    with refusals.collected():
+        check_float8(train, precision, layout, blocks=None)
+    with refusals.collected():
+        check_precision(precision, layout)
     return layout
 
 
