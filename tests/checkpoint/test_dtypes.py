@@ -54,7 +54,7 @@ def test_every_type_comes_back_bit_by_bit(tmp_path: Path) -> None:
     before, after = state(tmp_path), state(tmp_path, [0, 0, 0])
     alone = (whole, lambda _tensor: (0, 1))
     written = write_pieces(tmp_path / "rank.safetensors", gather(before, *alone, Comm(), CPU))
-    loop = {"metrics": {}, "best_value": None, "best_step": None, "skipped": 0}
+    loop: dict[str, Any] = {"metrics": {}, "best_value": None, "best_step": None, "skipped": 0}
     meta = {
         "step": 2,
         "epoch": 0,

@@ -68,26 +68,26 @@ def refuse_changed_source(origin: Origin, config: Config, facts: Facts) -> None:
     files = _changed_files(origin.run, place)
     if not files:
         return
-    said = f"{first_and_count(files)} changed since this run was started with it"
+    change = f"{first_and_count(files)} changed since this run was started with it"
     before = origin.run.home / SOURCES
     differing = other_arrays(origin.manifest, facts)
     if differing:
         raise UserError(
-            f"{said}, and its model has other arrays than {origin.checkpoint}:"
+            f"{change}, and its model has other arrays than {origin.checkpoint}:"
             f" {first_and_count(differing)}",
             f"the source as it was ({before}), or a new run with another --save-dir",
             str(place.path),
         )
-    origin.changes.append(said)
+    origin.changes.append(change)
     if not is_pickled(place.path):
         before = place_of_older(origin.run.home, origin.step)
         origin.notes.append(
-            f"{said}: it goes on with the new code from step {origin.step}; {before} has the source"
-            " as it was, and another --save-dir begins anew"
+            f"{change}: it goes on with the new code from step {origin.step}; {before} has the"
+            " source as it was, and another --save-dir begins anew"
         )
         return
     origin.notes.append(
-        f"{said}: it goes on with the new code from step {origin.step}; another --save-dir begins"
+        f"{change}: it goes on with the new code from step {origin.step}; another --save-dir begins"
         " anew"
     )
 

@@ -93,12 +93,7 @@ def prepare(
     _refuse_finished(origin, accepted_plan)
     run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
-        if origin.run is None and run.exists():
-            raise UserError(
-                f"{run.home} was begun by another start at the same time",
-                "another --save-dir; or the same command again, which goes on with that run",
-                "--save-dir",
-            )
+        _refuse_begun_meanwhile(run, origin)
         accepted = AcceptedStart(
             run=run,
             lock=lock,
@@ -112,6 +107,16 @@ def prepare(
             base=base,
         )
         return write_start(accepted)
+
+
+def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
+    """UserError: the directory was empty, and another start has begun a run there since."""
+    if origin.run is None and run.exists():
+        raise UserError(
+            f"{run.home} was begun by another start at the same time",
+            "another --save-dir; or the same command again, which goes on with that run",
+            "--save-dir",
+        )
 
 
 def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> Layout:

@@ -22,10 +22,10 @@ _NOTHING = (0,) * len(REQUESTS)
 
 def stop_signals() -> list[signal.Signals]:
     """The signals that ask for a stop. nohup has SIGHUP ignored, and then it stays ignored."""
-    asked = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        asked.append(signal.SIGHUP)
-    return asked
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def ask(run: Run, attempt: str, request: Request) -> None:
@@ -83,7 +83,7 @@ class ControlFile:
         self._next_save = time.monotonic() + save_seconds if save_seconds else math.inf
 
     def saved(self, blocked: float) -> None:
-        """As Requests.saved()."""
+        """Count the time until the next save by the clock from now on, as Requests.saved() does."""
         if self._save_seconds:
             gap = max(self._save_seconds, blocked / _MOST_SAVING)
             self._next_save = time.monotonic() + gap

@@ -138,7 +138,14 @@ def _write(run: Path, task: str, place: Place, local: LocalFiles, *, step: int) 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in local.sources.items()}
-    kept = KeptSource(scratch, task, str(local.root), local.entry, place.module, digests)
+    kept = KeptSource(
+        home=scratch,
+        task=task,
+        root=str(local.root),
+        entry=local.entry,
+        module=place.module,
+        files=digests,
+    )
     values = asdict(kept)
     del values["home"]
     write_json(scratch / SOURCE_INDEX, values)

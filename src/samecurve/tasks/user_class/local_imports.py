@@ -40,7 +40,7 @@ def local_files(place: Place) -> LocalFiles:
 
 
 def tree_of(source: bytes) -> str | bytes:
-    """What a source says, without its comments and its layout; the source itself, if it is none."""
+    """The code of a source without comments and layout; the source as it is, if it is no code."""
     try:
         return ast.dump(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
