@@ -135,7 +135,7 @@ def remove_refused(run: Run) -> None:
 
 def make_home(home: Path) -> None:
     """Make a run's directory. UserError: it can't be written, or holds something else."""
-    if is_live(Run(home)):
+    if home.is_dir() and is_live(Run(home)):
         Lock(Run(home)).release()  # refuses what another start is just making
     if home.is_dir() and not Run(home).exists() and _holds_files(home):
         if Run(home).checkpoints.is_dir():
