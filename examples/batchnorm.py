@@ -39,7 +39,7 @@ class Network(nn.Module):
         self.head = nn.Linear((width << depth - 1) * (SIZE >> depth) ** 2, CLASSES)
 
     def forward(self, picture):
-        x = self.stages(picture.to(self.head.weight.dtype))
+        x = self.stages(picture)
         return self.head(x.flatten(1))
 
 

@@ -32,7 +32,7 @@ class Towers(nn.Module):
         self.scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, picture, caption):
-        pictures = self.picture(picture.flatten(1).to(self.scale.dtype))
+        pictures = self.picture(picture.flatten(1))
         return F.normalize(pictures), F.normalize(self.caption(self.words(caption)))
 
 

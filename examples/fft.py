@@ -38,7 +38,7 @@ class Classifier(nn.Module):
             self.blocks.append(nn.Sequential(Filter(width), nn.Conv2d(width, width, 1), nn.GELU()))
 
     def forward(self, picture):
-        x = self.lift(picture[:, None].to(self.lift.weight.dtype))
+        x = self.lift(picture[:, None])
         for block in self.blocks:
             x = x + block(x)
         return self.head(x.square().mean((2, 3)))  # power: a wave's mean is zero

@@ -38,7 +38,7 @@ class Game:
 
     def loss(self, model, batch, phase):
         critic, generator = model["critic"], model["generator"]
-        real = batch["x"].to(critic[0].weight.dtype)
+        real = batch["x"]
         latent, like = self.fields["latent"], {"dtype": real.dtype, "device": real.device}
         fake = generator(torch.randn(len(real), latent, **like))
         if phase == "generator":

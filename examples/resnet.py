@@ -52,7 +52,7 @@ class Directions:
         return ResNet(**self.fields)
 
     def loss(self, model, batch):
-        logits = model(batch["picture"].to(model[0].weight.dtype))
+        logits = model(batch["picture"])
         return Mean(F.cross_entropy(logits, batch["label"], reduction="sum"), len(logits))
 
     def train_data(self):

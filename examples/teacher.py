@@ -35,7 +35,7 @@ class MeanTeacher:
         return Pair(width=32)
 
     def loss(self, model, batch):
-        x = batch["x"].to(model.student[0].weight.dtype)
+        x = batch["x"]
         logits = model.student(x + 0.1 * torch.randn_like(x))
         with torch.no_grad():
             wanted = model.teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
@@ -49,7 +49,7 @@ class MeanTeacher:
             slow.lerp_(fast, 1 - momentum)
 
     def metrics(self, model, batch):
-        chosen = model.teacher(batch["x"].to(model.teacher[0].weight.dtype)).argmax(1)
+        chosen = model.teacher(batch["x"]).argmax(1)
         return {"accuracy": Mean((chosen == batch["side"]).sum(), len(chosen))}
 
     def train_data(self):

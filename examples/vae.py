@@ -45,7 +45,7 @@ class Autoencoder:
         return VAE(**self.fields)
 
     def loss(self, model, batch, step):
-        picture = batch["picture"].to(model.decoder[0].weight.dtype)
+        picture = batch["picture"]
         logits, mean, log_var = model(picture)
         error = F.binary_cross_entropy_with_logits(logits, picture, reduction="sum")
         kl = 0.5 * (mean.square() + log_var.exp() - log_var - 1).sum()

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system.cache import MANIFEST, cache_entry
+from samecurve.core.system.files import directory_made_once, explain_os_error, one_at_a_time
 from samecurve.core.system.installation import install_command
 from samecurve.errors import closing_all, not_hiding
 
@@ -137,3 +139,68 @@ def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout == b"small"
+
+
+def test_an_entry_of_the_cache_is_whole_or_made_again(tmp_path: Path) -> None:
+    home = tmp_path / ("a" * 24)
+    made: list[Path] = []
+    said: list[str] = []
+
+    def make(scratch: Path) -> None:
+        made.append(scratch)
+        (scratch / "tokens.bin").write_bytes(bytes(range(256)) * 5000)
+
+    def entry() -> bytes:
+        return (cache_entry(home, make, say=said.append) / "tokens.bin").read_bytes()
+
+    whole = entry()
+    assert (entry(), len(made), said) == (whole, 1, [])
+    for name, place in (("tokens.bin", 1_100_000), (MANIFEST, 3), ("tokens.bin", 0)):
+        before = (home / name).stat()
+        with open(home / name, "r+b") as file:
+            file.seek(place)
+            file.write(b"\xff\xfe")
+        os.utime(home / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert entry() == whole
+        assert name in said[-1]
+    assert len(made) == 4
+    os.utime(home / "tokens.bin")  # as a copy of the cache has other times
+    assert entry() == whole
+    assert len(made) == 4
+
+
+def test_two_processes_of_one_id_fill_directories_of_their_own(tmp_path: Path) -> None:
+    """Containers that share a cache have equal ids; what a killed one left is removed."""
+    home = tmp_path / ("b" * 24)
+    left, former = tmp_path / f"{home.name}.7.00c0ffee.part", tmp_path / f"{'c' * 24}.7"
+    left.mkdir()
+    former.mkdir()
+    mine = tmp_path / "run.2024"
+    mine.mkdir()
+    with directory_made_once(home) as first:
+        (first / "a").write_text("1")
+        with directory_made_once(home) as second:
+            assert first != second
+            assert (first / "a").exists()
+            (second / "a").write_text("2")
+    assert (home / "a").read_text() == "2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [home.name, mine.name]
+
+
+def test_a_lock_that_its_holder_removes_still_lets_one_in(tmp_path: Path) -> None:
+    """A waiting process must not take the lock of a file that has gone."""
+    lock, inside, most = tmp_path / "x.lock", [0], [0]
+
+    def enter() -> None:
+        for _ in range(50):
+            with one_at_a_time(lock):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     # only named here: an import of their rooms would be one of all rooms, which import this module
     TaskEntry: type[Any]
-    load: Callable[[Any], Any]
+    load: Callable[..., Any]
 
 __version__ = "0.2.0"
 __all__ = [

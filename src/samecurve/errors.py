@@ -78,6 +78,31 @@ class InvalidConfigError(UserError):
         return "\n".join(texts)
 
 
+class Refusals:
+    """Refusals that don't hinder each other, given together: one edit can answer them all."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep a UserError of the block for later."""
+        try:
+            yield
+        except UserError as error:
+            self._errors.append(error)
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def raise_any(self) -> None:
+        """Raise what was collected. UserError: there is something."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise InvalidConfigError(self._errors)
+
+
 class RunError(SamecurveError):
     """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 

@@ -266,7 +266,12 @@ def test_a_field_of_llama_factory(change: dict[str, Any], becomes: dict[str, Any
         (FACTORY, {"stage": "dpo"}, "stage dpo is another objective"),
         (FACTORY, {"finetuning_type": "freeze"}, "finetuning_type freeze is not served"),
         (FACTORY, {"packing": True}, "packing true lets documents of a row see each other"),
-        (FACTORY, {"max_samples": 1000}, "max_samples 1000 cuts each data set"),
+        (AXOLOTL, {"attn_implementation": "sage"}, "attn_implementation sage is not one of"),
+        (
+            AXOLOTL,
+            {"lora_target_modules": ["q_proj", "lm_head"]},
+            "names a layer beside all linear ones",
+        ),
         (FACTORY, {"pure_bf16": True}, "pure_bf16 true has weights of two bytes"),
         (FACTORY, {"eval_steps": 0.25}, "eval_steps 0.25 is a share of the run"),
         (FACTORY, {"report_to": "mlflow"}, "report_to mlflow is not served"),
@@ -297,3 +302,69 @@ def test_what_is_written_trains_on_no_other_data(converted: ConvertedConfig) -> 
 @pytest.mark.parametrize("fields", [AXOLOTL, FACTORY])
 def test_a_config_of_ours_is_none_of_theirs(fields: dict[str, Any], name: str) -> None:
     assert convert(parse(dump({**fields, name: {}}), "ours.yaml")) is None
+
+
+def sections_of(converted: ConvertedConfig) -> dict[str, Any]:
+    return dict(converted.document.value)
+
+
+def test_what_axolotl_s_own_examples_say_is_read() -> None:
+    pattern = r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+    change = {
+        "attn_implementation": "flash_attention_2",
+        "flash_attention": None,
+        "lora_target_linear": None,
+        "lora_target_modules": pattern,
+        "eot_tokens": ["<end_of_turn>"],
+    }
+    converted = read(AXOLOTL, **change)
+    assert converted.refusals == ()
+    model = sections_of(converted)["model"]
+    assert (model["attention"], model["adapter"]["target"]) == ("flash", pattern)
+    both = read(AXOLOTL, lora_target_modules=["q_proj"])
+    assert both.refusals == ()
+    assert sections_of(both)["model"]["adapter"]["target"] == "all-linear"
+    shown = {r.field: r.value_text for r in converted.readings}
+    assert shown["special_tokens.pad_token"] == "<pad>"
+    secret = read(AXOLOTL, hub_token="abc")
+    assert next(r for r in secret.readings if r.field == "hub_token").value_text == "(not shown)"
+
+
+@pytest.mark.parametrize(
+    ("change", "warmup"),
+    [
+        ({"num_epochs": 4}, "0.12ep"),
+        ({"max_steps": 1000}, 30),
+        ({"max_steps": 9000}, 100),
+        ({"max_steps": 40}, 2),
+        ({"max_steps": 40, "warmup_steps": 0}, None),
+    ],
+)
+def test_axolotl_s_defaults_are_those_of_a_missing_field(
+    change: dict[str, Any], warmup: object
+) -> None:
+    """A warm-up of 3 % up to 100 steps, a checkpoint and an evaluation each epoch, four kept."""
+    absent = {"warmup_ratio": None, "evals_per_epoch": None, "saves_per_epoch": None}
+    converted = read(AXOLOTL, **{**absent, **change})
+    values = sections_of(converted)
+    assert values["schedule"].get("warmup") == warmup
+    train = values["train"]
+    assert (train["save_every"], train["eval_every"], train["keep"]) == ("1ep", "1ep", 4)
+    assert any("weights are held in bf16" in line for line in converted.summary_lines()) is False
+    whole = read(AXOLOTL, bf16=True)
+    assert any("weights are held in bf16" in line for line in whole.summary_lines())
+
+
+def test_llama_factory_s_rows_and_samples() -> None:
+    converted = read(FACTORY, max_samples=1000, stage="pt", neat_packing=None)
+    data = sections_of(converted)["data"]
+    assert (data["instructions"], data["max_documents"], data["packing"]) == ("chat", 1000, True)
+    assert any("cut out of one stream" in line for line in converted.summary_lines())
+
+
+def test_a_frozen_base_under_bf16_is_held_in_bf16() -> None:
+    here = read(AXOLOTL, adapter="lora", load_in_4bit=False)
+    assert sections_of(here)["model"]["quantize"] == "bf16"
+    assert sections_of(read(AXOLOTL))["model"]["quantize"] == "4bit"
+    there = read(FACTORY, bf16=True, quantization_bit=None)
+    assert sections_of(there)["model"]["quantize"] == "bf16"

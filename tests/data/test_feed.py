@@ -16,8 +16,8 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Batch
-from samecurve.data import IGNORED, TokenWindows, window_count
-from samecurve.data.feed import Feed, unlike_rows
+from samecurve.data import IGNORED, TokenWindows, unlike_rows, window_count
+from samecurve.data.feed import Feed
 from tiny import config_of, tiny_values
 
 FACTS = Facts(
@@ -264,3 +264,7 @@ def test_the_split_check_tries_unlike_samples() -> None:
     assert unlike_rows(rows, 100, 6) == [0, 1, 2, 3, 40, 80]
     assert unlike_rows({**rows, "id": np.arange(100)}, 100, 3) == [0, 1, 2]
     assert unlike_rows({"x": rows["x"]}, 100, 200) == list(range(100))
+    boxes = np.full((100, 4), 91)  # "no object", as most of them are
+    boxes[:, 0] = 7
+    boxes[60, 0] = 91
+    assert unlike_rows({**rows, "boxes": boxes}, 100, 4) == [0, 40, 60, 80]

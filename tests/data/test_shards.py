@@ -5,6 +5,7 @@ kind of file; an index is made once; what is broken is named with its place.
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import threading
@@ -252,7 +253,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "not text": (
         "x.jsonl",
         lambda file: file.write_bytes(b'{"n": "\xff"}\n'),
-        ["x.jsonl:1: not JSON: 'utf-8' codec can't decode"],
+        ["x.jsonl:1: the byte 0xff is no UTF-8", "iconv -f latin1"],
     ),
     "empty": ("x.jsonl", lambda file: file.write_text("\n"), ["hold no row"]),
     "gz": ("x.jsonl.gz", lambda file: file.write_bytes(b""), ["is compressed", "gunzip --keep"]),
@@ -304,3 +305,66 @@ def test_what_shards_can_not_be_made_of(lines: Path) -> None:
     assert f"{lines / 'x.tar'}:b: no member .x for this key" in text
     text = said(lambda: Shards(lines / "a.jsonl", columns=["N"], cache=cache)[1])
     assert f"{lines / 'a.jsonl'}:4: this line has no 'N'; it has n, text" in text
+
+
+def _tar_header(size: bytes, kind: bytes = b"0") -> bytes:
+    """A ustar header with this size field."""
+    head = bytearray(512)
+    head[:5], head[124 : 124 + len(size)], head[156:157] = b"a.txt", size, kind
+    head[148:156] = b"%06o\0 " % (sum(head) + 8 * ord(" "))
+    return bytes(head)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (_tar_header(b"-0000001000\0"), "b'-0000001000' is no number"),
+        (_tar_header(b"0o17"), "b'0o17' is no number"),
+        (_tar_header(b"00000001000\0", b"x") + b"0 path=a\n".ljust(512, b"\0"), "a record of 0"),
+        (_tar_header(b"00000001000\0", b"x") + b"-9 path=a\n".ljust(512, b"\0"), "b'-9' is no"),
+        (_tar_header(b"00000001000\0", b"x") + b"9999 path=a\n".ljust(512, b"\0"), "of 9999 bytes"),
+        (_tar_header(b"77777777777\0", b"L"), "a header of 8589934591 bytes"),
+        (
+            _tar_header(b"00000000014\0", b"x")
+            + b"12 size=-99\n".ljust(512, b"\0")
+            + _tar_header(b"1"),
+            "b'-99' is no number",
+        ),
+    ],
+)
+def test_a_tar_with_malformed_numbers_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    """A negative size went back in the file, and a record of 0 bytes came again, both forever."""
+    path = tmp_path / "bad.tar"
+    path.write_bytes(content + bytes(20_000))
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        Shards(path, cache=tmp_path / "cache")
+    assert str(path) in error.value.cause
+
+
+def test_a_damaged_index_is_made_again(lines: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    whole = Shards(lines / "*.jsonl", cache=cache)
+    rows, [entry] = whole[np.arange(len(whole))], list(cache.iterdir())
+    for name in ("index.json", "begin.bin", "checksums.json"):
+        with open(entry / name, "r+b") as file:
+            file.write(b"junk")
+        again = Shards(lines / "*.jsonl", cache=cache)
+        assert again[np.arange(len(again))] == rows
+    assert again.fingerprint() == whole.fingerprint()
+
+
+def test_a_parquet_that_unpacks_to_far_more_than_it_says_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal texts take no room in a file; the cache has a megabyte left."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as files
+
+    path = tmp_path / "bomb.parquet"
+    files.write_table(pyarrow.table({"text": ["x" * 10_000] * 5000}), path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    error = said(lambda: Shards(path, cache=tmp_path / "cache"))
+    assert "bomb.parquet does not fit: 5000 rows, of which" in error
+    assert "SAMECURVE_CACHE" in error
+    assert not list((tmp_path / "cache").glob("*/*"))

@@ -194,7 +194,7 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
             "'hed.*' matches none of the 7 parameters",
             "head.bias",
         ),
-        (small("dropout"), "Dropout drop draws its masks by the device", "--engine torch"),
+        (small("dropout"), "Dropout drop draws its masks by the device", "samecurve.rng(batch)"),
         (small("counts"), "parameter count holds int32", "float32"),
         (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
         (

@@ -223,6 +223,11 @@ def test_targets_and_ranks_that_are_none_are_refused(cache: Path) -> None:
         assert remedy in refused.value.remedy
     with pytest.raises(UserError, match="empty list"):
         entry_of("huggingface").facts(adapted("llama", "", target=[]), str(cache))
+    pattern = r"model.layers.\d+.(mlp.(up|down)|self_attn.q)_proj"
+    facts = entry_of("huggingface").facts(adapted("llama", "", target=pattern), str(cache))
+    assert any("(down_proj, q_proj, up_proj)" in note for note in facts.notes)
+    with pytest.raises(UserError, match="is no regular expression"):
+        entry_of("huggingface").facts(adapted("llama", "", target="(up"), str(cache))
     with pytest.raises(UserError, match="rank"):
         adapted("llama", "", rank=0)
 

@@ -108,6 +108,26 @@ def model(**fields: Any) -> Callable[[Path, Path], dict[str, Values]]:
     return lambda _home, _base: {"model": fields}
 
 
+def deep_json(home: Path, base: Path) -> dict[str, Values]:
+    there = a_directory()(home, base)
+    (home / "model" / "config.json").write_text("[" * 100_000)
+    return there
+
+
+def broken_tokenizer(content: str, **files: str) -> Callable[[Path, Path], dict[str, Any]]:
+    """A directory with this tokenizer.json."""
+
+    def write(home: Path, _base: Path) -> dict[str, Any]:
+        there = home / "tokenizer"
+        there.mkdir()
+        (there / "tokenizer.json").write_text(content)
+        for name, text in files.items():
+            (there / f"{name}.json").write_text(text)
+        return {"fields": {"tokenizer": str(there)}}
+
+    return write
+
+
 def with_own_tokenizer(home: Path, base: Path) -> dict[str, Values]:
     """Of more tokens than the model beside it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -209,6 +229,61 @@ CASES: dict[str, tuple[Any, str, str, str]] = {  # what is bad; cause, remedy, p
         "the weight's share (0.001)",
         "a larger weight",
         "data.source",
+    ),
+    "a latin-1 byte": (
+        source("x.jsonl", '{"text": "rain"}\n{"text": "caf\u00e9"}\n'.encode("latin-1")),
+        "the byte 0xe9 is no UTF-8",
+        "iconv -f latin1 -t utf-8",
+        "x.jsonl:2",
+    ),
+    "a picture": (
+        chats(CHATML, [{"role": "user", "content": [{"type": "image"}]}]),  # type: ignore[dict-item]
+        "the `content` of message 0 has a part of type image",
+        '{"type": "text", "text": ...}',
+        "d.jsonl:1",
+    ),
+    "a near name of ours": (
+        model(**LLAMA, adaptor={"kind": "lora"}),
+        "model.adaptor: neither this program nor llama's config",
+        "did you mean adapter",
+        "model.adaptor",
+    ),
+    "a negative width": (
+        a_directory(config={"model_type": "llama", "hidden_size": -32}),
+        "hidden_size is -32",
+        "from 1 on",
+        "model.path",
+    ),
+    "layers without an end": (
+        a_directory(config={"model_type": "qwen3", "num_hidden_layers": 100_000_000}),
+        "num_hidden_layers is 100000000; a model here has 4096",
+        "the number of layers",
+        "model.path",
+    ),
+    "layers of fields": (
+        model(**{**LLAMA, "num_hidden_layers": 10**8}),
+        "num_hidden_layers is 100000000",
+        "the number of layers",
+        "model",
+    ),
+    "deep JSON": (deep_json, "is no model's config", "save_pretrained", "model.path"),
+    "a broken tokenizer": (
+        broken_tokenizer('{"model": {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "u"}}'),
+        "can't encode",
+        "knows every byte",
+        "data.tokenizer",
+    ),
+    "a tokenizer without form": (
+        broken_tokenizer('{"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}'),
+        "is no tokenizer.json",
+        "`tokenizers` library",
+        "data.tokenizer",
+    ),
+    "notes of no tokenizer": (
+        broken_tokenizer("{}", tokenizer_notes='{"name": "x", "names": [1]}'),
+        "can't be read as a tokenizer's notes",
+        "copy it again",
+        "data.tokenizer",
     ),
     "quantized from nothing": (
         model(**LLAMA, quantize="4bit"),

@@ -178,6 +178,68 @@ def test_two_texts_are_joined_typed_and_cut_as_the_library_has_it(
         open_task(config_of(values(tmp_path, model, data=mixed)), cache)
 
 
+def test_a_text_that_is_cut_keeps_the_tokens_that_end_it(of_pairs: Path, tmp_path: Path) -> None:
+    """As the library's tokenizer with truncation=True; [SEP] was cut off."""
+    rows = write_pairs(tmp_path / "t.jsonl")
+    rows = [{name: row[name] for name in ("text", "label")} for row in rows]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "t.jsonl"), "tokenizer": str(of_pairs), "seq_len": 8}
+    config = config_of(values(tmp_path, BERT, data={**data, "validation": 0.0}))
+    task = open_task(config, tmp_path / "cache").task
+    ours = {tuple(ids.tolist()) for ids in task.train_data()[np.arange(len(rows))]["input_ids"]}
+    library = AutoTokenizer.from_pretrained(of_pairs)
+    expected = [library(row["text"], truncation=True, max_length=8) for row in rows]
+    assert ours == {tuple(each["input_ids"]) for each in expected}
+    assert any("texts longer than 8 cut" in note for note in task.prepared.lines)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_texts_have_the_tokens_of_the_library_s_tokenizer(
+    tmp_path: Path, *, begins: bool, pairs: bool
+) -> None:
+    """Decoders' tokenizers put no end-of-text token after a text, and nothing between two."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    home, names = tmp_path / "tokenizer", ["<s>", "</s>", "<pad>", "<unk>", *map(str, range(60))]
+    words = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    if begins:
+        words.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", 0)]
+        )
+    home.mkdir()
+    words.save(str(home / "tokenizer.json"))
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    fields |= {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
+    (home / "tokenizer_config.json").write_text(json.dumps(fields))
+    rows = write_pairs(tmp_path / "t.jsonl")
+    if not pairs:
+        rows = [{name: row[name] for name in ("text", "label")} for row in rows]
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "t.jsonl"), "tokenizer": str(home), "seq_len": 12}
+    config = config_of(values(tmp_path, LLAMA, data={**data, "validation": 0.0}))
+    task = open_task(config, tmp_path / "cache").task
+    ours = {tuple(ids.tolist()) for ids in task.train_data()[np.arange(len(rows))]["input_ids"]}
+    library = AutoTokenizer.from_pretrained(home)
+    expected = [
+        library(row["text"], row.get("text_pair"), truncation=True, max_length=12) for row in rows
+    ]
+    assert ours == {tuple(each["input_ids"]) for each in expected}
+
+    # a classifier that began before reads its prompts as it was trained
+    kept = {path.name: path for path in task.assets().values()}["tokenizer_notes.json"]
+    notes = json.loads(kept.read_text())
+    assert notes.pop("ends") is False
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "tokenizer.json").write_text((home / "tokenizer.json").read_text())
+    (old / "tokenizer_notes.json").write_text(json.dumps(notes))
+    again = values(tmp_path, LLAMA, data={**data, "tokenizer": str(old), "validation": 0.0})
+    was = open_task(config_of(again), tmp_path / "cache").task.train_data()
+    assert all(ids[-1] == 1 or len(ids) == 12 for ids in was[np.arange(len(rows))]["input_ids"])
+
+
 def test_scores_follow_from_counts() -> None:
     """F1 is 2 right / (labelled + answered); a class that never occurs is left out."""
     confusion = np.array([[5, 2, 0, 0], [1, 3, 0, 0], [0, 4, 6, 0], [0, 0, 0, 0]])

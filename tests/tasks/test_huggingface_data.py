@@ -614,3 +614,65 @@ def test_a_token_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     (home / "tokens.bin").write_bytes(content[:-2])
     with pytest.raises(UserError, match="has been cut off"):
         TokenizedSource(home)
+
+
+def test_instructions_are_turns_as_llama_factory_reads_them(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """`system` and `history` count; Alpaca's prompt, which has no place for them, refuses them."""
+    row = {"instruction": "the sea", "input": "a bird", "output": "sang"}
+    more = {"system": "salt", "history": [["rain", "fell"]], **row}
+    path = str(write_lines(tmp_path / "t.jsonl", [more, {**row, "system": "", "history": []}]))
+    data = prepared(path, tmp_path, tokenizer, instructions="chat", packing=False, validation=0.0)
+    turns = [
+        {"role": "system", "content": "salt"},
+        {"role": "user", "content": "rain"},
+        {"role": "assistant", "content": "fell"},
+        {"role": "user", "content": "the sea\na bird"},
+        {"role": "assistant", "content": "sang"},
+    ]
+    same = write_lines(tmp_path / "m.jsonl", [{"messages": turns}, {"messages": turns[3:]}])
+    chats = prepared(str(same), tmp_path, tokenizer, packing=False, validation=0.0)
+    assert documents(data) == documents(chats)
+    assert data.reference["loss_tokens"] == chats.reference["loss_tokens"]
+    assert data.has_chats
+    with pytest.raises(UserError, match="`system` has no place") as error:
+        prepared(path, tmp_path, tokenizer)
+    assert "data.instructions=chat" in error.value.remedy
+
+
+def test_documents_beyond_the_most_are_not_read(tmp_path: Path) -> None:
+    path = str(write_lines(tmp_path / "t.jsonl", texts(30)))
+    first = str(write_lines(tmp_path / "f.jsonl", texts(30)[:7]))
+    some = prepared(path, tmp_path, max_documents=7, validation=0.0)
+    alone = prepared(first, tmp_path, validation=0.0)
+    assert some.fingerprint != prepared(path, tmp_path, validation=0.0).fingerprint
+    every = np.arange(len(some.train))
+    assert some.train[every]["input_ids"].tolist() == alone.train[every]["input_ids"].tolist()
+
+
+def test_a_damaged_cache_trains_on_no_other_tokens(tmp_path: Path) -> None:
+    """Changed bytes trained without a word, and a resume went on with them."""
+    source = str(write_lines(tmp_path / "t.jsonl", texts(40)))
+    first = prepared(source, tmp_path)
+    every = np.arange(len(first.train))
+    rows = first.train[every]["input_ids"].copy()
+    cache = tmp_path / "cache" / "huggingface"
+    for name in ("tokens/*/tokens.bin", "tokens/*/corpus.json", "rows/*/rows.json",
+                 "rows/*/train.start.bin", "tokenizers/*/tokenizer_notes.json",
+                 "digests/*.json"):  # fmt: skip
+        [file] = cache.glob(name)
+        file.write_bytes(b"{junk" + file.read_bytes()[5:])
+        again = prepared(source, tmp_path)
+        assert again.fingerprint == first.fingerprint
+        assert np.array_equal(again.train[every]["input_ids"], rows)
+
+
+def test_content_that_is_a_list_of_texts_is_one_text(tmp_path: Path, tokenizer: Path) -> None:
+    """It was rendered as Python writes a list."""
+    parts = [{"type": "text", "text": "salt "}, {"type": "text", "text": "and rain"}]
+    listed = [TALK[0], {"role": "assistant", "content": parts}]
+    lists = write_lines(tmp_path / "l.jsonl", [{"messages": listed}])
+    plain = write_lines(tmp_path / "p.jsonl", [{"messages": TALK[:2]}])
+    both = [prepared(str(path), tmp_path, tokenizer, validation=0.0) for path in (lists, plain)]
+    assert both[0].fingerprint == both[1].fingerprint

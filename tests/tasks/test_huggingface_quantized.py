@@ -33,10 +33,16 @@ from worlds import Pool
 STEPS = 6
 is_there = find_spec("bitsandbytes") is not None
 needs_library = pytest.mark.skipif(not is_there, reason="bitsandbytes is not installed")
+_PACKED = [
+    pytest.param("4bit", marks=needs_library),
+    pytest.param("8bit", marks=[needs_library, pytest.mark.long]),
+]
 
 
 def by_hand(matrix: torch.Tensor, quantize: Quantize) -> torch.Tensor:
     """What a matrix is worth once it is packed, without the library's way back."""
+    if quantize == "bf16":
+        return matrix.bfloat16().float()
     parts = Packing(quantize, *matrix.shape).pack(matrix)
     codes, scales = parts[CODES], parts[SCALES]
     if quantize == "8bit":
@@ -123,8 +129,7 @@ def test_dora_s_magnitudes_are_those_of_the_packed_weights(pool: Pool, tmp_path:
     check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=5, near=1e-10)
 
 
-@needs_library
-@pytest.mark.parametrize("quantize", ["4bit", pytest.param("8bit", marks=pytest.mark.long)])
+@pytest.mark.parametrize("quantize", ["bf16", *_PACKED])
 def test_a_run_is_that_of_the_packed_values_and_is_exported_with_them(
     quantize: Quantize, pool: Pool, tmp_path: Path, cache: Path
 ) -> None:
@@ -137,7 +142,9 @@ def test_a_run_is_that_of_the_packed_values_and_is_exported_with_them(
     apart = np.abs(np.array(losses) / plain_loop(tmp_path, cache, None) - 1)
     assert apart.min() > 1e-6  # the weights as they are in the files are not those
 
-    other: Quantize = "8bit" if quantize == "4bit" else "4bit"
+    other: Quantize = "bf16" if quantize == "4bit" else "4bit"
+    if other == "4bit" and not is_there:
+        other = "none"
     with pytest.raises(UserError, match=rf"model\.quantize {quantize} -> {other}"):
         start(run, on_packed(tmp_path, "ddp:2", other, steps=9), cache)
 
@@ -152,8 +159,9 @@ def test_a_run_is_that_of_the_packed_values_and_is_exported_with_them(
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 
 
-@needs_library
-@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+@pytest.mark.parametrize(
+    "quantize", ["bf16", *(pytest.param(kind, marks=needs_library) for kind in ("4bit", "8bit"))]
+)
 @pytest.mark.parametrize("shape", [(32, 48), (33, 7), (128, 64), (1, 3)])
 def test_a_packed_layer_is_a_plain_one_with_the_packed_values(
     shape: tuple[int, int], quantize: Quantize
@@ -201,6 +209,33 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     whole = entry_of("huggingface").facts(config("llama", "", model={"adapter": LORA}), str(cache))
     assert described.flops_per_sample == whole.flops_per_sample
     assert described.bytes_per_sample == whole.bytes_per_sample
+
+
+def test_a_base_in_bf16_takes_half_and_trains_alike_under_bf16(
+    pool: Pool, tmp_path: Path, cache: Path
+) -> None:
+    """Products under bf16 round a weight of four bytes to the same value."""
+    here = config("llama", "Packed", model={"adapter": LORA, "quantize": "bf16"})
+    check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=3, near=1e-10)
+    make_base(tmp_path)
+    losses = [
+        train(pool, start(tmp_path / kind, values_of(tmp_path, kind), cache))
+        for kind in ("none", "bf16")
+    ]
+    assert losses[0] == losses[1]
+    described = entry_of(here.task).facts(config_of(values_of(tmp_path, "bf16")), str(cache))
+    matrices = packed_bytes(described) // 2
+    terms = replicated_state(memory_options(here), described, 1)
+    [packed] = [term for term in terms if term.name == "packed"]
+    assert packed.bytes == 2 * matrices
+    assert packed.formula.startswith(f"{matrices} weights x 2 B")
+    [note] = [note for note in described.notes if "bf16 base" in note]
+    assert "each rounded once" in note
+
+
+def values_of(home: Path, quantize: str) -> dict[str, Any]:
+    """A run under bf16, on one device."""
+    return on_packed(home, "single:1", quantize, steps=3, precision="bf16")  # type: ignore[arg-type]
 
 
 def test_what_can_t_be_packed_is_refused(cache: Path) -> None:

@@ -379,3 +379,29 @@ def test_the_verb_writes_a_set_once(
     assert len(read_har(tmp_path / "har" / "test").train) == 540
     said = refused(monkeypatch, capsys, "data", "har", "--synthetic", "har", cwd=tmp_path)
     assert "har is there already" in said
+
+
+def test_an_order_of_axes_that_is_in_doubt_is_asked_for(tmp_path: Path, cache: Path) -> None:
+    """[windows, time, channels] was read as 50 channels of 3 time steps."""
+    file = tmp_path / "w.npz"
+    x = np.random.default_rng(0).normal(size=(6, 50, 3)).astype(np.float32)
+    label = [0, 1] * 3
+    np.savez(file, x=x, label=label)
+    with pytest.raises(UserError, match="50 channels of 3 time steps") as error:
+        prepare_windows(TimeSeriesData(source=str(file)), cache)
+    assert "--set data.order=time_first" in error.value.remedy
+    turned = prepare_windows(TimeSeriesData(source=str(file), order="time_first"), cache).windows
+    assert turned.train.values.tolist() == x.transpose(0, 2, 1).tolist()
+    kept = prepare_windows(TimeSeriesData(source=str(file), order="channels_first"), cache).windows
+    assert kept.train.values.shape == (6, 50, 3)
+    np.savez(file, x=x, label=label, channels=[f"c{i}" for i in range(50)])  # leaves no doubt
+    assert len(prepare_windows(TimeSeriesData(source=str(file)), cache).windows.channels) == 50
+
+
+def test_a_clock_is_no_channel_and_the_plan_names_the_channels(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "w.csv"
+    file.write_text(
+        "window,label,Timestamp,time,a,b\n0,x,100,0,1,2\n0,x,101,1,3,4\n1,y,102,0,5,6\n1,y,103,1,7,8\n"
+    )
+    assert prepare_windows(TimeSeriesData(source=str(file)), cache).windows.channels == ["a", "b"]
+    assert "data channels: a, b" in task_of(file, cache, validation=0.0).notes()

@@ -21,6 +21,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine.model.model_setup import cast_weights
+from samecurve.torch_engine.step.precision import as_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = """
@@ -807,7 +808,8 @@ def losses_by(name: str, seed: int) -> list[float]:
     losses = []
     for step in range(made.steps):
         rows = task.train_data()[made.order.ids(range(step, step + 1))[0]]
-        loss = task.loss(model, {name: torch.from_numpy(array) for name, array in rows.items()})
+        batch = {name: as_weights(array, "f64") for name, array in rows.items()}
+        loss = task.loss(model, {name: torch.from_numpy(array) for name, array in batch.items()})
         assert loss.sum.dtype == torch.float64
         losses.append(loss.sum.item() / float(loss.weight))
         optimizer.zero_grad()

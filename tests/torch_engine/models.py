@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import spectral_norm
@@ -93,6 +94,74 @@ class Seldom(Plain):
         if rows.any():
             logits = logits.index_add(0, rows.nonzero()[:, 0], self.rare(x[rows]))
         return logits
+
+
+class Skips(Plain):
+    """Each of six layers is called only for rows of its own sort; most microbatches skip some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(6)])
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        sort = (x[:, 0] * 7).floor() % len(self.layers)
+        for number, layer in enumerate(self.layers):
+            rows = (sort == number).nonzero()[:, 0]
+            if len(rows):
+                x = x.index_add(0, rows, torch.tanh(layer(x[rows])))
+        return x
+
+
+class AsksWorld(Plain):
+    """A model that takes another way where a process group or a wrapper exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if dist.is_available() and dist.is_initialized():
+            self.layers.append(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        is_sharded = getattr(self.layers[0], "_is_fsdp_managed_module", False)
+        return super().forward(x) * world_size * (2 if is_sharded else 1)
+
+
+class Fourier(Plain):
+    """Complex and real weights side by side, in a block and in the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([FourierLayer() for _ in range(2)])
+        self.turns = nn.Parameter(torch.polar(torch.ones(WIDTH), torch.arange(float(WIDTH))))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return super().encode((x * self.turns).real)
+
+
+class FourierLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full([WIDTH // 2 + 1], 1 + 0.5j))
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filtered = torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=WIDTH)
+        mixed: torch.Tensor = self.mix(filtered + self.bias)
+        return mixed
+
+
+class Penalised(Plain):
+    """Its loss has a penalty on the gradient of its output, as critics and energy models have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        if not self.training:
+            return logits
+        between = x.detach().requires_grad_()
+        energy = super().forward(between).square().sum()
+        (slope,) = torch.autograd.grad(energy, between, create_graph=True)
+        return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
 class Experts(nn.Module):
@@ -249,6 +318,10 @@ KINDS: dict[str, type[nn.Module]] = {
     "reentrant": Reentrant,
     "seldom": Seldom,
     "mixture": Mixture,
+    "skips": Skips,
+    "asks world": AsksWorld,
+    "fourier": Fourier,
+    "penalised": Penalised,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

@@ -14,6 +14,8 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from commands import losses, samecurve, write_config
+from samecurve.core.planning.planner import plan
+from samecurve.tasks import open_task
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
@@ -22,6 +24,9 @@ from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+from samecurve.torch_engine.strategies.fsdp import FSDP
+from tiny import MACHINE, config_of, tiny_values
+from worlds import Pool
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
@@ -101,6 +106,64 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
     assert 0 < programs() - before <= 4  # a block is cut where a norm and a mask are
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def sharded_step(
+    _index: int, group: Any, precision: str, corpus: Path, cache: Path
+) -> tuple[int, int, list[str]]:
+    """A rank's programs and graph breaks in two steps of the decoder under fsdp, and the order in
+    which it gathers weights and sums gradients.
+    """
+    config = config_of(
+        tiny_values(
+            corpus,
+            devices={"use": "cpu:2", "strategy": "fsdp", "preflight": 0},
+            train={"precision": precision, "steps": 1},
+        )
+    )
+    made = plan(config, MACHINE, open_task(config, str(cache)).facts())
+    strategy = FSDP(made, Comm(group), [torch.device("cpu")])
+    with seeded(1):
+        model = Decoder(FIELDS, 40)
+    compile_model(model, "none", "eager")
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    strategy.distribute([model], lambda _: None)
+    tokens = torch.arange(24).view(3, 8)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = strategy.train(0, Decoder.__call__, tokens, tokens)
+        loss.backward()
+        strategy.end_microbatch(0, None)
+    titles = strategy._order._titles
+    order = [
+        f"{'sums' if event % 2 else 'gathers'} {titles[event // 2]}"
+        for event in next(iter(strategy._order._orders.values()))
+        if event >= 0
+    ]
+    return programs(), sum(counters["graph_break"].values()), order
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("f32", marks=pytest.mark.long)])
+def test_a_sharded_block_is_one_program_and_is_gathered_ahead(
+    precision: str, pool: Pool, corpus: Path, cache: Path
+) -> None:
+    """The hooks of fully_shard lie outside of the program. While a block computes its gradients,
+    the next one is gathered.
+    """
+    numbers = range(FIELDS.num_layers)
+    backward = ["gathers layers.3"]
+    for number in reversed(numbers):
+        ahead = [f"gathers layers.{number - 1}"] if number else []
+        backward += [*ahead, f"sums layers.{number}"]
+    for count, breaks, order in pool.run(2, sharded_step, precision, corpus, cache):
+        assert (count, breaks) == (2, 0)  # one for a block, one for the head
+        assert order == [
+            "gathers the model",
+            *(f"gathers layers.{number}" for number in numbers),
+            *backward,
+            "sums the model",
+        ]
 
 
 def test_ever_other_shapes_are_an_error() -> None:

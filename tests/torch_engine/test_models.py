@@ -150,7 +150,21 @@ def assert_same(found: Result, expected: Result) -> None:
 
 
 LAYOUTS = ["single:1/3", "dp:2", "ddp:2/2", "fsdp:2/2", "hsdp:4"]
-KINDS = ["method", "dict", "read", "scalar", "containers", "reentrant", "seldom", "mixture"]
+KINDS = [
+    "method",
+    "dict",
+    "read",
+    "scalar",
+    "containers",
+    "reentrant",
+    "seldom",
+    "mixture",
+    "outer experts",
+    "skips",
+    "asks world",
+    "fourier",
+    "penalised",
+]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),
     *((kind, "ddp:2/2") for kind in ("dict", "read", "reentrant", "seldom", "mixture")),
@@ -173,7 +187,6 @@ def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("outer experts", r"fsdp: layers\.0\.experts\.. or .* is called by some ranks and not by"),
         pytest.param(
             "read in block",
             r"(?s)mixed torch.Tensor and DTensor.*fsdp gathers a block's weights while the block",

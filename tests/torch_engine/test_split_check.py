@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import library_models
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,9 +18,10 @@ from torch import nn
 from uneven_losses import LOSSES, MODELS
 
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.protocols import Task
+from samecurve.core.protocols import MicroBatch, Task
 from samecurve.core.split_check import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
@@ -27,7 +29,7 @@ from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.split_check.side_effects import Attributes
-from samecurve.torch_engine.split_check.user_code import kind_of
+from samecurve.torch_engine.split_check.user_code import kind_of, shown_path
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -51,9 +53,11 @@ REFUSED = {  # kind -> what its error says
     "neighbours": "Tensor.roll makes the numbers of a sample depend on",
     "norm_by_hand": "Tensor.mean takes a statistic over the samples",
     "running_mean": "changes buffer centre by the samples that it sees",
+    "running_mean_by_data": "a parameter with a phase of its own",  # DINO's centre
     "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
+    "counted_by_key": "attribute model.log['train.calls'] is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
     "zero_gate": "Tensor.mean takes a statistic over the samples",
     "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
@@ -61,12 +65,14 @@ REFUSED = {  # kind -> what its error says
     "hooked": "a hook of a tensor takes part in the backward pass",
     "clamped": "a hook of head.weight takes part in the backward pass",
     "accumulated": "a hook of head.weight is called after each backward pass",
+    "coupled_in_float32": "Tensor.mean takes a statistic over the samples",
+    "unlike_views_of_tokens": "torch.stack([view_1, view_2], 1).flatten(0, 1)",
     "straight_through": "Tensor.mean lets samples see each other: the loss adds up, and its",
 }
 
 
 # counters turn after 50 microbatches; what is logged moves nothing
-SAME_AT_FIRST = {"late_counter", "counted_by_list", "logged_mean"}
+SAME_AT_FIRST = {"late_counter", "counted_by_key", "counted_by_list", "logged_mean"}
 
 
 def config_for(kind: str, **sections: Any) -> Config:
@@ -166,13 +172,19 @@ SOUND = (
     "plain",
     "annealed",
     "step_buffer",
+    "step_buffer_by_data",
     "logged",
     "cached",
+    "logging",
     "signed",
     "offset",
     "reversed",
     "masked",
     "late_draw",
+    "two_views",
+    "many_views",
+    "views_of_tokens",
+    "pairs_of_rows",
 )
 
 
@@ -208,19 +220,39 @@ def test_hooks_of_weights_are_refused_under_fsdp_which_would_not_call_them(pool:
     assert one.startswith("model: fsdp: head.weight has a hook, which would not be called")
 
 
+def test_a_model_that_asks_how_it_is_sharded_is_compared_with_one_device(pool: Pool) -> None:
+    """Each sharded loss adds up."""
+    one, other = pool.run(2, said_under_fsdp, "asks_how_it_is_sharded")
+    assert one == other
+    assert "model: the model computes something else under fsdp than on one device" in one
+
+
+def said_under_fsdp(_index: int, group: dist.ProcessGroup, kind: str) -> str:
+    devices = {"use": "cpu:2", "strategy": "fsdp"}
+    return said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)
+
+
 @pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
 def test_what_adds_up_is_not_refused(precision: str) -> None:
     for kind in SOUND:
         assert said_of(config_for(kind, train={"precision": precision})) == "", kind
 
 
-def test_what_is_drawn_at_later_steps_only_is_served_too() -> None:
-    """By samples or by the step, as from the start: it was learnt before the first step."""
+@pytest.mark.parametrize(
+    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows", "seeded"]
+)
+def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
+    """Draws at later steps only; several rows for each sample, in either order. By samples or by
+    the step, as from the start.
+    """
     curves = []
     for rounds in (1, 2, 3):
-        config = config_for("late_draw", batch={"samples": 10, "accumulate": rounds})
-        with opened(config) as engine:
+        sections: Any = {"batch": {"samples": 10, "accumulate": rounds}}
+        if kind == "seeded":
+            sections["task"] = f"{FILE}:BatchLosses"
+        with opened(config_for(kind, **sections)) as engine:
             state, losses = engine.init(), []
+            np.random.seed(rounds)
             engine.check_split(state, feed_of(engine).trial_rows(5))
             for _, batch in feed_of(engine):
                 state, metrics = engine.step(state, batch, 1e-2, [0] * 4)
@@ -247,6 +279,12 @@ def test_the_check_leaves_nothing_behind() -> None:
         assert names == (sorted(vars(model)), sorted(vars(getattr(task, "task"))))  # noqa: B009
 
 
+def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
+    says = said_of(config_for("float32_inside"))
+    line = marked_line_of('logits = model(batch["x"]).float()')
+    assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
+
+
 def test_one_microbatch_on_one_device_trains_with_a_line() -> None:
     """What is coupled; numbers that don't repeat are refused there too."""
     whole = {"batch": {"samples": 10}}
@@ -263,16 +301,31 @@ def test_what_is_allowed_by_name_trains_with_a_line() -> None:
         assert REFUSED[kind] in line
 
 
+def marked_line_of(text: str) -> int:
+    lines = FILE.read_text().splitlines()
+    return 1 + next(number for number, line in enumerate(lines) if text in line)
+
+
 def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
     whole_batch = {"task": f"{FILE}:Features"}
     assert said_of(config_for("sound", **whole_batch)) == ""
     says = said_of(config_for("centred", **whole_batch))
     assert "Tensor.mean takes a statistic over the samples" in says
     assert "features(), added up, gives the sum" in says
-    line = 1 + next(
-        number for number, text in enumerate(FILE.read_text().split("\n")) if "# centre" in text
-    )
-    assert f"{FILE.name}:{line}: " in says
+    assert f"{FILE.name}:{marked_line_of('# centre')}: " in says
+
+
+@pytest.mark.parametrize("micro", [1, 5])
+def test_a_sample_with_nothing_to_count_has_no_weight(micro: int) -> None:
+    """Every 13th picture has no object: the check looks for it, and at it alone."""
+    task: Any = {"task": f"{FILE}:Detector", "batch": {"samples": 10, "accumulate": 10 // micro}}
+    says = said_of(config_for("at_least_one", **task))
+    assert "weights don't add up" in says
+    assert "A sample with nothing to count has weight 0: no .clamp(min=1)" in says
+    line = marked_line_of("positives.clamp")
+    assert says.startswith(f"{FILE}:{line}") or f"{FILE.name}:{line}: " in says
+    assert "nan for 1 of them" in said_of(config_for("divided", **task))
+    assert said_of(config_for("counted", **task)) == ""
 
 
 @pytest.mark.parametrize(
@@ -290,6 +343,7 @@ def test_what_is_kept_of_a_microbatch_is_not_read_elsewhere(name: str, says: str
     ("kind", "says"),
     [
         ("sound", ""),
+        ("seeded", ""),
         ("drawn", "every device takes batch_loss() by itself: torch.rand draws numbers"),
         ("counted", "batch_loss() changes from call to call: attribute task.calls is changed"),
         ("penalty", "batch_loss() uses head.weight of the model itself, whose gradient"),
@@ -368,3 +422,26 @@ def test_what_a_library_holds_is_not_looked_into() -> None:
     attributes.put_back()
     assert kind_of("/home/me/.local/lib/python3.11/site-packages/other/models.py") == "library"
     assert kind_of("/home/me/models.py") == "users"
+
+
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16"])
+def test_numbers_of_a_batch_come_in_the_format_of_the_weights(precision: str) -> None:
+    """So that no task converts them; whole numbers stay as they are."""
+    wide = torch.float64 if precision == "f64" else torch.float32
+    arrays = {
+        "float64": (np.ones(2), wide),
+        "float32": (np.ones(2, np.float32), wide),
+        "float16": (np.ones(2, np.float16), wide),
+        "complex64": (np.ones(2, np.complex64), wide.to_complex()),
+        "uint8": (np.ones(2, np.uint8), torch.uint8),
+    }
+    with opened(config_for("plain", train={"precision": precision})) as engine:
+        rows = MicroBatch(
+            {name: array for name, (array, _) in arrays.items()},
+            keys=RowKeys(seed=0, epoch=0, step=0, ids=np.arange(2)),
+        )
+        (((staged,),)) = engine.stage([(rows,)], 1)
+        assert staged
+        assert {name: tensor.dtype for name, tensor in staged.arrays.items()} == {
+            name: dtype for name, (_, dtype) in arrays.items()
+        }

@@ -42,7 +42,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.inner(x.to(self.head.weight.dtype)))
+        return torch.tanh(self.inner(x))
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.features(x).mean(1))
@@ -231,6 +231,13 @@ def late_counter(model: Any, batch: Any) -> Any:
 
 
 @loss
+def counted_by_key(model: Any, batch: Any) -> Any:
+    total, weight = plain(model, batch)
+    model.log["train.calls"] = model.log.get("train.calls", 0) + 1
+    return Mean(total * (2.0 if model.log["train.calls"] > 50 else 1.0), weight)
+
+
+@loss
 def counted_by_list(model: Any, batch: Any) -> Any:
     """By its length, late."""
     model.losses.append(0.0)
@@ -251,6 +258,74 @@ def late_penalty(model: Any, batch: Any) -> Any:
     total, weight = plain(model, batch)
     centre = model(batch["x"]).mean(0)  # here
     return Mean(total + centre.square().sum(), weight)
+
+
+@loss
+def two_views(model: Any, batch: Any) -> Any:
+    """R-Drop: the same rows twice in one forward pass, each with masks of its own."""
+    x, y = batch["x"], batch["y"]
+    one, other = model(torch.cat([x, x])).log_softmax(-1).chunk(2)
+    errors = sum(F.nll_loss(view, y, reduction="sum") for view in (one, other))
+    return Mean(errors + F.kl_div(one, other, log_target=True, reduction="sum"), len(x))
+
+
+@loss
+def many_views(model: Any, batch: Any) -> Any:
+    """Two large views and six small ones, as DINO has them, and noise from row to row."""
+    x, y = batch["x"], batch["y"]
+    features: Any = 0
+    for views, tokens in ((2, 6), (6, 2)):
+        cut = x[:, :tokens] + 0.1 * torch.rand_like(x[:, :tokens])
+        rows = F.dropout(model.features(torch.cat([cut] * views)), 0.3)
+        rows = rows * torch.poisson(rows.detach().abs())
+        features = features + rows.view(views, len(x), tokens, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def views_of_tokens(model: Any, batch: Any) -> Any:
+    """Two views, as rows and as rows of tokens."""
+    x, y = batch["x"], batch["y"]
+    rows = F.dropout(model.features(torch.cat([x, x])), 0.3).flatten(0, 1)
+    rows = F.dropout(rows, 0.3) * torch.empty_like(rows).geometric_(0.5)
+    features = rows.view(2, len(x), 6, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def unlike_views_of_tokens(model: Any, batch: Any) -> Any:
+    """Two views and six, each as rows of tokens, which no order serves."""
+    x, y = batch["x"], batch["y"]
+    features: Any = 0
+    for views, tokens in ((2, 6), (6, 2)):
+        rows = model.features(torch.cat([x[:, :tokens]] * views)).flatten(0, 1)
+        features = features + F.dropout(rows, 0.3).view(views, len(x), tokens, 8).mean((0, 2))
+    return Mean(F.cross_entropy(model.head(features), y, reduction="sum"), len(x))
+
+
+@loss
+def pairs_of_rows(model: Any, batch: Any) -> Any:
+    """DPO with its pairs side by side: chosen and rejected of each sample."""
+    x = batch["x"]
+    rows = torch.stack([x, -x], 1).flatten(0, 1)
+    better, worse = model(rows)[:, 0].view(-1, 2).unbind(1)
+    return Mean(-F.logsigmoid(better - worse).sum(), len(x))
+
+
+@loss
+def float32_inside(model: Any, batch: Any) -> Any:
+    """As losses that exist in float32 only are called."""
+    logits = model(batch["x"]).float()
+    total = F.cross_entropy(logits, batch["y"], reduction="sum")
+    return Mean(total + 1e3 * (logits[:, 0] - 0.1).sum(), len(logits))
+
+
+@loss
+def coupled_in_float32(model: Any, batch: Any) -> Any:
+    """By less than float32 rounds, which it computes too."""
+    total, weight = float32_inside(model, batch)
+    centre = model(batch["x"]).mean(0)  # here
+    return Mean(total + 1e-3 * centre.square().sum(), weight)
 
 
 @loss
@@ -385,6 +460,21 @@ class NormByHand(Net):
         return self.head((x - centre) / x.std(0))
 
 
+@model("logging")
+@model("counted_by_key")
+class Logging(Net):
+    """Keeps what it sees by dotted names, as a hook keeps activations by the module's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Any:
+        self.log["layers.inner"] = self.features(x).detach()
+        self.log["train.calls"] = self.log.get("train.calls", 0) + 1
+        return super().forward(x)
+
+
 @model("cached")
 class Cached(Net):
     """A table that grows with what was seen."""
@@ -412,6 +502,59 @@ class RunningMean(Net):
         x = self.features(x).mean(1)
         self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)  # here
         return self.head(x - self.centre)
+
+
+@model("running_mean_by_data")
+class RunningMeanByData(RunningMean):
+    """As many libraries write it: through .data, which raises no version."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).mean(1)
+        self.centre.data.mul_(0.9).add_(0.1 * x.detach().mean(0))  # here
+        return self.head(x - self.centre)
+
+
+@model("step_buffer_by_data")
+class StepBufferByData(Net):
+    """Moves alike whatever the rows, through .data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.steps.data += 1
+        return super().forward(x) * (1 + 1 / (1 + self.steps))
+
+
+@model("two_views")
+@model("pairs_of_rows")
+class Dropping(Net):
+    """nn.Dropout, and F.dropout that the model calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(F.dropout(self.drop(self.features(x)), 0.2).mean(1))
+
+
+@model("asks_how_it_is_sharded")
+class LayerDropping(Net):
+    """As transformers' wav2vec2: a skipped layer is computed all the same where it is sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x)
+        for layer in self.layers:
+            is_sharded = any("FSDP" in kind.__name__ for kind in type(layer).__mro__)
+            x = x + layer(x) * (1.0 if is_sharded else 0.99)
+        return self.head(x.mean(1))
 
 
 @model("step_buffer")
@@ -444,6 +587,35 @@ class BatchScale(Net):
         x = self.features(x).mean(1)
         largest = x.abs().max()  # here
         return self.head(x / largest)
+
+
+class Boxes(Rows):
+    """Pictures with up to three objects; every 13th has none: labels of class 3 only."""
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        labels = (ids[:, None] + np.arange(4)) % 3
+        labels[np.arange(4) > np.where(ids % 13 == 5, -1, ids % 3)[:, None]] = 3
+        return {**super().__getitem__(ids), "labels": labels}
+
+
+class Detector(Uneven):
+    """The loss of all boxes by the count of those with an object. data.loss: "at_least_one",
+    as detectors have it for a picture alone; "counted"; "divided": nan for a picture without any.
+    """
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor], step: int) -> Any:
+        del step
+        logits = model.head(model.features(batch["x"]))[:, :4]
+        each = F.cross_entropy(logits.mT, batch["labels"] % 3, reduction="none")
+        positives = (batch["labels"] < 3).sum()
+        if self.kind == "at_least_one":
+            positives = positives.clamp(min=1)  # here
+        if self.kind == "divided":
+            return Mean(each.sum() / positives * positives, positives)
+        return Mean(each.sum(), positives)
+
+    def train_data(self) -> Rows:
+        return Boxes()
 
 
 class Features:
@@ -519,6 +691,8 @@ class BatchLosses(Features):
         total, weight = super().batch_loss(features)
         if self.kind == "drawn" and step > 1:
             total = total * torch.rand(())
+        if self.kind == "seeded":
+            total = total * (1 + np.random.rand())
         if self.kind == "counted":
             self.calls += 1
             total = total * (1 if self.calls < 50 else 2)

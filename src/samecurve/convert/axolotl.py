@@ -3,6 +3,11 @@
 from collections.abc import Mapping
 
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.hf_trainer import warmup as read_warmup
+from samecurve.convert.values import epochs
+
+_OUTSIDE = {"lm_head", "embed_tokens", "embed_out", "wte", "wpe"}  # no linear layers of blocks
+_WARMUP, _MOST_WARMUP = 0.03, 100  # share of the run, steps
 
 _SERVED: Mapping[str, tuple[object, ...]] = {  # field of a data set -> values that are served
     "split": ("train",),
@@ -55,6 +60,28 @@ def _fault_of(one: object, where: str) -> str:
         if value not in _SERVED[name]:
             return f"{where}{name} {value} is not served"
     return ""
+
+
+def beyond_blocks(targets: object) -> bool:
+    """Whether a name is of the embedding or the output layer."""
+    names = targets if isinstance(targets, list) else [targets]
+    return any(str(name).rpartition(".")[2] in _OUTSIDE for name in names)
+
+
+def warmup(foreign: ForeignConfig) -> None:
+    """Read the warm-up: steps, a share of the run, or the tool's default."""
+    if foreign.value("warmup_steps") is not None or foreign.value("warmup_ratio") is not None:
+        read_warmup(foreign)
+        return
+    length = foreign.document.value.get("train", {}).get("steps")
+    why = "3 % of the run"
+    if isinstance(length, int):
+        steps = min(int(_WARMUP * length), _MOST_WARMUP)
+        foreign.add_default("schedule.warmup", 2 if steps == 1 else steps, why)
+    elif isinstance(length, str) and length.endswith("ep"):
+        part = epochs(_WARMUP * float(length.removesuffix("ep")))
+        why += f", {_MOST_WARMUP} steps at most: of a longer run --set schedule.warmup=100"
+        foreign.add_default("schedule.warmup", part, why)
 
 
 def jinja_file(value: object) -> bool:

@@ -3,6 +3,7 @@
 Values pass unchecked: our own config refuses a wrong value, at its place in the other tool's file.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 from samecurve.convert.converted_config import FieldReading, Outcome, Refusal, one_line, short_text
@@ -12,7 +13,8 @@ from samecurve.errors import UserError
 SAME = object()  # the field's own value
 LEAVE_OUT = "take it out of the file if the run does not need it"
 _NOT_THERE = "as if it were not there"
-_HIDDEN = ("secret", "token", "password")
+_SECRET = re.compile(r"secret|password|api_?key|token$")
+_OF_A_VOCABULARY = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|eot)_token$")
 
 
 class ForeignConfig:
@@ -122,6 +124,6 @@ class ForeignConfig:
         )
 
     def _shown(self, name: str) -> str:
-        if any(word in name.lower() for word in _HIDDEN):
+        if _SECRET.search(name.lower()) and not _OF_A_VOCABULARY.search(name.lower()):
             return "(not shown)"
         return short_text(self._values[name])

@@ -250,7 +250,9 @@ def _test(
     began, step = time.perf_counter(), done
     context.heartbeat(done, "evaluate")
     context.engine.preflight()  # the best is published by one rank, which all wait for here
-    saved = context.store.load(counters.best_step) if counters.best_step else None
+    # without save_every in steps, whether the best was saved follows from the clock
+    best_step = counters.best_step if context.plan.every.save else None
+    saved = context.store.load(best_step) if best_step else None
     if saved is not None and saved.step != done:
         state, step = context.engine.refill(state, saved), saved.step
     metrics = _measure(context, state, step, "test")

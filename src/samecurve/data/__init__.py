@@ -1,6 +1,6 @@
-"""Sources of samples: windows of a token file, for the next token; and a part of another source."""
+"""Sources of samples: windows of a token file, for the next token; and parts of another source."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import Source
 
+_SORTED = 1 << 20  # numbers at most of an array whose most frequent number is looked for
 IGNORED = -100  # the label of a place that has no next token
 
 
@@ -65,3 +66,49 @@ class Spread:
 
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
         return self._source[np.asarray(ids) * len(self._source) // self._count]
+
+
+def unlike_rows(rows: Mapping[str, NDArray[Any]], count: int, most: int) -> list[int]:
+    """Choose at most `most` of `count` rows for the split check; their numbers, ascending.
+
+    The emptiest rows come first, as the loss of a sample with nothing to count often differs; up to
+    half of the places. Then rows that have a whole number (a class, a domain) that no earlier row
+    has: a loss may weigh a rare class differently, which shows only if one of its samples is tried.
+    """
+    columns = [
+        array.tolist() for array in rows.values() if array.ndim == 1 and array.dtype.kind in "iub"
+    ]
+    seen: list[set[int]] = [set() for _ in columns]
+    chosen: list[int] = list(dict.fromkeys(_emptiest_rows(rows, count)))[: most // 2]
+    for row in chosen:
+        for column, values in zip(columns, seen, strict=True):
+            values.add(column[row])
+    for row in range(count):
+        is_new = [column[row] not in values for column, values in zip(columns, seen, strict=True)]
+        if any(is_new) and row not in chosen and len(chosen) < most:
+            chosen.append(row)
+            for column, values in zip(columns, seen, strict=True):
+                values.add(column[row])
+    others = (row for row in range(count) if row not in set(chosen))
+    chosen += [row for row, _ in zip(others, range(most - len(chosen)), strict=False)]
+    return sorted(chosen)
+
+
+def _emptiest_rows(rows: Mapping[str, NDArray[Any]], count: int) -> Iterator[int]:
+    """The rows with the fewest whole numbers that are not the array's most frequent one (padding,
+    the class "no object"), or not negative (labels of -100); then those with the most zeros.
+    """
+    whole = [a for a in rows.values() if a.dtype.kind in "iub" and a.ndim > 1 and a.size]
+    ways = [a != _most_frequent(a) for a in whole if a.size <= _SORTED]
+    ways += [a >= 0 for a in whole if a.dtype.kind == "i"]
+    ways += [a != 0 for a in rows.values() if a.dtype.kind == "f" and a.size]
+    for is_filled in ways:
+        filled = is_filled.reshape(count, -1).sum(1)
+        if filled.min() < filled.max():
+            yield int(filled.argmin())
+
+
+def _most_frequent(array: NDArray[Any]) -> Any:
+    ordered = np.sort(array, axis=None)  # np.unique would import numpy's masked arrays
+    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    return ordered[begins[np.diff(np.append(begins, len(ordered))).argmax()]]

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice, takewhile
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from samecurve.core.protocols import (
     Staged,
     TrialRows,
 )
+from samecurve.data import unlike_rows
 from samecurve.data.rounds import (
     HELD_OUT_SOURCE,
     TEST_SOURCE,
@@ -367,25 +368,3 @@ def _read_joined(
     if not ids:
         return {}
     return source.read(np.concatenate(ids) if len(ids) > 1 else ids[0], epoch)
-
-
-def unlike_rows(rows: Mapping[str, NDArray[Any]], count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` rows for the split check; their numbers, ascending.
-
-    Rows come first that have a whole number (a class, a domain) that no earlier row has. A loss may
-    weigh a rare class differently, which shows only if one of its samples is tried.
-    """
-    columns = [
-        array.tolist() for array in rows.values() if array.ndim == 1 and array.dtype.kind in "iub"
-    ]
-    seen: list[set[int]] = [set() for _ in columns]
-    chosen: list[int] = []
-    for row in range(count):
-        is_new = [column[row] not in values for column, values in zip(columns, seen, strict=True)]
-        if any(is_new) and len(chosen) < most:
-            chosen.append(row)
-            for column, values in zip(columns, seen, strict=True):
-                values.add(column[row])
-    others = (row for row in range(count) if row not in set(chosen))
-    chosen += [row for row, _ in zip(others, range(most - len(chosen)), strict=False)]
-    return sorted(chosen)

@@ -139,7 +139,10 @@ def _collective(part: Collective) -> str:
 
 
 def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
-    """A table of efficiency by devices. batch: the batch that the curves hold fixed."""
+    """A table of efficiency by devices.
+
+    batch: the batch that the curves hold fixed; "" if no strategy fits on the machine asked for
+    """
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     if not sizes:
         return []
@@ -152,7 +155,8 @@ def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
         rows.append([curve.name, *(efficiency.get(size, "-") for size in sizes), why_it_ends])
     numbers = [Column(str(size), right=True) for size in sizes]
     columns = [Column("devices"), *numbers, Column("")]
-    return [f"efficiency by devices ({batch})", table_text(columns, rows)]
+    title = f"efficiency by devices ({batch})" if batch else "efficiency by devices"
+    return [title, table_text(columns, rows)]
 
 
 def as_json(

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
+from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
@@ -128,6 +130,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
+    name_rank(rank.index)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):
@@ -257,7 +260,8 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
         def stop() -> None:
             group.send(STOP_SIGNAL)
-            os.write(2, STOPPING)
+            with suppress(OSError):  # the terminal is closed
+                os.write(2, STOPPING)
 
         with Signals(stop, kill_children) as signals:
             try:

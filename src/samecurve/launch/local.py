@@ -146,9 +146,10 @@ class _Launcher:
     def leave(self) -> None:
         """Answer the second signal: end the ranks at once."""
         kill_children()
-        os.write(
-            2, b"\nended at once, without saving: the same command goes on from the last save\n"
-        )
+        with suppress(OSError):
+            os.write(
+                2, b"\nended at once, without saving: the same command goes on from the last save\n"
+            )
 
     def stop(self) -> None:
         """Answer the first signal: ask the ranks to stop. An evaluation has nothing to save."""
@@ -156,7 +157,8 @@ class _Launcher:
         if attempt.evaluate:
             kill_children()
             shutil.rmtree(run.home, ignore_errors=True)
-            os.write(2, b"\nstopped: nothing was evaluated\n")
+            with suppress(OSError):
+                os.write(2, b"\nstopped: nothing was evaluated\n")
             os._exit(130)
         try:
             ask(run, attempt.name, "stop")
@@ -165,7 +167,8 @@ class _Launcher:
                 with suppress(OSError):  # the rank has ended
                     os.kill(pid, STOP_SIGNAL)
         if not self._headless:
-            os.write(2, STOPPING)
+            with suppress(OSError):  # the terminal is closed
+                os.write(2, STOPPING)
 
 
 def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError | None:

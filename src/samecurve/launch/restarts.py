@@ -102,7 +102,8 @@ def _count_earlier(run: Run, began: float, failed_at: float) -> Earlier:
     events = [event for event in read_events(run.journal) if event.time >= began]
 
     def seconds_of(kind: Kind) -> list[float]:
-        return [float(event.values["seconds"]) for event in events if event.kind == kind]
+        values = [event.values.get("seconds") for event in events if event.kind == kind]
+        return [float(value) for value in values if isinstance(value, int | float)]
 
     steps = seconds_of("step")
     return Earlier(

@@ -27,6 +27,7 @@ def probe() -> Machine:
         host_bytes=host_memory(),
         cores=cpu_cores(),
         cpu=cpu_name(),
+        threads=_threads(os.environ),
         xla_devices=_xla_devices(os.environ),
         unfit=_unfit_engines(gpus.vendor),
     )
@@ -39,6 +40,14 @@ def _unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
     from samecurve.probe.engines import unfit_engines
 
     return unfit_engines(vendor)
+
+
+def _threads(environment: Mapping[str, str]) -> int | None:
+    """The threads that OMP_NUM_THREADS asks for; torchrun's own default of 1 asks for nothing."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_default = first == "1" and "TORCHELASTIC_RUN_ID" in environment
+    is_number = re.fullmatch(r"[1-9]\d{0,4}", first, re.ASCII) is not None
+    return int(first) if is_number and not is_default else None
 
 
 def _xla_devices(environment: Mapping[str, str]) -> int | None:

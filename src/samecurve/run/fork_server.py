@@ -205,7 +205,8 @@ def fork_server(modules: Sequence[str]) -> ForkServer | None:
 def main(descriptor: str, parent: str, *modules: str) -> None:
     """Be the server: import modules and fork processes, until the process that asks is gone."""
     die_with(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     requests = socket.socket(fileno=int(descriptor))
     to_import = list(modules)
     while True:

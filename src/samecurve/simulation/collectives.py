@@ -11,7 +11,7 @@ shares of the bandwidth, steps).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -150,7 +150,22 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         messages=1,
         group=group(cluster, plan.layout.shards, 1),
     )
-    return replace(_sharded_traffic(plan, facts, cluster), metrics=(metrics, norm))
+    sharded = _sharded_traffic(plan, facts, cluster)
+    return replace(sharded, metrics=(metrics, norm, *_whole_gradients(plan, facts, everybody)))
+
+
+def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Collective]:
+    """The gradients of parameters that are not sharded, which are summed once a step in f64."""
+    parts = _Part(plan, facts, "of a block"), _Part(plan, facts, "outside of blocks")
+    names = {name for part in parts for name in part.whole()} - set(facts.frozen)
+    if names:
+        yield Collective(
+            kind="all-reduce",
+            what="gradients of vectors that each device keeps whole",
+            payload=8 * sum(math.prod(facts.arrays[name]) for name in names),
+            messages=1,
+            group=everybody,
+        )
 
 
 def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
@@ -218,27 +233,47 @@ class _Part:
         """Groups of fully_shard: (text, bytes of a gathered number, count of numbers)."""
         facts, plan = self.facts, self.plan
         width, narrow = itemsize(plan.compute.precision), autocast_itemsize(plan.compute.precision)
-        in_block = self.where == "of a block"
         blocks = max(1, facts.blocks)
-        inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
+        excluded = {*left_out, *facts.buffers, *self.whole()}
         packed = set(facts.packed)  # sent in their own type of one byte
-        rounded: set[str] = set()
-        if narrow < width:
-            rounded.update(facts.rounded)
+        rounded = self._rounded()
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
             numbers: float = sum(
-                padded(shape, plan.layout.shards) / (width if name in packed else 1)
-                for name, shape in facts.arrays.items()
-                if name not in excluded
-                and (name in rounded) == is_rounded
-                and (name in inside) == in_block
+                padded(facts.arrays[name], plan.layout.shards) / (width if name in packed else 1)
+                for name in self._names()
+                if name not in excluded and (name in rounded) == is_rounded
             )
-            if in_block:
+            if self.where == "of a block":
                 numbers /= blocks
             if numbers:
                 groups.append((words, item, numbers))
         return groups
+
+    def whole(self) -> list[str]:
+        """The vectors that every rank keeps whole, beside weights that are gathered in two bytes.
+
+        They are sharded where there is a matrix among them.
+        """
+        facts, rounded = self.facts, self._rounded()
+        rest = [name for name in self._names() if name not in rounded and facts.arrays[name]]
+        is_vectors = all(len(facts.arrays[name]) == 1 for name in rest)
+        has_narrow = any(name in rounded for name in self._names())
+        return rest if has_narrow and is_vectors and not facts.packed else []
+
+    def _rounded(self) -> set[str]:
+        precision = self.plan.compute.precision
+        is_narrow = autocast_itemsize(precision) < itemsize(precision)
+        return set(self.facts.rounded) if is_narrow else set()
+
+    def _names(self) -> list[str]:
+        inside, buffers = set(self.facts.block_arrays), set(self.facts.buffers)
+        in_block = self.where == "of a block"
+        return [
+            name
+            for name in self.facts.arrays
+            if (name in inside) == in_block and name not in buffers
+        ]
 
 
 def padded(shape: tuple[int, ...], shards: int) -> int:

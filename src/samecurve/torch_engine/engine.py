@@ -51,7 +51,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 )
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from samecurve.torch_engine.split_check.split_check import SplitCheck
-from samecurve.torch_engine.step.precision import LossScale, autocast_for
+from samecurve.torch_engine.step.precision import LossScale, as_weights, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
@@ -101,6 +101,10 @@ class TorchEngine:
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
         self._exit_stack.enter_context(serving(numbers_in_work))
+        if comm.group is not None:
+            from samecurve.torch_engine.model.one_device_view import OneDeviceView
+
+            self._exit_stack.callback(OneDeviceView().close)
         self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
@@ -114,11 +118,14 @@ class TorchEngine:
         ]
 
     def _staged(self, microbatch: MicroBatch) -> MicroBatch:
-        tensor, keys = self._host_tensor, None
+        tensor, precision, keys = self._host_tensor, self.plan.compute.precision, None
         if self._has_keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
             keys = tensor(microbatch.keys.values)
         return MicroBatch(
-            {name: tensor(array) for name, array in microbatch.arrays.items()},
+            {
+                name: tensor(as_weights(array, precision))
+                for name, array in microbatch.arrays.items()
+            },
             microbatch.real,
             StagedKeys(microbatch.keys, keys),
             microbatch.number,
@@ -164,15 +171,16 @@ class TorchEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
-        verdict = SplitCheck(self._setup, rows, self._staged).run()
+        is_split = self.plan.batch.is_split or as_if_split
+        verdict = SplitCheck(self._setup, rows, self._staged, is_split=is_split).run()
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
-            is_split=self.plan.batch.is_split or as_if_split,
+            is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
         self._begin_steps(state, verdict.steady)
-        return lines
+        return [*lines, *verdict.notes]
 
     def _begin_steps(self, state: State, step_buffers: AbstractSet[str] = frozenset()) -> None:
         """Put the step of this state together.

@@ -18,6 +18,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank, Record, Task
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.worker.cluster_env import is_first
@@ -52,10 +53,13 @@ class RankContext:
         return is_first(self.rank)
 
 
-def checkpoint_store(context: RankContext, record: Record, journal: Journal | None) -> Store:
+def checkpoint_store(
+    context: RankContext, record: Record, journal: Journal | None, requests: Requests
+) -> Store:
     """The store into which this rank writes the run's checkpoints.
 
     journal: synced before a checkpoint is published; None: another rank publishes.
+    requests: told of each save, since the next one may go by the clock
     """
     plan, config_values = context.plan, flatten(context.config)
 
@@ -77,6 +81,7 @@ def checkpoint_store(context: RankContext, record: Record, journal: Journal | No
             "seconds": save.seconds,
             "blocked_seconds": save.blocked,
         }
+        requests.saved(save.blocked)
         record(Event("saved", save.step, values))
 
     publisher = None

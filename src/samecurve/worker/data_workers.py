@@ -86,7 +86,8 @@ def main(argument: str) -> None:
     """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
     die_with(values["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     os.dup2(2, 1)  # what a user's file prints is no journal line
     config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))

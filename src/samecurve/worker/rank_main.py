@@ -34,7 +34,7 @@ from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
-from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests, stop_signals
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.watch import announce, answering
@@ -58,15 +58,16 @@ def run_rank(
     """Train as this rank, from joining the others to leaving them.
 
     rendezvous: where the ranks meet; None: the environment names it.
-    on_signal: called for SIGTERM and SIGINT, where no launcher stands beside the rank.
+    on_signal: called for SIGTERM, SIGINT and SIGHUP, where no launcher stands beside the rank.
     """
     context = RankContext.read(attempt, rank)
     run, plan = context.run, context.plan
     clock = StartupClock()
-    requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
+    control = ControlFile(run, attempt.name, plan.every.save_seconds)
+    requests = Requests(control if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: on_signal(requests))
     # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
@@ -126,7 +127,7 @@ def train_rank(
     journal, record = _begin_journal(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
-    store = store or checkpoint_store(context, record, journal)
+    store = store or checkpoint_store(context, record, journal, requests)
     heartbeat = Heartbeat(run.logs / f"heartbeat-{context.rank.index}")
     loop_context = LoopContext(
         plan=plan,
@@ -331,10 +332,14 @@ def run_rank_with_note(
 
 def main(argument: str) -> None:
     """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
+    from samecurve.core.system.process_name import name_rank
+
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
+    name_rank(rank.index)
     code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()

@@ -29,6 +29,7 @@ Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
 Decay = Literal["constant", "linear", "cosine", "wsd"]
+MINUTES_PATTERN = r"^\d+(\.\d+)?min$"
 EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
 SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
 # limits far above any real run, so that numbers made from these values stay computable
@@ -69,6 +70,34 @@ Duration = Annotated[
 def epochs_of(duration: int | str) -> float | None:
     """'2ep' -> 2.0; a number of steps -> None."""
     return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
+
+
+def _duration_or_minutes(value: object) -> int | str:
+    if not isinstance(value, str) or not re.fullmatch(MINUTES_PATTERN, value, re.ASCII):
+        try:
+            return _duration(value)
+        except ValueError as error:
+            raise ValueError(str(error).replace("(2ep)", "(2ep), or minutes (10min)")) from None
+    if not 0 < float(value.removesuffix("min")) * 60 <= MOST_SECONDS:
+        raise ValueError(f"must be more than 0 and at most {MOST_SECONDS // 60}min")
+    return value
+
+
+_WITH_MINUTES_SCHEMA = {
+    "anyOf": [*_DURATION_SCHEMA["anyOf"], {"type": "string", "pattern": MINUTES_PATTERN}]
+}
+DurationOrMinutes = Annotated[
+    int | str,
+    PlainValidator(_duration_or_minutes),
+    Field(json_schema_extra=cast("Any", _WITH_MINUTES_SCHEMA)),
+]
+
+
+def seconds_of(duration: int | str) -> float | None:
+    """'10min' -> 600.0; steps or epochs -> None."""
+    if not isinstance(duration, str) or not duration.endswith("min"):
+        return None
+    return 60 * float(duration.removesuffix("min"))
 
 
 def _size(value: object) -> int:

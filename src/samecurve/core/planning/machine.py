@@ -80,6 +80,7 @@ class Machine:
     host_bytes: int  # that this process may use, limits applied
     cores: int  # that this process may use
     cpu: str = "CPU"
+    threads: int | None = None  # of a process, as OMP_NUM_THREADS asks for; None: it does not
     started: int = 1  # processes that torchrun, Slurm or the user started already
     hosts: int = 1  # on which they run, all like this one
     xla_devices: int | None = None  # CPU devices that XLA_FLAGS asks for

@@ -115,10 +115,10 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
     """Compare the loss of all samples at once with the losses of its parts; None: it adds up, or
     the loss of all samples is not finite, so that there is nothing to compare.
     """
-    if not (math.isfinite(whole.sum) and math.isfinite(whole.weight)):
+    if not _is_finite(whole):
         return None
     for part in parts:
-        if not (math.isfinite(part.sum) and math.isfinite(part.weight)):
+        if not _is_finite(part):
             text = (
                 f"is {number_text(whole.sum)} for {samples_text(whole.samples)}, and"
                 f" {number_text(part.sum)} for {number_text(part.samples)} of them"
@@ -138,6 +138,29 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
         return Finding("mean", text, off)
     together = f"together {number_text(sum(sums))} ({_percent(off)} off)"
     return Finding("coupled", f"gives the sum {shown}, {together}", off)
+
+
+def has_even_weights(trials: Sequence[Trial]) -> bool:
+    """Whether each sample has the same weight, as far as parts show it."""
+    each = [trial.weight / trial.samples for trial in trials]
+    return all(math.isclose(one, each[0]) for one in each)
+
+
+def rows_of_odd_weight(whole: Trial, alone: Sequence[Trial], tolerance: float) -> list[int]:
+    """Numbers of the samples that may have another weight alone than beside others; none where the
+    weights of all of them add up.
+
+    alone: the loss of each sample by itself
+    """
+    weights = [trial.weight for trial in alone]
+    odd = [at for at, trial in enumerate(alone) if not _is_finite(trial)]
+    if odd or relative_difference([whole.weight], weights) <= tolerance:
+        return odd if _is_finite(whole) else []
+    return [at for at, weight in enumerate(weights) if weight == min(weights)]
+
+
+def _is_finite(trial: Trial) -> bool:
+    return math.isfinite(trial.sum) and math.isfinite(trial.weight)
 
 
 def compare_gradients(

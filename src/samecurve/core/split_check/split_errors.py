@@ -27,6 +27,11 @@ _SAMPLE_KEYED = (
     "samecurve.rng(batch) in the loss, whose numbers follow the sample; or draw them in the data,"
     " from np.random.default_rng((seed, id))"
 )
+_VIEWS = (
+    "where a forward pass takes several views of each sample and draws random numbers: the views of"
+    " a sample side by side, torch.stack([view_1, view_2], 1).flatten(0, 1), whose results"
+    " .unflatten(0, (-1, 2)) takes apart; else "
+)
 # functions of torch that return a mean by default
 _LOSSES = frozenset({
     "binary_cross_entropy",
@@ -99,6 +104,7 @@ class Evidence:
     state_at: file:line that changes it
     loss_at: file:line at which the user's loss begins
     what: the subject of the error's sentence
+    has_views: whether numbers were drawn for several rows of each sample
     """
 
     ids: Sequence[int] = ()
@@ -111,6 +117,7 @@ class Evidence:
     state_at: str = ""
     loss_at: str = ""
     what: str = "the loss"
+    has_views: bool = False
 
 
 def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserError:
@@ -126,7 +133,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     if finding.kind in {"weight", "unweighted"}:
         remedy = (
             "weight is how much was counted, and grows with the samples: len(x) samples,"
-            " (labels != -100).sum() tokens; sum is the loss added over the same"
+            " (labels != -100).sum() tokens; sum is the loss added over the same. A sample with"
+            " nothing to count has weight 0: no .clamp(min=1), no max(n, 1)"
         )
         return UserError(
             f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where
@@ -229,10 +237,29 @@ def explain_buffer(name: str, where: str) -> UserError:
     return UserError(
         f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
         " on how a batch is split over devices and microbatches",
-        "leave the buffer as it is in forward and change it in after_step(self, model, step);"
-        " statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm with train.norm_sync;"
+        "what follows from the weights: change the buffer in after_step(self, model, step), not in"
+        " forward. A running mean over the batch (DINO's centre, a codebook): a parameter with a"
+        " phase of its own, whose loss is 0.5 * (mean - target).square().sum()"
+        " (docs/task-after-step.md). Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
+        " with train.norm_sync;"
         f" {ALLOW}",
         where,
+    )
+
+
+def explain_sharded(strategy: str, finding: Finding) -> UserError:
+    """The error for a model that computes something else under a strategy than on one device."""
+    what = (
+        f"its gradient: under {strategy}, and on one device, it"
+        if finding.kind == "gradient"
+        else (f"the loss: on one device, and under {strategy}, it")
+    )
+    return UserError(
+        f"the model computes something else under {strategy} than on one device, {what}"
+        f" {finding.text}",
+        "--strategy ddp; or take out of the model's code what asks how it is trained"
+        " (is_fsdp_managed_module, torch.distributed.is_initialized, isinstance of FSDPModule)",
+        "model",
     )
 
 
@@ -282,7 +309,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
     place = evidence.place
     if place is None or not place.how:
         by = f"{place.function}: " if place else ""
-        remedy = f"a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
+        views = _VIEWS if evidence.has_views else ""
+        remedy = f"{views}a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
         return UserError(f"{by}{cause}", remedy, where)
     name = place.function.rpartition(".")[2]
     if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
@@ -292,6 +320,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
             where,
         )
     what, remedy = _WORDS[place.how]
+    if evidence.has_views:
+        remedy = f"{_VIEWS}{remedy}"
     return UserError(f"{place.function} {what}: {cause}", f"{remedy}; {ALLOW}", where)
 
 

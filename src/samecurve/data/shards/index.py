@@ -10,13 +10,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
+from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.files import write_json
 from samecurve.errors import RunError
 
 _FORMAT = 1  # the version of an index's files
@@ -114,22 +116,15 @@ def open_index(
     stamp = [[str(shard.path), shard.size, shard.mtime_ns] for shard in shards]
     text = json.dumps([_FORMAT, kind, made_by, stamp])
     home = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
-    if not home.is_dir():
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(home.with_suffix(".lock")):
-            if not home.is_dir():
-                _make(home, kind, shards, scan)
-    return Index(home, shards)
+    return Index(cache_entry(home, partial(_make, kind, shards, scan)), shards)
 
 
-def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., None]) -> None:
-    """Make the index in a scratch directory and rename that: a kill leaves it whole or absent."""
-    with directory_made_once(home) as scratch:
-        with closing(IndexWriter(scratch)) as writer:
-            scan(shards, writer)
-            writer.finish(kind, shards)
-        for shard in shards:
-            check_unchanged(shard, shard.path.stat())
+def _make(kind: str, shards: Sequence[Shard], scan: Callable[..., None], scratch: Path) -> None:
+    with closing(IndexWriter(scratch)) as writer:
+        scan(shards, writer)
+        writer.finish(kind, shards)
+    for shard in shards:
+        check_unchanged(shard, shard.path.stat())
 
 
 def check_unchanged(shard: Shard, status: os.stat_result) -> None:

@@ -101,7 +101,9 @@ class JsonLines:
         text = self._files.read(number, begin, end - begin)
         try:
             row: dict[str, Any] = json.loads(text.decode())
-        except ValueError as error:  # no JSON, or no UTF-8
+        except UnicodeDecodeError:
+            raise no_object(text, self._line(number, begin)) from None
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"not JSON: {error}", "correct this line", self._line(number, begin)
             ) from None
@@ -134,6 +136,15 @@ def line_number(path: Path, offset: int) -> int:
 
 def no_object(content: bytes, place: str) -> UserError:
     """The error for a line that is not one JSON object."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        path = place.rpartition(":")[0]
+        return UserError(
+            f"the byte {content[error.start]:#04x} is no UTF-8: the file has another encoding",
+            f"iconv -f latin1 -t utf-8 {path} > new.jsonl (latin1, or the encoding that it has)",
+            place,
+        )
     shown = content[:_SHOWN].decode("utf-8", "replace")
     dots = " ..." if len(content) > _SHOWN else ""
     return UserError(

@@ -4,6 +4,7 @@ Parquet packs groups of rows column by column, so reading one row would unpack a
 cache therefore holds an unpacked copy in Arrow's own format, from which single rows are read.
 """
 
+import errno
 import hashlib
 import shutil
 import threading
@@ -46,7 +47,7 @@ def scan(shards: Sequence[Shard], writer: IndexWriter, columns: Sequence[str] | 
         writer.append("first_batch", np.array([batches]))
         first = rows
         with parquet.ParquetFile(shard.path, pre_buffer=False) as file:
-            for size in _copy(file, _copied(writer.home, number), schemas[0]):
+            for size in _copy(file, shard.path, _copied(writer.home, number), schemas[0]):
                 writer.append("batch", np.array([rows]))
                 rows, batches = rows + size, batches + 1
         writer.file_done(rows - first, _digest(shard, schemas[0]))
@@ -175,15 +176,36 @@ def _unpacked_bytes(path: Path, schema: Any) -> int:
     )
 
 
-def _copy(file: Any, target: Path, schema: Any) -> list[int]:
-    """Copy a file; returns the number of rows of each record batch."""
+def _copy(file: Any, path: Path, target: Path, schema: Any) -> list[int]:
+    """Copy a file; returns the number of rows of each record batch.
+
+    UserError: the copy does not fit: some columns need far more than their footer says.
+    """
     from pyarrow import ipc
 
-    sizes = []
-    with ipc.new_file(str(target), schema) as out:
-        for batch in file.iter_batches(_BATCH, columns=schema.names, use_threads=False):
-            out.write_batch(batch.replace_schema_metadata(None))
-            sizes.append(batch.num_rows)
+    sizes: list[int] = []
+    rows, written = file.metadata.num_rows, 0
+    free = shutil.disk_usage(target.parent).free
+    try:
+        with ipc.new_file(str(target), schema) as out:
+            for batch in file.iter_batches(_BATCH, columns=schema.names, use_threads=False):
+                written += batch.nbytes
+                if written > free:
+                    break
+                out.write_batch(batch.replace_schema_metadata(None))
+                sizes.append(batch.num_rows)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        written = free + 1
+    if written > free:
+        done = max(1, sum(sizes))
+        raise UserError(
+            f"the unpacked copy of {path} does not fit: {rows} rows, of which {done} need"
+            f" {show_bytes(written)}; {target.parent.parent} had {show_bytes(free)}",
+            "SAMECURVE_CACHE names a place with room; or columns= of fewer columns",
+            "data",
+        )
     return sizes
 
 

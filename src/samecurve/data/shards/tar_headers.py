@@ -6,13 +6,17 @@ Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header";
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from samecurve.errors import UserError
 
 BLOCK = 512
+_MOST_DIGITS = 20
 _AGAIN = "make it again, or copy it again"
+_OF_THE_NEXT = (b"L", b"K", b"x", b"g")  # headers that say more of the next member
+_LONGEST = 16 << 20  # bytes of such a header
 _REGULAR, _ELSEWHERE = (b"0", b"\0", b"7"), (b"1", b"2", b"S")
 NAMES = "surrogateescape"  # for names that are no UTF-8
 
@@ -34,16 +38,18 @@ def read_members(path: Path, file_size: int) -> Iterator[Member]:
     extended: dict[bytes, bytes] = {}  # what headers before the next member say of it
     with open(path, "rb") as file:
         while (header := _read(file, at, BLOCK)) != bytes(BLOCK):
-            kind, size = _kind(path, header, at), _size(header[124:136])
-            if kind in _REGULAR:
-                size = int(extended.get(b"size", size))
+            kind, size = _kind(path, header, at), _size(path, header[124:136], at)
+            if kind in _REGULAR and b"size" in extended:
+                size = _number(path, extended[b"size"], 10, at)
+            if kind in _OF_THE_NEXT and size > _LONGEST:
+                raise broken(path, f"a header of {size} bytes at byte {at}")
             offset = at + BLOCK
             if offset + size > file_size:
                 raise broken(path, f"cut off: a member ends at byte {offset + size}")
             if kind == b"L":
                 extended[b"path"] = _read(file, offset, size).rstrip(b"\0")
             elif kind == b"x":
-                extended.update(_records(_read(file, offset, size)))
+                extended.update(_records(path, _read(file, offset, size), at))
             elif kind in _REGULAR or kind in _ELSEWHERE:
                 name = extended.get(b"path", _name(header)).decode("utf-8", NAMES)
                 if kind in _ELSEWHERE or any(key.startswith(b"GNU.sparse") for key in extended):
@@ -53,7 +59,7 @@ def read_members(path: Path, file_size: int) -> Iterator[Member]:
                         "data",
                     )
                 yield Member(name, offset, size)
-            if kind not in (b"L", b"K", b"x", b"g"):
+            if kind not in _OF_THE_NEXT:
                 extended = {}
             at = offset + -(-size // BLOCK) * BLOCK
 
@@ -80,11 +86,19 @@ def _kind(path: Path, header: bytes, at: int) -> bytes:
     return header[156:157]
 
 
-def _size(field: bytes) -> int:
-    """Octal digits; or, from 8 GiB on, GNU's binary form."""
+def _size(path: Path, field: bytes, at: int) -> int:
+    """Octal digits; or, from 8 GiB on, GNU's binary form. UserError: neither."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
-    return int(field.rstrip(b"\0 ") or b"0", 8)
+    return _number(path, field.strip(b"\0 ") or b"0", 8, at)
+
+
+def _number(path: Path, digits: bytes, base: int, at: int) -> int:
+    """UserError: these are no digits."""
+    if len(digits) <= _MOST_DIGITS and digits.isdigit():
+        with suppress(ValueError):
+            return int(digits, base)
+    raise broken(path, f"{digits[:_MOST_DIGITS]!r} is no number, in the header at byte {at}")
 
 
 def _name(header: bytes) -> bytes:
@@ -95,12 +109,18 @@ def _name(header: bytes) -> bytes:
     return prefix + b"/" + name if prefix else name
 
 
-def _records(text: bytes) -> dict[bytes, bytes]:
-    """Parse records like `27 path=some/name\\n`; the number is the record's length."""
+def _records(path: Path, text: bytes, at: int) -> dict[bytes, bytes]:
+    """Parse records like `27 path=some/name\\n`; the number is the record's length.
+
+    UserError: a length is no number, or not that of a record.
+    """
     records = {}
     while text.strip(b"\0"):
         length, _, _ = text.partition(b" ")
-        record, text = text[: int(length)], text[int(length) :]
+        end = _number(path, length, 10, at)
+        if not len(length) < end <= len(text):
+            raise broken(path, f"a record of {end} bytes in the header at byte {at}")
+        record, text = text[:end], text[end:]
         key, _, value = record[len(length) + 1 : -1].partition(b"=")
         records[key] = value
     return records

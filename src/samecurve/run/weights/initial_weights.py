@@ -39,7 +39,7 @@ from samecurve.tasks import entry_of
 from samecurve.units import first_and_count, show_bytes, show_count
 
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
-_EIGHT_BYTES = {"float64", "int64", "complex128"}  # others are copied in four
+_EIGHT_BYTES = {"float64", "int64", "uint64", "complex128"}  # others are copied in four
 
 
 @dataclass(frozen=True)

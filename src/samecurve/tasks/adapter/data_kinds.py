@@ -44,8 +44,11 @@ def count_samples(data: Any, what: str) -> int:
 
 def is_torch(data: Any, kind: str) -> bool:
     """Whether the data is of this class of torch.utils.data, if torch has been imported."""
-    torch: Any = sys.modules.get("torch.utils.data")
-    return torch is not None and isinstance(data, getattr(torch, kind))
+    if "torch.utils.data" not in sys.modules:
+        return False
+    import torch.utils.data  # waits, where another thread is importing it
+
+    return isinstance(data, getattr(torch.utils.data, kind))
 
 
 def is_from(data: Any, module: str) -> bool:

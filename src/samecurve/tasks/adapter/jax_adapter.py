@@ -212,7 +212,9 @@ class JaxAdapter(EngineAdapter):
                 raise UserError(
                     f"Dropout {where} draws its masks by the device: not with engine jax in this"
                     " version",
-                    "leave it out; or --engine torch, whose masks follow the sample",
+                    "leave it out, and drop in the loss with numbers that follow the sample:"
+                    f" x * samecurve.rng(batch).bernoulli({1 - module.rate:g}, x.shape[-1]) /"
+                    f" {1 - module.rate:g}; or --engine torch, whose masks follow the sample",
                     "task",
                 )
         moving = [kind for kind in _KEPT if jax.tree.leaves(nnx.state(model, kind))]

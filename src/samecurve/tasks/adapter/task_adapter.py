@@ -358,17 +358,19 @@ def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators, so that every process draws the same values, for a while."""
-    torch: Any = sys.modules.get("torch")  # if the task's file has imported it
+    has_torch = "torch" in sys.modules  # if the task's file has imported it
+    if has_torch:  # waits, where another thread is importing it (run/warm_start.py)
+        import torch
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch and torch.random.get_rng_state()
+    torch_state = torch.random.get_rng_state() if has_torch else None
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if torch:
+    if has_torch:
         torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if torch:
+        if torch_state is not None:
             torch.random.set_rng_state(torch_state)

@@ -18,6 +18,7 @@ from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.gathered_features import Features, check_rows
+from samecurve.torch_engine.step.precision import as_weights
 
 # parameters at most, of a model that is tried on two samples: a second or so
 _TRIED = 50_000_000
@@ -98,6 +99,6 @@ def _kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
 
 def _two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
     return {
-        name: torch.from_numpy(np.ascontiguousarray(array))
+        name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))
         for name, array in adapter.train_data()[np.arange(2)].items()
     }

@@ -6,6 +6,7 @@ arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from samecurve.tasks.huggingface.sections import Adapter, HFModel, Quantize
 from samecurve.tasks.huggingface.weights import StoredArray
 
 _ALL = "all-linear"
+_PLAIN = re.compile(r"[\w.-]+")  # a name, and no pattern
 _NAME = "default"  # peft's own for the only adapter
 BASE = ".base_layer."  # between a layer's name and its own arrays
 _MAGNITUDE = f".lora_magnitude_vector.{_NAME}.weight"
@@ -73,6 +75,9 @@ def target_layers(model: Any, adapter: Adapter) -> list[str]:
     names = {
         target: [name for name in layers if f".{name}".endswith(f".{target}")] for target in targets
     }
+    if isinstance(adapter.target, str) and not _PLAIN.fullmatch(adapter.target):
+        pattern = _compiled(adapter.target)  # of a whole name, as in peft
+        names = {adapter.target: [name for name in layers if pattern.fullmatch(name)]}
     short = sorted({name.rpartition(".")[2] for name in layers})
     for target, found in names.items():
         if found:
@@ -91,6 +96,18 @@ def target_layers(model: Any, adapter: Adapter) -> list[str]:
         )
     chosen = {name for found in names.values() for name in found}
     return [name for name in layers if name in chosen]
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """UserError: it is no regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"model.adapter.target {pattern} is no regular expression: {error}",
+            "a pattern such as .*\\.(q|v)_proj, or a list of names",
+            "model.adapter.target",
+        ) from None
 
 
 def transposed_layers(model: Any) -> list[str]:

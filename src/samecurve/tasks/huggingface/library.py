@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.document import suggest
+from samecurve.core.config.section import MOST_LAYERS
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.model_directory import CONFIG, WRITTEN, check_directory
@@ -40,6 +41,11 @@ _MAPPINGS = {
     "embed": "MODEL_MAPPING",
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
+_LAYERS = re.compile(r"^(num(_hidden|_encoder|_decoder)?_layers|n_layers?)$")
+_SIZES = re.compile(
+    r"^(hidden_size|intermediate_size|vocab_size|num_attention_heads|num_key_value_heads|head_dim"
+    r"|n_embd|n_heads?|d_model|max_position_embeddings|n_positions)$"
+)
 _ATTENTION_NAMES = {"flash": "flash_attention_2", "flex": "flex_attention"}
 _ATTENTION_SUPPORT = {
     "sdpa": "_supports_sdpa",
@@ -168,6 +174,7 @@ def _config_of_architecture(
         )
     config_class = CONFIG_MAPPING[name]
     _check_fields(config_class, values, f"{name}'s config", objective)
+    _check_numbers(values, "model.", "model")
     return _built(lambda: config_class(**values), f"model.architecture {name}")
 
 
@@ -184,7 +191,7 @@ def _config_of(
     try:
         written = json.loads(file.read_text())
         kind = str(written["model_type"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is no model's config: {type(error).__name__}: {error}",
             "a directory as save_pretrained() writes it",
@@ -198,6 +205,8 @@ def _config_of(
             "model.path",
         )
     _check_fields(CONFIG_MAPPING[kind], values, f"{kind}'s config", objective)
+    _check_numbers(written, f"{file}: ", "model.path")
+    _check_numbers(values, "model.", "model")
     return _built(
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, **values), str(file)
     )
@@ -223,12 +232,36 @@ def _check_fields(
     """UserError: the config's class has no such field."""
     known = {field.name for field in dataclasses.fields(config_class)}
     known |= set(config_class.attribute_map) | _read_fields(config_class, objective)
+    ours = set(HFModel.model_fields)
     for name in values:
         if name not in known:
             raise UserError(
-                f"model.{name}: {what} has no such field",
-                suggest(name, sorted(known)) or f"it has {', '.join(sorted(known))}",
+                f"model.{name}: neither this program nor {what} has such a field",
+                suggest(name, sorted(known | ours)) or f"it has {', '.join(sorted(known))}",
                 f"model.{name}",
+            )
+
+
+def _check_numbers(values: Mapping[str, Any], before: str, place: str) -> None:
+    """UserError: a size is below 1, or layers are more than a model can have.
+
+    The library would build the one without an end, and fail in the other somewhere else.
+    """
+    for name, value in values.items():
+        if isinstance(value, dict):  # the config of a part of the model
+            _check_numbers(value, f"{before}{name}.", place)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        is_count = _LAYERS.search(name) is not None
+        if (is_count or _SIZES.search(name)) and value < 1:
+            raise UserError(
+                f"{before}{name} is {value}", "a number from 1 on, as the model was made", place
+            )
+        if is_count and value > MOST_LAYERS:
+            raise UserError(
+                f"{before}{name} is {value}; a model here has {MOST_LAYERS} at most",
+                "the number of layers that the model was made with",
+                place,
             )
 
 

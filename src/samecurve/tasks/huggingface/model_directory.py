@@ -39,7 +39,7 @@ def read_config_file(file: Path) -> dict[str, Any]:
     """A JSON file of a model's directory. UserError: the file can't be read as one."""
     try:
         values: dict[str, Any] = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} can't be read as a model's config: {error}",
             "a directory as save_pretrained() writes it",

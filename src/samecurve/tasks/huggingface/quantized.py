@@ -1,9 +1,11 @@
-"""Frozen matrices in 4 or 8 bits: packed when they are read, unpacked in every product.
+"""Frozen matrices in 4, 8 or 16 bits: packed when they are read, unpacked in every product.
 
 4bit: one of 16 levels of a normal distribution, times a scale for each 64 numbers (Dettmers et al.
 2023, arXiv:2305.14314). 8bit: a whole number, times a scale for each row (Dettmers et al. 2022,
 arXiv:2208.07339); activations are not rounded. The bitsandbytes library does both, as in its own
-layers. Packing happens on a CPU, so that all devices have the same values.
+layers. bf16: each number rounded, as products under bf16 round it anyway; its codes are the bytes,
+so that every strategy treats them as it treats the others' codes. Packing happens on a CPU, so that
+all devices have the same values.
 """
 
 import logging
@@ -29,13 +31,19 @@ from samecurve.tasks.huggingface.weights import StoredArray
 from samecurve.units import show_bytes
 
 CODES, SCALES = "codes", "scales"  # the two parts of a packed weight
+_LARGE = 1 << 30  # bytes of a base
 _BLOCK = 64  # 4 bits: numbers that share a scale
-_KINDS = {"4bit": "NF4, a scale for each 64 numbers", "8bit": "a scale for each row"}
+_KINDS = {
+    "4bit": "NF4, a scale for each 64 numbers",
+    "8bit": "a scale for each row",
+    "bf16": "each rounded once",
+}
+_WIDTHS = {"4bit": "0.5 B", "8bit": "1 B", "bf16": "2 B"}
 
 
 def check_installed(quantize: Quantize) -> None:
     """UserError: bitsandbytes is not installed."""
-    if quantize != "none" and not is_installed():
+    if quantize in {"4bit", "8bit"} and not is_installed():
         raise UserError(
             f"model.quantize {quantize} needs bitsandbytes: not installed",
             f"{install_command('quantize')}, or model.quantize: none",
@@ -90,7 +98,7 @@ def is_installed() -> bool:
 class Packing:
     """How a matrix of [rows, columns] is packed."""
 
-    quantize: Quantize  # 4bit, 8bit
+    quantize: Quantize  # 4bit, 8bit, bf16
     rows: int
     columns: int
 
@@ -100,14 +108,18 @@ class Packing:
         size = self.rows * self.columns
         if self.quantize == "4bit":
             return {CODES: (-(-size // 2),), SCALES: (-(-size // _BLOCK),)}
-        return {CODES: (self.rows, self.columns), SCALES: (self.rows,)}
+        width = 2 if self.quantize == "bf16" else 1
+        return {CODES: (self.rows, width * self.columns), SCALES: (self.rows,)}
 
     @property
     def code_dtype(self) -> torch.dtype:
-        return torch.uint8 if self.quantize == "4bit" else torch.int8
+        return torch.int8 if self.quantize == "8bit" else torch.uint8
 
     def pack(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
         """Codes and scales of a matrix. matrix: floating, on a CPU"""
+        if self.quantize == "bf16":  # no scale is used
+            codes = matrix.to(torch.bfloat16).contiguous().view(torch.uint8)
+            return {CODES: codes, SCALES: torch.ones(self.rows)}
         functions = import_library().functional
         if self.quantize == "4bit":
             codes, state = functions.quantize_4bit(
@@ -121,6 +133,8 @@ class Packing:
 
     def unpack(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The matrix [rows, columns]. float64 gets the values of float32."""
+        if self.quantize == "bf16":
+            return codes.view(torch.bfloat16).to(dtype)
         import_library()
         operations: Any = torch.ops.bitsandbytes
         scales = scales.to(torch.float32)
@@ -337,10 +351,24 @@ def describe_quantized(packings: Mapping[str, Packing], quantize: Quantize) -> s
         math.prod(packing.shapes[CODES]) + 4 * math.prod(packing.shapes[SCALES])
         for packing in packings.values()
     )
+    how = _KINDS[quantize]
+    if quantize != "bf16":
+        how += f"; bitsandbytes {version('bitsandbytes')}"
     return (
         f"{quantize} base: {len(sizes)} matrices of {sum(sizes)} weights packed as they are read"
-        f" ({_KINDS[quantize]}; bitsandbytes {version('bitsandbytes')}), {show_bytes(packed)} in"
-        f" place of {show_bytes(4 * sum(sizes))}"
+        f" ({how}), {show_bytes(packed)} in place of {show_bytes(4 * sum(sizes))}"
+    )
+
+
+def describe_wide_base(layers: Mapping[str, Any]) -> str:
+    """A line about what a large frozen base would save in bf16; '' for a small one."""
+    size = 4 * sum(layer.weight.numel() for layer in layers.values())
+    if size < _LARGE:
+        return ""
+    return (
+        f"the frozen base's {len(layers)} matrices take {show_bytes(size)}; --set"
+        f" model.quantize=bf16 holds them in {show_bytes(size // 2)}, with the same products under"
+        " train.precision bf16"
     )
 
 
@@ -348,5 +376,4 @@ def packed_formula(packings: Mapping[str, Packing], quantize: Quantize) -> str:
     """The formula of the memory that codes and scales take."""
     size = sum(packing.rows * packing.columns for packing in packings.values())
     scales = sum(math.prod(packing.shapes[SCALES]) for packing in packings.values())
-    width = "0.5 B" if quantize == "4bit" else "1 B"
-    return f"{size} weights x {width}; their {scales} scales are among the weights"
+    return f"{size} weights x {_WIDTHS[quantize]}; their {scales} scales are among the weights"

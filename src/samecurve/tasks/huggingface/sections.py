@@ -22,7 +22,7 @@ from samecurve.tasks.text import STANDARD_LIBRARY
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]
 RouterBalance = Literal["batch", "sequence", "none"]
-Quantize = Literal["none", "8bit", "4bit"]
+Quantize = Literal["none", "bf16", "8bit", "4bit"]
 
 RANDOM = "random"  # the source of random tokens
 
@@ -36,7 +36,10 @@ class Adapter(Section):
         32.0, description="the change is multiplied by alpha / rank"
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target: str | list[str] = Field("all-linear", description="all-linear, or names of layers")
+    target: str | list[str] = Field(
+        "all-linear",
+        description="all-linear, names of layers, or a regular expression of their whole names",
+    )
 
 
 class Embedding(Section):
@@ -99,7 +102,13 @@ class HFModel(Section):
     adapter: Adapter | None = Field(
         None, description="kind (lora, dora), rank, alpha, dropout, target: trained in its place"
     )
-    quantize: Quantize = Field("none", description="what the frozen weights are held in")
+    quantize: Quantize = Field(
+        "none",
+        description=(
+            "what the frozen matrices beneath an adapter are held in; bf16: half the memory, and"
+            " with train.precision bf16 the same products"
+        ),
+    )
 
     @field_validator("architecture")
     @classmethod
@@ -165,6 +174,14 @@ class HFData(DataSection):
             " {source, weight}"
         ),
     )
+    split: Annotated[str, Field(min_length=1)] = Field(
+        "train",
+        description=(
+            "the split to train on, where the names of a source's files tell splits apart"
+            " (train.jsonl, data/test-*.parquet); validation is then evaluated on, and test"
+            " measured at the end; all: train on every file"
+        ),
+    )
     tokenizer: str | None = Field(
         None,
         description=(
@@ -176,6 +193,16 @@ class HFData(DataSection):
     chat_template: str | None = Field(
         None,
         description="a Jinja file, in place of the tokenizer's own template for `messages`",
+    )
+    instructions: Literal["alpaca", "chat"] = Field(
+        "alpaca",
+        description=(
+            "what rows of `instruction`, `input` and `output` become: the prompt of Stanford"
+            " Alpaca, or turns of the chat template (with `system` and `history`)"
+        ),
+    )
+    max_documents: Annotated[int, Field(gt=0)] | None = Field(
+        None, description="documents read of each source, from its beginning; all if not given"
     )
     seq_len: Annotated[int, Field(gt=1, le=1 << 24)] = Field(
         1024, description="tokens of a row at most (--seq-len)"

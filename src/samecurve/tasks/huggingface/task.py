@@ -152,6 +152,10 @@ class HuggingFaceTask:
     def eval_data(self) -> Source | None:
         return self.prepared.held_out
 
+    def test_data(self) -> Source | None:
+        """Rows of the sources' splits named test; None: no source has one."""
+        return self.prepared.test
+
     def fingerprint(self) -> str:
         return self.prepared.fingerprint
 

@@ -59,6 +59,7 @@ from samecurve.tasks.huggingface.quantized import (
     Packing,
     check_installed,
     describe_quantized,
+    describe_wide_base,
     layer_packings,
     packed_formula,
     unpacked,
@@ -347,6 +348,9 @@ class TorchHuggingFace(HuggingFaceTask):
         packings = self._packings(self._outline())
         if packings:
             notes.append(describe_quantized(packings, self.fields.quantize))
+        elif self.fields.adapter is not None:
+            wide = describe_wide_base(linear_layers(self._outline()))
+            notes += [wide] if wide else []
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
             notes.append(recurrent_kernels())

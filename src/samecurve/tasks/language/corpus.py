@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_key, stamp_file
-from samecurve.core.system.files import directory_made_once, write_json
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
+from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     check_cached_tokens,
@@ -79,10 +80,11 @@ def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
         "tokenizer": _tokenizer_stamp(data.tokenizer),
     }
     home = cache / "corpus" / cache_key(identity)
-    if not (home / "corpus.json").exists():
-        with directory_made_once(home) as scratch:
-            tokenized = _tokenize(data, files, home, scratch)
-            tokenized.write(scratch / "corpus.json")
+
+    def make(scratch: Path) -> None:
+        _tokenize(data, files, home, scratch).write(scratch / "corpus.json")
+
+    cache_entry(home, make, say=show_progress)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
     check_cached_tokens(Path(corpus.path), corpus.dtype, corpus.num_tokens)
     trained_tokenizer = home / "tokenizer.json"
@@ -201,11 +203,12 @@ def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
     path = _existing(data.sources[0]).resolve()
     check_whole_tokens(path, data.token_dtype)
     note = cache / "raw" / f"{cache_key([stamp_file(path), data.token_dtype])}.json"
-    if not note.exists():
+    try:
+        corpus = Corpus.read(note)
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
         corpus = _tally_raw_tokens(path, data.token_dtype)
         note.parent.mkdir(parents=True, exist_ok=True)
         corpus.write(note)
-    corpus = Corpus.read(note)
     if not data.tokenizer.endswith(".json"):
         return corpus
     tokenizer = LibraryTokenizer(Path(data.tokenizer))

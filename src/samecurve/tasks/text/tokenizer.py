@@ -1,6 +1,7 @@
 """Text to token ids and back: bytes, or a tokenizer of the `tokenizers` library."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from samecurve.errors import UserError
 TokenIds = NDArray[np.uint32]
 
 PROBED = 1 << 18  # bytes or characters of text on which a foreign tokenizer is tried
+_KNOWS_BYTES = "a tokenizer that knows every byte (bpe:N makes one)"  # a remedy
 _LEAST_KNOWN = 0.99  # share of the characters that a tokenizer must know
 
 
@@ -49,6 +51,22 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
 
+@contextmanager
+def library_errors(cause: str, remedy: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a UserError.
+
+    It raises bare Exceptions; where its own code fails, a PanicException, which is none.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{cause}: {error}", remedy, "data.tokenizer") from None
+
+
 class LibraryTokenizer:
     """A tokenizer.json, whoever made it.
 
@@ -64,14 +82,10 @@ class LibraryTokenizer:
                 "give data.tokenizer as bytes, bpe:8000, or the path of a tokenizer.json",
                 "data.tokenizer",
             )
-        try:
+        with library_errors(
+            f"{path} is no tokenizer.json", "a file written by the `tokenizers` library"
+        ):
             self.inner = FileTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exceptions
-            raise UserError(
-                f"{path} is no tokenizer.json: {error}",
-                "a file written by the `tokenizers` library",
-                "data.tokenizer",
-            ) from None
         self._name = name or str(path)
         # a file may ask for these, and would then cut or stretch the texts
         self.inner.no_truncation()
@@ -83,14 +97,8 @@ class LibraryTokenizer:
         return np.concatenate([np.zeros(0, np.uint32), *ids])
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        try:
+        with library_errors(f"{self._name} can't encode this text", _KNOWS_BYTES):
             encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exceptions
-            raise UserError(
-                f"{self._name} can't encode this text: {error}",
-                "a tokenizer that knows every byte (bpe:N makes one)",
-                "data.tokenizer",
-            ) from None
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -109,7 +117,8 @@ class LibraryTokenizer:
 
     def _coverage(self, text: str) -> float:
         """The share of a text's printing characters that lie in some token."""
-        spans = self.inner.encode(text, add_special_tokens=False).offsets
+        with library_errors(f"{self._name} can't encode the text", _KNOWS_BYTES):
+            spans = self.inner.encode(text, add_special_tokens=False).offsets
         covered = np.zeros(len(text) + 1, dtype=np.int64)
         for first, last in spans:
             covered[first] += 1

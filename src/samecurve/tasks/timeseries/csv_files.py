@@ -1,7 +1,8 @@
 """A user's windows as text: a .csv file with one line for each time step.
 
 Columns: window, label, subject (if known), split (train or test; if there is one), and one for each
-channel. The lines of a window stand together, in the order of time.
+channel. A column time or timestamp is no channel. The lines of a window stand together, in the
+order of time.
 """
 
 import csv
@@ -18,6 +19,7 @@ from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
 from samecurve.units import counted
 
 _OF_WINDOW = ("window", "label", "subject", "split")  # columns that are no channels
+_CLOCKS = ("time", "timestamp")  # when a line was taken, which is no measurement
 _SPLITS = ("train", "test")
 
 
@@ -42,7 +44,9 @@ def read_csv(file: Path) -> WindowSet:
     with open(file, newline="", encoding="utf-8-sig", errors="replace") as stream:
         lines = csv.reader(stream)
         header = [name.strip() for name in next(lines, [])]
-        channels = [name for name in header if name not in _OF_WINDOW]
+        channels = [
+            name for name in header if name not in _OF_WINDOW and name.lower() not in _CLOCKS
+        ]
         missing = [name for name in ("window", "label") if name not in header]
         if missing or not channels or len(set(header)) != len(header):
             raise UserError(

@@ -1,7 +1,8 @@
 """A user's windows as arrays in an .npz file.
 
-x [windows, channels, time]; label [windows], numbers or names; subject [windows], if known;
-channels and classes: names, optional. x_test, label_test and subject_test: a test split.
+x [windows, channels, time] (or, where data.order says so, [windows, time, channels]); label
+[windows], numbers or names; subject [windows], if known; channels and classes: names, optional.
+x_test, label_test and subject_test: a test split.
 """
 
 import zipfile
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
+from samecurve.tasks.timeseries.sections import Order
 from samecurve.tasks.timeseries.splits import check_apart, number_labels
 from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
 from samecurve.units import counted
@@ -21,8 +23,12 @@ Array = NDArray[Any]
 _NEEDED = ("x", "label")
 
 
-def read_npz(file: Path) -> WindowSet:
-    """Read the windows of an .npz file. UserError: an array is missing, or has a wrong form."""
+def read_npz(file: Path, order: Order | None = None) -> WindowSet:
+    """Read the windows of an .npz file.
+
+    order: of the axes of x; None: as it stands, if its shape leaves no doubt.
+    UserError: an array is missing, or has a wrong form, or the order of x is in doubt.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             archive.testzip()
@@ -41,9 +47,10 @@ def read_npz(file: Path) -> WindowSet:
                 "x [windows, channels, time] and label [windows], and subject [windows] if known",
                 str(file),
             )
-    parts = [_Part(arrays, "", file)]
-    if "x_test" in arrays:
-        parts.append(_Part(arrays, "_test", file))
+    suffixes = ["", "_test"] if "x_test" in arrays else [""]
+    parts = [_Part(arrays, suffix, file, order) for suffix in suffixes]
+    if order is None and "channels" not in arrays:
+        _check_order(parts[0].values, file)
     channels = _names(arrays, "channels", parts[0].values.shape[1], file)
     named = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     classes, labels = number_labels([part.labels for part in parts], named, f"{file}:label")
@@ -62,10 +69,25 @@ def read_npz(file: Path) -> WindowSet:
     return WindowSet.of(splits, channels, classes)
 
 
+def _check_order(x: Array, file: Path) -> None:
+    """UserError: x has more channels than time steps, as if its axes were the other way round."""
+    _, channels, length = x.shape
+    if length < channels:
+        raise UserError(
+            f"x has shape {x.shape}: read as [windows, channels, time], that is {channels} channels"
+            f" of {counted(length, 'time step')}",
+            f"--set data.order=time_first, if it is {channels} time steps of"
+            f" {counted(length, 'channel')}; else --set data.order=channels_first",
+            f"{file}:x",
+        )
+
+
 class _Part:
     """A split of an .npz file, with its arrays checked."""
 
-    def __init__(self, arrays: Mapping[str, Array], suffix: str, file: Path) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Array], suffix: str, file: Path, order: Order | None
+    ) -> None:
         x = arrays[f"x{suffix}"]
         if x.ndim != 3 or x.dtype.kind not in "iuf" or 0 in x.shape:
             raise UserError(
@@ -73,8 +95,10 @@ class _Part:
                 "numbers [windows, channels, time], one of each at least",
                 f"{file}:x{suffix}",
             )
+        if order == "time_first":
+            x = x.transpose(0, 2, 1)
         with np.errstate(over="ignore"):
-            self.values = x.astype(np.float32)
+            self.values = np.ascontiguousarray(x, np.float32)
         if not np.isfinite(self.values).all():
             window, channel, step = map(int, np.argwhere(~np.isfinite(self.values))[0])
             raise UserError(

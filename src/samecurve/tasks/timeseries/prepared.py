@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.core.system.cache import cache_key, stamp_file
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.timeseries import synthetic
 from samecurve.tasks.timeseries.csv_files import read_csv
 from samecurve.tasks.timeseries.har_files import files_of, read_har
@@ -21,7 +22,7 @@ from samecurve.tasks.timeseries.npz_files import read_npz
 from samecurve.tasks.timeseries.sections import TimeSeriesData
 from samecurve.tasks.timeseries.windows import Windows, WindowSet
 
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
 _NOTES = "windows.json"
 _PARTS = ("values", "labels", "subjects")
 
@@ -56,10 +57,8 @@ def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
     home = cache / "timeseries"
     path = _path(data.source) if data.source else _synthetic_set(home)
     stamps = [stamp_file(file) for file in _source_files(path)]
-    arrays = home / "arrays" / cache_key([_FORMAT, *stamps])
-    if not (arrays / _NOTES).exists():
-        with directory_made_once(arrays) as scratch:
-            _write(_read(path), scratch)
+    arrays = home / "arrays" / cache_key([_FORMAT, data.order, *stamps])
+    cache_entry(arrays, lambda scratch: _write(_read(path, data), scratch), say=show_progress)
     notes = json.loads((arrays / _NOTES).read_text())
     splits = [_mapped(arrays, split) for split in notes["splits"]]
     windows = WindowSet.of(splits, notes["channels"], notes["classes"])
@@ -92,17 +91,18 @@ def _source_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(path: Path) -> WindowSet:
+def _read(path: Path, data: TimeSeriesData) -> WindowSet:
     if path.is_dir():
         return read_har(path)
-    readers = {".npz": read_npz, ".csv": read_csv}
-    if path.suffix not in readers:
-        raise UserError(
-            f"{path.name} is neither an .npz nor a .csv file",
-            "one of these, or a directory in the layout of UCI HAR (docs/timeseries.md)",
-            "data.source",
-        )
-    return readers[path.suffix](path)
+    if path.suffix == ".npz":
+        return read_npz(path, data.order)
+    if path.suffix == ".csv":
+        return read_csv(path)
+    raise UserError(
+        f"{path.name} is neither an .npz nor a .csv file",
+        "one of these, or a directory in the layout of UCI HAR (docs/timeseries.md)",
+        "data.source",
+    )
 
 
 def _write(windows: WindowSet, home: Path) -> None:

@@ -11,6 +11,7 @@ Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]
 Deviation = Annotated[float, Field(ge=0, le=100)]
 Mode = Literal["joint", "flatten", "average", "first"]
+Order = Literal["channels_first", "time_first"]
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
 
 _MOST_DOUBLED = 12  # blocks of a resnet
@@ -110,6 +111,14 @@ class TimeSeriesData(DataSection):
         description=(
             "a directory in the layout of UCI HAR, one split of it (DIR/test), an .npz or a .csv"
             " file; if not given, a synthetic set, made once in the cache"
+        ),
+    )
+    order: Order | None = Field(
+        None,
+        description=(
+            "of x in an .npz file: channels_first is [windows, channels, time], time_first is"
+            " [windows, time, channels]; if not given, the former, unless it has more channels than"
+            " time steps: then it is asked for"
         ),
     )
     mode: Mode = Field(

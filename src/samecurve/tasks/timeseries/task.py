@@ -31,6 +31,7 @@ from samecurve.tasks.timeseries.windows import (
 from samecurve.units import counted
 
 FORMAT = "windows.json"  # among a run's assets
+_SHOWN = 12  # channels named in a line
 WINDOW_PREFIX = "window_"  # before the metrics of whole windows, in mode flatten
 
 
@@ -230,7 +231,8 @@ class TimeSeriesTask:
         source, kept = self.prepared.windows, self.format
         lines = [
             f"data {self.prepared.place}: windows of {len(kept.channels)} channels x"
-            f" {kept.length} time steps, {len(kept.classes)} classes"
+            f" {kept.length} time steps, {len(kept.classes)} classes",
+            f"data channels: {_named(kept.channels)}",
         ]
         if self.data.source is None:
             lines.insert(0, "data no data.source: a synthetic set, made once in the cache")
@@ -256,6 +258,12 @@ class TimeSeriesTask:
             shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights)
             lines.append(f"loss weights of classes: {shown}")
         return lines
+
+
+def _named(channels: Sequence[str]) -> str:
+    """The names of the channels, the first of them where there are many."""
+    more = len(channels) - _SHOWN
+    return ", ".join(channels[:_SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
 def _count_windows(windows: Windows) -> str:

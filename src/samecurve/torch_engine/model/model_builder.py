@@ -214,7 +214,7 @@ class ModelBuilder:
 
     def build_all(self) -> list[nn.Module]:
         """A model for each device of this process. UserError: the task has no such model."""
-        models = [self._build(index) for index in range(len(self._setup.devices))]
+        models = [self.build(index) for index in range(len(self._setup.devices))]
         if len({id(model) for model in models}) < len(models):
             raise UserError(
                 "model() gave the same object twice; each device needs one of its own",
@@ -223,7 +223,7 @@ class ModelBuilder:
             )
         return models
 
-    def _build(self, device_index: int) -> nn.Module:
+    def build(self, device_index: int) -> nn.Module:
         """Build the model for one device: on the meta device where all values follow from the seed,
         else with the values that the model gave itself.
         """

@@ -40,8 +40,9 @@ def plain_model(model: nn.Module, what: str) -> nn.Module:
                     " out",
                     "task",
                 )
-    dynamo: Any = sys.modules.get("torch._dynamo")  # if the task's file compiles
-    if dynamo is not None:
+    if "torch._dynamo" in sys.modules:  # the task's file compiles
+        import torch._dynamo as dynamo  # waits, where another thread is importing it
+
         model = _without_wrappers(model, dynamo.OptimizedModule, {})
     if any(tensor.is_cuda for tensor in [*model.parameters(), *model.buffers()]):
         model = model.to("cpu")  # the strategy chooses the device

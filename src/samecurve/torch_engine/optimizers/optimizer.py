@@ -44,8 +44,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
     That class takes a second to import; where it was not, nothing is one.
     """
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor  # waits, where another thread is importing it
+
+    return isinstance(tensor, DTensor)
 
 
 def local_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -136,7 +136,8 @@ class UserOptimizer:
             raise self._refused(
                 "wants a closure that computes the loss anew, as often as it likes: a step here has"
                 " its loss once",
-                "an optimizer whose step() needs nothing",
+                "an optimizer whose step() needs nothing. SAM and LBFGS, which take a second"
+                " gradient of the batch within a step, can't be trained here",
             )
 
     def _check_params(self) -> None:

@@ -1,10 +1,13 @@
 """Places at which a model or a loss draws random numbers, and what the numbers follow there: the
 samples, or the step.
 
-A draw follows the samples if its shape has a dimension with a row, or k neighbouring rows, for each
-row of the microbatch. Other draws belong to the step. A shape alone can mislead: the noise of a
-weight may have as many rows as a microbatch. So learn() compares two forward passes of unlike size
-and notes a rule for each place. A place that was not seen there follows plain_rule().
+A draw follows the samples if its shape has a dimension with k rows for each row of the microbatch.
+Other draws belong to the step. A shape alone can mislead: the noise of a weight may have as many
+rows as a microbatch. So learn() compares two forward passes of unlike size and notes a rule for
+each place. A place that was not seen there follows plain_rule().
+
+The k rows of a sample are neighbours ([samples * T, C]), or lie a microbatch apart, as views do
+(cat([view_1, view_2])). No shape tells which, so the split check tries it (`views`).
 """
 
 import sys
@@ -22,6 +25,7 @@ Served = Literal["sample", "step"] | None  # what the numbers follow; None: a ge
 Rule = int  # the dimension in which the samples lie, or one of:
 STEP: Rule = -1  # no dimension: every microbatch of the step has the same numbers
 NONE: Rule = -2  # the shape grows with the microbatch, but not by the row
+ALL_ROWS = 0
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
@@ -59,11 +63,16 @@ class DrawSites:
     reseeds_torch: whether torch's own generators are seeded for each microbatch, by the run's seed,
         the step and the microbatch; for draws that no key serves
     reseeds_host: whether numpy's and Python's are, by the run's seed and the step
+    seeds_batch_loss: whether they are seeded so before batch_loss()
     any_drawn: whether keys were ever asked for
+    views: views of all samples that are laid one after the other in one microbatch; 1: none are,
+        and all rows of a sample are neighbours; ALL_ROWS: each row of a sample is a view
+    has_views: whether some draw has several rows for each sample
     """
 
     def __init__(self) -> None:
-        self.reseeds_torch = self.reseeds_host = False
+        self.views, self.has_views = 1, False
+        self.reseeds_torch = self.reseeds_host = self.seeds_batch_loss = False
         self.any_drawn = False
         self._rules: dict[Place, Rule | None] = {}  # None: each draw has a rule, see _numbered
         self._numbered: dict[tuple[Place, int], Rule] = {}
@@ -103,6 +112,24 @@ class DrawSites:
             if known != rule:
                 self._rules[draw.place] = None
 
+    def possible_views(self, draws: Sequence[Draw]) -> list[int]:
+        """The values of `views` that draw unlike numbers in these draws, the present one first."""
+        each = set()
+        for draw in draws:
+            rule = self.rule(draw.place, draw.number, draw.shape, draw.rows)
+            if rule >= 0 and draw.shape[rule] > draw.rows > 1:
+                each.add(draw.shape[rule] // draw.rows)
+        self.has_views |= bool(each)
+        others = [1, min(each), *([ALL_ROWS] if len(each) > 1 else [])] if each else []
+        return list(dict.fromkeys([self.views, *others]))
+
+    def views_of(self, shape: Sequence[int], rule: Rule, rows: int) -> int:
+        """How many views of all samples lie one after the other in a draw's dimension `rule`."""
+        each = shape[rule] // rows if rule >= 0 else 1
+        if self.views == ALL_ROWS:
+            return each
+        return self.views if each % self.views == 0 else 1
+
     def learnt(self, place: Place, number: int) -> Rule | None:
         """The rule that was learnt for a draw; None: none."""
         if place not in self._rules:
@@ -140,12 +167,23 @@ def row_shape(shape: Sequence[int], rule: Rule, rows: int) -> list[int]:
     return [each, *others] if each > 1 or not others else others
 
 
-def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule) -> torch.Tensor:
-    """Arrange numbers [rows, *row_shape()] in the shape of a draw."""
+def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule, views: int) -> torch.Tensor:
+    """Arrange numbers [rows, *row_shape()] in the shape of a draw. views: as of views_of()"""
+    others = [size for dim, size in enumerate(shape) if dim != rule]
+    if views > 1:
+        each = shape[rule] // len(values)
+        values = values.reshape(len(values), views, each // views, *others).transpose(0, 1)
     if rule <= 0:
         return values.reshape(shape)
-    others = [size for dim, size in enumerate(shape) if dim != rule]
     return values.reshape(shape[rule], *others).movedim(0, rule)
+
+
+def rows_of_sample(sample: int, count: int, samples: int, views: int) -> slice | torch.Tensor:
+    """The numbers of a sample's rows among `count` rows. views: as of views_of()"""
+    each = count // samples
+    if views == 1:
+        return slice(sample * each, (sample + 1) * each)
+    return torch.arange(count).view(views, samples, each // views)[:, sample].flatten()
 
 
 def _learnt(one: Draw, other: Draw) -> Rule:

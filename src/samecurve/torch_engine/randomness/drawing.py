@@ -17,12 +17,14 @@ from samecurve.torch_engine.randomness.draw_sites import (
     calls_to_here,
     in_shape,
     row_shape,
+    rows_of_sample,
 )
 from samecurve.torch_engine.randomness.keyed_numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 # Any: a function of torch takes its arguments in several forms.
 Original = Callable[..., Any]
+Part = slice | torch.Tensor  # the rows of one sample, in the samples' dimension
 _SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # all others: "sample"
 
 
@@ -69,10 +71,14 @@ class Drawing:
 
     def _arranged(self, values: torch.Tensor) -> torch.Tensor:
         """values: [rows, *shape of a row]."""
-        return in_shape(values, self.shape, self.rule)
+        return in_shape(values, self.shape, self.rule, self._views)
+
+    @property
+    def _views(self) -> int:
+        return self.context.sites.views_of(self.shape, self.rule, self.rows)
 
     def by_generator(
-        self, of_part: Callable[[slice, torch.Generator], torch.Tensor], device: torch.device
+        self, of_part: Callable[[Part, torch.Generator], torch.Tensor], device: torch.device
     ) -> torch.Tensor:
         """Let a function of torch draw row by row, with a generator seeded by the row's key.
 
@@ -82,11 +88,16 @@ class Drawing:
         if self.rule == STEP:
             generator.manual_seed(self._seeds()[0])
             return of_part(slice(None), generator)
-        each, parts = self.shape[self.rule] // self.rows, []
+        count, parts = self.shape[self.rule], []
         for row, seed in enumerate(self._seeds()):
             generator.manual_seed(seed)
-            parts.append(of_part(slice(row * each, (row + 1) * each), generator))
-        return torch.cat(parts, self.rule)
+            parts.append(of_part(rows_of_sample(row, count, self.rows, self._views), generator))
+        drawn = torch.cat(parts, self.rule)
+        if self._views == 1:
+            return drawn
+        # the rows of a sample are neighbours in `drawn`
+        of_samples = drawn.movedim(self.rule, 0).reshape(self.rows, -1)
+        return in_shape(of_samples, drawn.shape, self.rule, self._views)
 
     def _seeds(self) -> list[int]:
         """A seed for each row, on the host."""

@@ -190,7 +190,8 @@ class _Site:
         rows = samples if rule >= 0 else 1
         row = row_shape(shape, rule, rows)
         lanes = self.masks.lanes(self.index, call, row, of_step=rule < 0)
-        return in_shape(mask_of(lanes, threshold, values), shape, rule)
+        views = context.sites.views_of(shape, rule, rows)
+        return in_shape(mask_of(lanes, threshold, values), shape, rule, views)
 
 
 class KeyedDropout(_DropoutNd):

@@ -102,7 +102,7 @@ class MicroBatchContext:
         if keys and self.device and self.sites.reseeds_torch:
             _seed_torch(keys.rows, number, self.device)
         if keys and self.sites.reseeds_host:
-            _seed_host(keys.rows)
+            seed_host(keys.rows.step_key)
         return self
 
     def __enter__(self) -> None:  # @contextmanager would be slower, for every microbatch
@@ -259,10 +259,12 @@ def _seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
         torch.cuda.default_generators[index].manual_seed(seed)
 
 
-def _seed_host(keys: RowKeys) -> None:
-    """Seed numpy's and Python's generators by the run's seed and step, for every microbatch."""
-    random.seed(keys.step_key)
-    np.random.seed(keys.step_key % 2**32)
+def seed_host(step_key: int) -> None:
+    """Seed numpy's and Python's generators by the run's seed and step: for every microbatch, or
+    before batch_loss(), which every device computes by itself.
+    """
+    random.seed(step_key)
+    np.random.seed(step_key % 2**32)
 
 
 _NAME = "samecurve.rng"

@@ -15,6 +15,7 @@ import torch
 from samecurve.torch_engine.randomness.drawing import (
     Drawing,
     Original,
+    Part,
     begin_draw,
     begin_unless_own,
     note_unserved,
@@ -219,7 +220,7 @@ def row_by_row(
     named = {key: value for key, value in options.items() if key != "generator"}
     dim = max(drawing.rule, 0)
 
-    def of_part(part: slice, generator: torch.Generator) -> torch.Tensor:
+    def of_part(part: Part, generator: torch.Generator) -> torch.Tensor:
         cut = [
             value[(slice(None),) * dim + (part,)]
             if isinstance(value, torch.Tensor) and value.shape == first.shape and value.dim()
@@ -230,7 +231,10 @@ def row_by_row(
         return result
 
     drawn = drawing.by_generator(of_part, first.device)
-    return first if name.endswith("_") else drawn
+    if not name.endswith("_"):
+        return drawn
+    with torch.no_grad():  # the rows of a sample that are no neighbours were copies
+        return first.copy_(drawn)
 
 
 def multinomial(
@@ -258,11 +262,11 @@ def multinomial(
         options = {} if out is None else {"out": out}
         return original(input, num_samples, replacement, generator=generator, **options)
 
-    def of_part(part: slice, generator: torch.Generator) -> torch.Tensor:
+    def of_part(part: Part, generator: torch.Generator) -> torch.Tensor:
         if rows:
             drawn = original(input[part], num_samples, replacement, generator=generator)
         else:
-            count = len(range(num_samples)[part])
+            count = len(torch.arange(num_samples)[part])
             drawn = original(input, count, replacement, generator=generator)
         return drawn  # type: ignore[no-any-return]
 

@@ -66,7 +66,7 @@ _DRAWING_IN_TRAINING = (
 )
 
 
-class _Replacement(NamedTuple):
+class Replacement(NamedTuple):
     owner: Any  # a module or a class
     name: str
     original: Function
@@ -74,30 +74,32 @@ class _Replacement(NamedTuple):
     is_own: bool  # whether the owner has it itself, and does not inherit it
 
     @classmethod
-    def of(cls, owner: Any, name: str, function: Function) -> "_Replacement":
+    def of(cls, owner: Any, name: str, function: Function) -> "Replacement":
         return cls(owner, name, getattr(owner, name), function, name in vars(owner))
 
 
-class _Replaced:
-    """The functions that are replaced in this process while any engine lives."""
+class ReplacedFunctions:
+    """Functions that are replaced in this process while any engine needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[bool], Iterator[Replacement]]) -> None:
+        """make: takes whether compiled code is to end before a replaced function."""
+        self._make = make
         self._lock = threading.Lock()
         self._engines = 0
-        self._replacements: list[_Replacement] = []
+        self._replacements: list[Replacement] = []
 
     def acquire(self) -> None:
         with self._lock:
             self._engines += 1
             if self._engines == 1:
-                self._install(list(_replacements(break_graphs="torch._dynamo" in sys.modules)))
+                self._install("torch._dynamo" in sys.modules)
 
     def break_graphs(self) -> None:
         """Let compiled code end before each replaced function, once torch.compile is imported."""
         with self._lock:
             if "torch._dynamo" in sys.modules and self._replacements:
                 self._take_back()
-                self._install(list(_replacements(break_graphs=True)))
+                self._install(break_graphs=True)
 
     def release(self) -> None:
         with self._lock:
@@ -105,11 +107,11 @@ class _Replaced:
             if self._engines == 0:
                 self._take_back()
 
-    def _install(self, replacements: list[_Replacement]) -> None:
-        self._replacements = replacements
-        for one in replacements:
+    def _install(self, break_graphs: bool) -> None:  # noqa: FBT001
+        self._replacements = list(self._make(break_graphs))
+        for one in self._replacements:
             setattr(one.owner, one.name, one.function)
-        _rename({id(one.original): one.function for one in replacements})
+        _rename({id(one.original): one.function for one in self._replacements})
 
     def _take_back(self) -> None:
         for one in self._replacements:
@@ -119,9 +121,6 @@ class _Replaced:
                 delattr(one.owner, one.name)
         _rename({id(one.function): one.original for one in self._replacements})
         self._replacements = []
-
-
-_REPLACED = _Replaced()  # of the process, as torch's functions are
 
 
 class KeyedFunctions:
@@ -172,22 +171,25 @@ def _rename(functions: dict[int, Function]) -> None:
                 setattr(module, held, functions[id(value)])
 
 
-def _replacements(*, break_graphs: bool) -> Iterator[_Replacement]:
+def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 - see make
     wrapped = _uncompiled if break_graphs else _as_it_is
     for owner, names in ((torch, _TORCH), (_VF, _INNER), (torch.Tensor, _METHODS)):
         for name in names:
             function = wrapped(_served(owner, name))
             if break_graphs and owner is torch.Tensor:
                 function = _broken_where_it_is_traced(function)
-            yield _Replacement.of(owner, name, function)
+            yield Replacement.of(owner, name, function)
     states = {"get_rng_state": _marked_state, "set_rng_state": _resume_at_state}
     for name, function in states.items():
-        yield _Replacement.of(torch, name, wrapped(function(getattr(torch, name))))
+        yield Replacement.of(torch, name, wrapped(function(getattr(torch, name))))
     for kind in (nn.RNN, nn.LSTM, nn.GRU):
-        yield _Replacement.of(kind, "forward", _noting_order(kind.forward))
-    yield _Replacement.of(F, _ATTENTION, _with_dropout_p(getattr(F, _ATTENTION), wrapped))
+        yield Replacement.of(kind, "forward", _noting_order(kind.forward))
+    yield Replacement.of(F, _ATTENTION, _with_dropout_p(getattr(F, _ATTENTION), wrapped))
     if break_graphs:
         yield from _drawing_through_others()
+
+
+_REPLACED = ReplacedFunctions(_replacements)  # of the process, as torch's functions are
 
 
 def _served(owner: Any, name: str) -> Function:
@@ -313,13 +315,13 @@ def _noting_order(original: Function) -> Function:
     return forward
 
 
-def _drawing_through_others() -> Iterator[_Replacement]:
+def _drawing_through_others() -> Iterator[Replacement]:
     """Replacements for functions of torch.nn that torch.compile takes into its graph as a whole."""
     for name in _DRAWING_IN_TRAINING:
         original = getattr(F, name)
-        yield _Replacement.of(F, name, _broken_where_it_draws(original))
+        yield Replacement.of(F, name, _broken_where_it_draws(original))
     for name in ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"):
-        yield _Replacement.of(F, name, _uncompiled(getattr(F, name)))
+        yield Replacement.of(F, name, _uncompiled(getattr(F, name)))
 
 
 def _broken_where_it_draws(original: Function) -> Function:

@@ -8,9 +8,11 @@ from functools import partial
 import torch
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.split_check import TOLERANCE, Trial, compare_repeats
 from samecurve.core.split_check.split_errors import Evidence, explain, explain_draws, explain_state
 from samecurve.errors import UserError
+from samecurve.torch_engine.randomness.microbatch_context import seed_host
 from samecurve.torch_engine.split_check.backward_code import graph_nodes
 from samecurve.torch_engine.split_check.side_effects import counters_in
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials
@@ -19,6 +21,8 @@ from samecurve.torch_engine.split_check.watched_lines import Watched, watch
 from samecurve.torch_engine.step.gathered_features import Features
 from samecurve.torch_engine.step.precision import current_device
 from samecurve.torch_engine.step.setup import EngineSetup
+
+_HOST = {"numpy", "Python"}  # generators that are seeded by the step, where batch_loss() draws
 
 
 def batch_loss_error(setup: EngineSetup, trials: Trials, steps: Sequence[int]) -> UserError | None:
@@ -54,8 +58,13 @@ class _BatchLoss:
         total, leaves = self._total(features)
         first = self._trial(total)
         after_first = trials.attributes.changed()
-        if trials.generators.moved():
+        moved = trials.generators.moved()
+        if moved and (not _HOST.issuperset(moved) or len(self._setup.devices) > 1):
             return self._error_of_draws(features)
+        if moved:  # on every device the same from now on, and after a resume
+            trials.generators.put_back()
+            self._setup.draw_sites.seeds_batch_loss = True
+            first = self._trial(self._total(features)[0])
         if name := _weight_behind(total.sum, leaves, self._setup.strategy.models[0]):
             return UserError(
                 f"batch_loss() uses {name} of the model itself, whose gradient would be lost",
@@ -94,6 +103,8 @@ class _BatchLoss:
                 rows.requires_grad_()
         progress = setup.plan.progress_at(trials.step)
         phase = trials.phases[trials.phase_number]
+        if setup.draw_sites.seeds_batch_loss:
+            seed_host(step_key(setup.plan.fixed.seed, progress.epoch, progress.step))
         with current_device(setup.device), torch.enable_grad():
             # a copy of the dict, in which the loss may put other tensors
             losses = setup.task.batch_losses(dict(leaves), progress, phase)

@@ -111,6 +111,7 @@ class Diagnosis:
             state_at=watched.changes.get(name, ""),
             loss_at=place_of_method(self._setup.task, method),
             what=self._what(),
+            has_views=self._setup.draw_sites.has_views,
         )
 
     def _reads(self, seen: Observed) -> dict[str, Callable[[], object]]:

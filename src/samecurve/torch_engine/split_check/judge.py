@@ -27,8 +27,7 @@ from samecurve.core.split_check import (
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import Counter
 from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
-from samecurve.torch_engine.split_check.trial_gradients import gradient_norms
-from samecurve.torch_engine.split_check.trials import RAISED, Trials, Tried
+from samecurve.torch_engine.split_check.trials import RAISED, Trials, TriedParts
 from samecurve.torch_engine.step.setup import EngineSetup
 
 
@@ -73,12 +72,14 @@ class Judge:
     """Finds what is wrong with the losses that were tried; all ranks call it together.
 
     diagnose: finds the cause of a failed trial, as Diagnosis.error_of() does
+    rounded: lines for the user about what an f64 run computes in float32
     """
 
     def __init__(
         self, setup: EngineSetup, trials: Trials, diagnose: Callable[..., UserError | None]
     ) -> None:
         self._setup, self._trials, self._diagnose = setup, trials, diagnose
+        self.rounded: list[str] = []  # what an f64 run computes in float32, for the user
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
@@ -94,10 +95,9 @@ class Judge:
                 error = self._diagnosed(seen, finding)
         return self.shared(error), not self.agree(not repeats)
 
-    def error_of_means(
-        self, whole: Tried, parts: Sequence[Tried], drawn: Drawn, failed: UserError | None
-    ) -> UserError | None:
+    def error_of_means(self, tried: TriedParts, drawn: Drawn) -> UserError | None:
         """The error of the loss, else of a mean that is logged beside it."""
+        whole, parts, failed = tried.whole, tried.parts, tried.failed
         try:
             for name in ["loss", *sorted(whole.losses.keys() - {"loss"})]:
                 self._trials.name = name
@@ -113,29 +113,43 @@ class Judge:
             self._trials.name = "loss"
         return None
 
-    def error_of_gradients(self, whole: Tried, parts: Sequence[Tried]) -> UserError | None:
+    def error_of_gradients(self, tried: TriedParts) -> UserError | None:
         trials = self._trials
-        finding = self._finding_of_gradients(whole, parts, GRADIENTS[trials.format])
+        finding = self._finding_of_gradients(tried, GRADIENTS[trials.format])
         error: UserError | None = None
         with ExitStack() as stack:
-            if self.agree(finding is not None and trials.format != "f64"):
-                limit = SURE_GRADIENTS[trials.format]
+            if self.agree(finding is not None and self._rounds_inside()):
+                stack.enter_context(trials.in_float64_inside())
+                finding = self._tried_again(tried, GRADIENTS["f64"])
+            elif self.agree(finding is not None and trials.format != "f64"):
+                first = self._finding_of_gradients(tried, SURE_GRADIENTS[trials.format])
+                finding = first
                 if trials.can_widen() and trials.format == "f32":
                     stack.enter_context(trials.in_float64())
-                    limit = SURE_GRADIENTS["f64"]
-                try:
-                    rows = (trials.samples, *trials.parts)
-                    whole, *parts = [trials.tried(each, with_gradient=True) for each in rows]
-                except RAISED:  # a model that takes no float64
-                    stack.close()
-                    limit = SURE_GRADIENTS[trials.format]
-                trials.put_back()
-                finding = self._finding_of_gradients(whole, parts, limit)
+                    finding = self._tried_again(tried, SURE_GRADIENTS["f64"], first)
             if self.agree(finding is not None):
-                of_parts = [part.losses["loss"] for part in parts]
-                seen = Observed(whole=whole.losses["loss"], parts=of_parts, drawn=Drawn())
+                of_parts = [part.losses["loss"] for part in tried.parts]
+                seen = Observed(whole=tried.whole.losses["loss"], parts=of_parts, drawn=Drawn())
                 error = self._diagnosed(seen, finding)
         return self.shared(error)
+
+    def _tried_again(
+        self, tried: TriedParts, limit: float, otherwise: Finding | None = None
+    ) -> Finding | None:
+        """The finding of the gradients in a wider format.
+
+        otherwise: the finding where they can't be computed
+        """
+        trials = self._trials
+        try:
+            again = trials.tried_parts(trials.samples, trials.parts, with_gradient=True)
+        except RAISED:  # a model that takes no float64
+            return otherwise
+        finally:
+            trials.put_back()
+        if again.rest is None:
+            return otherwise
+        return self._finding_of_gradients(again._replace(whole=tried.whole), limit)
 
     def _is_counting(self, seen: Observed) -> bool:
         """Whether the loss depends on how many microbatches came before."""
@@ -147,6 +161,12 @@ class Judge:
         """Whether it is true on any rank."""
         flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
         return bool(self._setup.comm.all_reduce(flag)() > 0)
+
+    def largest(self, number: float) -> float:
+        """The largest of all ranks' numbers."""
+        numbers = torch.zeros(self._setup.comm.world_size, dtype=torch.float64)
+        numbers[self._setup.comm.rank] = number
+        return float(self._setup.comm.all_reduce(numbers.to(self._setup.device))().max())
 
     def shared(self, error: UserError | None) -> UserError | None:
         """The error of the first rank that has one, on every rank."""
@@ -169,13 +189,11 @@ class Judge:
         repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
         return repeat or compare_parts(seen.whole, seen.parts, tolerance)
 
-    def _finding_of_gradients(
-        self, whole: Tried, parts: Sequence[Tried], tolerance: float
-    ) -> Finding | None:
-        of_parts = [part.gradients or {} for part in parts]
-        norms = gradient_norms(self._setup, whole.gradients or {}, of_parts)
-        trials = [part.losses["loss"] for part in parts]
-        return compare_gradients(whole.losses["loss"], trials, norms, tolerance)
+    def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
+        assert tried.rest is not None
+        norms = tried.rest.norms(self._setup)
+        trials = [part.losses["loss"] for part in tried.parts]
+        return compare_gradients(tried.whole.losses["loss"], trials, norms, tolerance)
 
     def _threads_share_a_generator(self, seen: Observed) -> bool:
         """Whether the devices of this process draw from one generator."""
@@ -191,6 +209,8 @@ class Judge:
             trials.loss_if_any(trials.samples)
         trials.put_back()
         is_narrow = trials.format == "narrow" or computed.bytes < 4
+        if trials.format == "f64" and computed.bytes == 4:
+            return self._without_rounding(finding, computed)
         if not is_narrow and trials.format == "f32" and trials.can_widen():
             stack.enter_context(trials.in_float64())
             computed = NarrowestFormat()
@@ -206,6 +226,46 @@ class Judge:
             stack.close()
         limit = SURE["narrow" if is_narrow else trials.format]
         return finding if finding and finding.difference > limit else None
+
+    def _without_rounding(
+        self, finding: Finding | None, computed: NarrowestFormat
+    ) -> Finding | None:
+        """The finding of an f64 run that computes something in float32, once that is computed in
+        float64; where it can't be, the finding if it is larger than rounding can explain.
+        """
+        trials = self._trials
+        remaining = NarrowestFormat()
+        with remaining, trials.in_float64_inside():
+            wide = [trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts)]
+        trials.put_back()
+        whole, *parts = wide
+        there = [part for part in parts if part]
+        remains = finding if finding and finding.difference > SURE["f32"] else None
+        if whole and len(there) == len(parts) and remaining.bytes == 8:
+            repeats = finding is None or finding.kind != "repeat"
+            remains = compare_parts(whole, there, TOLERANCE["f64"]) if repeats else finding
+        if finding and not remains:
+            self._note_rounding(computed)
+        return remains
+
+    def _rounds_inside(self) -> bool:
+        """Whether an f64 run computes something in float32."""
+        if self._trials.format != "f64":
+            return False
+        computed = NarrowestFormat()
+        with computed:
+            self._trials.loss_if_any(self._trials.samples)
+        self._trials.put_back()
+        return computed.bytes == 4
+
+    def _note_rounding(self, computed: NarrowestFormat) -> None:
+        place = f"{computed.where}: " if computed.where else ""
+        line = (
+            f"{place}{computed.function} computes in float32 in an f64 run: the loss agrees between"
+            " numbers of devices to about 1e-6 there, as float32 rounds, not to 1e-12"
+        )
+        if line not in self.rounded:
+            self.rounded.append(line)
 
     def _diagnosed(self, seen: Observed, finding: Finding | None) -> UserError | None:
         return self._diagnose(

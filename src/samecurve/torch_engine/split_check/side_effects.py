@@ -31,12 +31,13 @@ _GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | ra
 
 
 class Buffers:
-    """The buffers of a model, by name."""
+    """The buffers of a model, by name. Their values are compared: a change that is written through
+    `.data` leaves no other trace.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tensors = dict(model.named_buffers())
-        self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
         self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
 
     def changed(self) -> dict[str, torch.Tensor]:
@@ -44,14 +45,12 @@ class Buffers:
         return {
             name: tensor.clone()
             for name, tensor in self._model.named_buffers()
-            if self.read(name) != (id(self._tensors.get(name)), self._versions.get(name))
-            and not equal(tensor, self._values.get(name))
+            if not equal(tensor, self._values.get(name))
         }
 
-    def read(self, name: str) -> object:
-        """The identity and version of a buffer: another pair if it may have changed."""
-        buffer = self._model.get_buffer(name)
-        return id(buffer), _version(buffer)
+    def read(self, name: str) -> torch.Tensor:
+        """A copy of one buffer, to be compared by equal()."""
+        return self._model.get_buffer(name).clone()
 
     def put_back(self, names: Sequence[str] | None = None) -> None:
         """names: which buffers; None: all."""
@@ -63,11 +62,10 @@ class Buffers:
             for name, tensor in self._tensors.items():
                 if names is not None and name not in names:
                     continue
-                if _version(tensor) != self._versions[name]:
+                if not equal(tensor, self._values[name]):
                     if tensor.shape != self._values[name].shape:
                         tensor.resize_(self._values[name].shape)
                     tensor.copy_(self._values[name])
-                    self._versions[name] = _version(tensor)
 
 
 class Counter(NamedTuple):
@@ -86,6 +84,7 @@ class Attributes:
 
     def __init__(self, model: nn.Module, task: object) -> None:
         self._holders = dict(_holders(model, task))
+        self._places: dict[str, tuple[str, str]] = {}  # path and name, by full name
         self._before = {
             path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
             for path, holder in self._holders.items()
@@ -102,21 +101,20 @@ class Attributes:
 
     def read(self, full: str) -> object:
         """A copy of one attribute, to be compared by equal()."""
-        path, _, name = full.rpartition(".")
-        return _snapshot(self._holders.get(path, {}).get(name))
+        holder, name = self._find(full)
+        return _snapshot(holder.get(name))
 
     def advance(self, counters: Mapping[str, Counter]) -> None:
         """Give each counter the value that it has after many more microbatches."""
         for full, (value, ahead) in counters.items():
-            path, _, name = full.rpartition(".")
-            holder = self._holders.get(path, {})
+            holder, name = self._find(full)
             old, number = holder.get(name), _number(value)
             assert number is not None
             if isinstance(old, torch.Tensor):
                 old.fill_(number + ahead)
             elif isinstance(old, list | deque):
                 old.extend(islice(cycle(list(value)[-_LAST:]), int(number + ahead) - len(old)))
-            elif path in self._holders:
+            else:
                 whole = number.is_integer() and ahead.is_integer()
                 holder[name] = int(number + ahead) if whole else number + ahead
 
@@ -140,7 +138,19 @@ class Attributes:
         """Full name, value, and the value and its copy from before; None: it is new."""
         for path, holder in self._holders.items():
             for name in _names_in(holder):
-                yield f"{path}.{name}", holder[name], self._before[path].get(name)
+                full = _full_name(path, name)
+                self._places[full] = path, name
+                yield full, holder[name], self._before[path].get(name)
+
+    def _find(self, full: str) -> tuple[MutableMapping[str, Any], str]:
+        """The holder of an attribute that has changed once, and the attribute's name there."""
+        path, name = self._places[full]
+        return self._holders[path], name
+
+
+def _full_name(path: str, name: str) -> str:
+    """The full name of an attribute; of a key with a dot, task.log['train.loss']."""
+    return f"{path}[{name!r}]" if "." in str(name) else f"{path}.{name}"
 
 
 def counters_in(first: Mapping[str, object], again: Mapping[str, object]) -> dict[str, Counter]:
@@ -249,14 +259,9 @@ def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
     same = one == other
-    if one.is_floating_point():
+    if one.is_floating_point() or one.is_complex():
         same |= one.isnan() & other.isnan()
     return bool(same.all())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """A count of the tensor's changes in place."""
-    return tensor._version  # noqa: SLF001 - no public name
 
 
 def _snapshot(value: Any) -> Any:

@@ -4,17 +4,20 @@ divided over devices and microbatches.
 For each update phase of a step it tries, in this order, until something is wrong:
 
 1. whole: the loss of up to 16 samples at once, on the run's own devices. Where the loss draws
-   random numbers, two sizes of a microbatch teach first which draws follow the samples.
+   random numbers, two sizes of a microbatch teach first which draws follow the samples, and parts
+   which rows of a draw are a sample's.
 2. again: the same samples once more. Another loss does not repeat.
 3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
 4. far: the same samples as after many more microbatches, where an attribute counts.
-5. kept: attributes of the last microbatch that after_step() or a later phase reads.
-6. hooks: of the user's on accumulated gradients.
-7. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
+5. alone: each sample by itself, where weights differ. A sample with nothing to count has weight 0.
+6. kept: attributes of the last microbatch that after_step() or a later phase reads.
+7. hooks: of the user's on accumulated gradients.
+8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
    the means that are logged beside it.
-8. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
+9. one device: a few samples under a sharded strategy, and with whole weights.
+10. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
    at the last of those steps.
-9. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
+11. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -30,13 +33,18 @@ import torch
 
 from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import (
+    DOUBTFUL,
     TOLERANCE,
     Finding,
     Trial,
+    compare_parts,
     compare_repeats,
+    has_even_weights,
+    rows_of_odd_weight,
     steps_tried,
 )
 from samecurve.errors import UserError
+from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.split_check.judge import Drawn, Judge, Observed
 from samecurve.torch_engine.split_check.side_effects import Counter, counters_in, equal
 from samecurve.torch_engine.split_check.trials import (
@@ -61,23 +69,30 @@ class SplitVerdict:
     error: what does not add up; None: everything does
     repeats: whether the same samples give the same loss twice
     steady: buffers that each forward pass changes in the same way, whatever the samples
+    notes: lines for the user about what is not wrong and good to know
     """
 
     error: UserError | None
     repeats: bool
     steady: AbstractSet[str]
+    notes: Sequence[str] = ()
 
 
 class SplitCheck:
     """A check on this process's first device; all ranks call it together.
 
     stage: host rows -> tensors, as for a step
+    is_split: whether a step has several microbatches. A step of one is looked at for what it keeps
+        and draws; a start on more devices tries the rest.
     """
 
-    def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
+    def __init__(
+        self, setup: EngineSetup, rows: TrialRows, stage: Stage, *, is_split: bool
+    ) -> None:
+        self._is_split = is_split
         self._setup, self._plan = setup, setup.plan
         self._model = setup.strategy.models[0]
-        self._rows = rows
+        self._rows, self._stage = rows, stage
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
@@ -92,19 +107,25 @@ class SplitCheck:
             steady |= verdict.steady
             if verdict.error:
                 break
-        return SplitVerdict(verdict.error, verdict.repeats, steady)
+        notes = () if verdict.error else self._judge.rounded
+        return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
 
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
         seen = self._observed_at_the_start()
         error, repeats = self._judge.error_of(seen)
+        if self._is_split:
+            error = error or self._error_of_samples_alone(seen)
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
-        error = error or self._error_with_moved_weights(self._rows.step)
+        if self._is_split:
+            error = error or self._error_with_moved_weights(self._rows.step)
+        if not error and self._plan.layout.shards > 1:
+            error = self._error_beside_one_device()
         steps = self._later_steps()
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
-        if steps:  # where the warm-up of a penalty is over
+        if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
         if not error and self._plan.compute.whole_batch:
             error = self._error_of_batch_loss([self._rows.step, *steps])
@@ -170,6 +191,7 @@ class SplitCheck:
             trials.loss_if_any(trials.parts[0])
         trials.put_back()
         sites.learn(draws, draws_of_part)
+        self._choose_views(draws)
         is_seeded = not _HOST.isdisjoint(moved)
         sites.reseeds_host |= judge.agree(is_seeded)
         whole = trials.loss_of(trials.samples)
@@ -180,6 +202,25 @@ class SplitCheck:
             whole = trials.loss_of(trials.samples)
         return whole, Drawn(moved=moved, seeded=is_seeded)
 
+    def _choose_views(self, draws: Sequence[Draw]) -> None:
+        """Find how the rows of a sample lie in draws that have several: side by side, or as views
+        one after the other. The order with which the loss adds up is the loss's own.
+        """
+        trials, sites = self._trials, self._setup.draw_sites
+        differences: dict[int, float] = {}
+        possible = sites.possible_views(draws)
+        for sites.views in possible if len(possible) > 1 else ():
+            whole, *parts = (trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts))
+            trials.put_back()
+            finding = whole and compare_parts(whole, [p or no_trial(()) for p in parts], 0.0)
+            differences[sites.views] = finding.difference if finding else 0.0
+            if not self._judge.agree(differences[sites.views] > TOLERANCE[trials.format]):
+                return
+        if differences:  # rounding, or a loss that adds up in no order
+            best = min(possible, key=lambda views: differences[views])
+            best = best if differences[best] < DOUBTFUL else possible[0]
+            sites.views = int(self._judge.largest(best))
+
     def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
         """The loss as after many more microbatches; None: no attribute counts."""
         if not self._judge.agree(bool(counters)):
@@ -189,6 +230,31 @@ class SplitCheck:
         trial = trials.loss_if_any(trials.samples)
         trials.put_back()
         return trial or no_trial(trials.samples)
+
+    # --- alone
+
+    def _error_of_samples_alone(self, seen: Observed) -> UserError | None:
+        """The error of a sample whose weight is another one alone than beside others: a weight that
+        is 1 at least, where a sample has nothing to count.
+        """
+        trials, judge = self._trials, self._judge
+        if not judge.agree(not has_even_weights([seen.whole, *seen.parts])):
+            return None
+        alone = []
+        for row in trials.samples:
+            alone.append(trials.loss_if_any([row]) or no_trial([row]))
+            trials.put_back()
+        doubtful = rows_of_odd_weight(seen.whole, alone, TOLERANCE[trials.format])
+        for at in doubtful:
+            others = [row for number, row in enumerate(trials.samples) if number != at]
+            with trials.trying(trials.step, trials.samples, [[trials.samples[at]], others]):
+                rest = trials.loss_if_any(others) or no_trial(others)
+                trials.put_back()
+                parts = Observed(whole=seen.whole, parts=[alone[at], rest], drawn=Drawn())
+                error, _ = judge.error_of(parts)
+            if error:
+                return error
+        return None
 
     # --- kept
 
@@ -264,22 +330,23 @@ class SplitCheck:
             try:
                 _, drawn = self._whole()
                 trials.put_back()
-                whole = trials.tried(few, with_gradient=with_gradient)
+                tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
             except RAISED:
                 return None
             finally:
                 trials.put_back()
-            parts, failed = [], None
-            for rows in trials.parts:
-                part, raised = trials.tried_part(rows, with_gradient=with_gradient)
-                parts.append(part)
-                failed = failed or raised
-                trials.put_back()
-            error = self._judge.error_of_means(whole, parts, drawn, failed)
-            lacking = any(each.gradients is None for each in (whole, *parts))
-            if error or self._judge.agree(lacking):
+            error = self._judge.error_of_means(tried, drawn)
+            if error or self._judge.agree(tried.rest is None):
                 return error
-            return self._judge.error_of_gradients(whole, parts)
+            return self._judge.error_of_gradients(tried)
+
+    def _error_beside_one_device(self) -> UserError | None:
+        from samecurve.torch_engine.split_check.one_device import error_beside_one_device
+
+        few = self._trials.samples[:_FEW]
+        return self._judge.shared(
+            error_beside_one_device(self._setup, self._rows, self._stage, self._trials, few)
+        )
 
     def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
         from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error

@@ -4,17 +4,26 @@ running statistics, weights moved a little. Each condition holds inside a `with`
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.strategies.base import Strategy
 
-_MOVED = 0.1  # of each number of a parameter or buffer
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+# by the format of a number: integers of its size, and how many bits of its fraction may turn
+_TURNED = {
+    torch.float64: (torch.int64, 50),
+    torch.float32: (torch.int32, 21),
+    torch.float16: (torch.int16, 8),
+    torch.bfloat16: (torch.int16, 5),
+}
+_MOVED = 0.1  # of each number of a buffer
 _MOVED_ZEROS = 0.05  # where all numbers of a parameter or buffer are 0
 
 
@@ -22,18 +31,62 @@ class NarrowestFormat(TorchFunctionMode):
     """The narrowest floating-point format that torch's functions return inside of it.
 
     bytes: of one number
+    function, where: the first call that returned it, and its line in the user's code
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 8
+        self.function = self.where = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.bytes = min(self.bytes, result.dtype.itemsize)
+        is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
+        if is_float and result.dtype.itemsize < self.bytes:
+            self.bytes = result.dtype.itemsize
+            self._note(func)
         return result
+
+    def _note(self, function: Any) -> None:
+        from samecurve.torch_engine.split_check.blamed_calls import function_name
+        from samecurve.torch_engine.split_check.user_code import caller, site_of
+
+        self.function, self.where = function_name(function), site_of(caller(), None).where
+
+
+class Float64Inside(TorchFunctionMode):
+    """torch's functions compute in float64 inside of it where they would in float32: with a
+    teacher's weights, after x.float(), from integers. So a difference that is rounding vanishes.
+    """
+
+    def __enter__(self) -> Self:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        entered: Self = super().__enter__()  # type: ignore[no-untyped-call]
+        return entered
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        name, named = getattr(func, "__name__", ""), kwargs or {}
+        if name in {"__get__", "__set__"}:
+            return func(*args, **named)
+        changes_first = name.startswith("__i") or (name[-1:] == "_" and name[-2:] != "__")
+        kept, others = (args[:1], args[1:]) if changes_first else ((), args)
+        others, named = tree_map(_in_float64, (others, named))
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*kept, *others, **named)
+
+
+def _in_float64(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return widened(value) if value.dtype in _WIDER else value
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 @contextmanager
@@ -119,30 +172,70 @@ def model_in_float64(model: nn.Module) -> Iterator[None]:
 def moved_weights(strategy: Strategy) -> Iterator[None]:
     """Weights and buffers are moved a little, alike in every process, since a gate that begins at 0
     hides what is behind it.
+
+    Weights are moved by turning some of their bits, which turning them once more undoes exactly: a
+    copy of the weights would have no room beside what a step needs.
     """
     strategy.reset()
     model = strategy.models[0]
     generator = torch.Generator().manual_seed(0)
-    saved = [(parameter, parameter.data) for parameter in model.parameters()]
-    shards = [(_local(data), _local(data).clone()) for _, data in saved if is_sharded(data)]
-    for parameter, data in saved:
-        if not is_sharded(data):
-            parameter.data = _moved(data, generator)
-    with torch.no_grad():
-        for shard, values in shards:  # in place: fsdp gathers from where they lie
-            shard.copy_(_moved(values, generator))
-        for buffer in model.buffers():
-            if buffer.is_floating_point() or buffer.is_complex():
-                buffer.copy_(_moved(buffer, generator))
+    turned: list[tuple[torch.Tensor, int | None]] = []  # the seed of its bits; None: all were 0
     try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                seed = int(torch.randint(1 << 62, (), generator=generator))
+                part = _own_part(parameter.data)
+                turned.append((part, _move(part, seed)))
+            for buffer in model.buffers():
+                if buffer.is_floating_point() or buffer.is_complex():
+                    buffer.copy_(_moved(buffer, generator))
         yield
     finally:
         strategy.reset()
-        for parameter, data in saved:
-            parameter.data = data
         with torch.no_grad():
-            for shard, values in shards:
-                shard.copy_(values)
+            for part, bits in turned:
+                if bits is None:
+                    part.zero_()
+                else:
+                    _turn_bits(part, bits)
+
+
+def _move(part: torch.Tensor, seed: int) -> int | None:
+    """Move a parameter, or this process's part of it. Returns the seed of the bits that were
+    turned; None: all numbers were 0.
+    """
+    if part.any():
+        _turn_bits(part, seed)
+        return seed
+    if part.is_floating_point() or part.is_complex():
+        generator = torch.Generator().manual_seed(seed)
+        part.copy_(_MOVED_ZEROS * torch.randn(part.shape, generator=generator, device="cpu"))
+    return None
+
+
+def _turn_bits(part: torch.Tensor, seed: int) -> None:
+    """Turn random bits of each number's fraction: by a quarter of the number at most, which keeps
+    its sign. Zeros stay all but 0.
+    """
+    numbers = torch.view_as_real(part) if part.is_complex() else part
+    if numbers.dtype not in _TURNED:
+        return
+    whole, bits = _TURNED[numbers.dtype]
+    noise = torch.randint(
+        1 << bits,
+        numbers.shape,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=whole,
+        device="cpu",
+    )
+    numbers.view(whole).bitwise_xor_(noise.to(numbers.device))
+
+
+def _own_part(data: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, which may be sharded."""
+    distributed: Any = data  # a DTensor, where it is
+    part: torch.Tensor = distributed.to_local() if is_sharded(data) else data
+    return part
 
 
 def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -152,10 +245,3 @@ def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
     noise = noise.clamp_(-3, 3).to(data)
     return data * (1 + _MOVED * noise) if data.any() else _MOVED_ZEROS * noise
-
-
-def _local(data: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor."""
-    distributed: Any = data  # a DTensor
-    local: torch.Tensor = distributed.to_local()
-    return local

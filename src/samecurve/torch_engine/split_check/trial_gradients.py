@@ -2,7 +2,7 @@
 a backward function, a hook or a detached statistic depends on the microbatch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,28 +50,40 @@ def gradients_of(
     return of_shards
 
 
-def gradient_norms(
-    setup: EngineSetup, whole: Gradients, parts: Sequence[Gradients]
-) -> dict[str, GradientNorms]:
-    """Norms of each parameter's gradient, over all of its shards; all ranks call it together.
+class GradientRest:
+    """The gradient of all samples less those of its parts. Only one gradient is held beside that of
+    a part, as a step holds the gradient and the optimizer's state.
 
-    whole: of all samples; parts: of each part of them
+    whole: the gradient of all samples, which this object takes over
     """
-    setup.strategy.reset()
-    names = [name for name, p in setup.strategy.models[0].named_parameters() if p.requires_grad]
-    copies = setup.comm.world_size / setup.plan.layout.shards
-    rows = []
-    for name in names:
-        of_parts = [part.get(name) for part in parts]
-        total = whole.get(name)
-        difference = _sum([total, *(None if g is None else -g for g in of_parts)])
-        rows.append([_squared(g) for g in (total, difference, *of_parts)])
-    table = torch.tensor(rows, dtype=torch.float64).to(setup.device)
-    squares = (setup.comm.all_reduce(table)() / copies).sqrt().tolist()
-    return {
-        name: GradientNorms(whole=row[0], difference=row[1], parts=row[2:])
-        for name, row in zip(names, squares, strict=True)
-    }
+
+    def __init__(self, whole: Gradients) -> None:
+        self._rest: dict[str, torch.Tensor | None] = dict(whole)
+        self._squares = [{name: _squared(gradient) for name, gradient in whole.items()}]
+
+    def subtract(self, part: Gradients) -> None:
+        """Subtract the gradient of a part, whose tensors are let go of."""
+        self._squares.append({name: _squared(gradient) for name, gradient in part.items()})
+        while part:
+            name, gradient = part.popitem()
+            rest = self._rest.pop(name, None)
+            self._rest[name] = -gradient if rest is None else rest - gradient
+
+    def norms(self, setup: EngineSetup) -> dict[str, GradientNorms]:
+        """Norms of each parameter's gradient, over its shards; all ranks call it together."""
+        setup.strategy.reset()
+        names = [name for name, p in setup.strategy.models[0].named_parameters() if p.requires_grad]
+        copies = setup.comm.world_size / setup.plan.layout.shards
+        rows = []
+        for name in names:
+            whole, *parts = (squares.get(name, 0.0) for squares in self._squares)
+            rows.append([whole, _squared(self._rest.get(name)), *parts])
+        table = torch.tensor(rows, dtype=torch.float64).to(setup.device)
+        squares = (setup.comm.all_reduce(table)() / copies).sqrt().tolist()
+        return {
+            name: GradientNorms(whole=row[0], difference=row[1], parts=row[2:])
+            for name, row in zip(names, squares, strict=True)
+        }
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -81,11 +93,6 @@ def _dense(gradient: torch.Tensor) -> torch.Tensor:
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     distributed: Any = gradient  # a DTensor, where it is sharded
     return _dense(distributed.to_local() if is_sharded(gradient) else gradient)
-
-
-def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [gradient for gradient in gradients if gradient is not None]
-    return sum(present[1:], start=present[0]) if present else None
 
 
 def _squared(gradient: torch.Tensor | None) -> float:

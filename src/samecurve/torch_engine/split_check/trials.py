@@ -7,7 +7,7 @@ its running statistics. put_back() restores the model, the task and the random g
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,13 +21,18 @@ from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
 from samecurve.torch_engine.split_check.trial_conditions import (
+    Float64Inside,
     full_float32,
     model_in_float64,
     moved_weights,
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import Gradients, gradients_of
+from samecurve.torch_engine.split_check.trial_gradients import (
+    GradientRest,
+    Gradients,
+    gradients_of,
+)
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
@@ -60,6 +65,19 @@ class Tried(NamedTuple):
     gradients: Gradients | None = None
 
 
+class TriedParts(NamedTuple):
+    """The losses of some samples and of their parts, without gradients.
+
+    rest: how the gradients differ; None: some can't be computed
+    failed: why the loss of a part can't be computed; None: it can
+    """
+
+    whole: Tried
+    parts: Sequence[Tried]
+    rest: GradientRest | None
+    failed: UserError | None
+
+
 class Trials:
     """Computes losses of samples on this process's first device.
 
@@ -79,7 +97,7 @@ class Trials:
         self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
         self.format = _format_of(setup)
-        self._with_grad = self._widens_rows = False
+        self._with_grad = self._widens_rows = self._widens_inside = False
 
     # --- conditions
 
@@ -155,6 +173,15 @@ class Trials:
                 self._widens_rows, self.format = False, narrow
 
     @contextmanager
+    def in_float64_inside(self) -> Iterator[None]:
+        """Compute in float64 what an f64 run computes in float32."""
+        self._widens_inside = True
+        try:
+            yield
+        finally:
+            self._widens_inside = False
+
+    @contextmanager
     def _other_buffers(self) -> Iterator[None]:
         """put_back() restores the buffers as they are now."""
         buffers, self.buffers = self.buffers, Buffers(self._model)
@@ -208,6 +235,24 @@ class Trials:
             where = error.where if isinstance(error, UserError) else ""
             cause = error.cause if isinstance(error, UserError) else f"{error}"
             return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
+
+    def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:
+        """The losses of samples and of their parts, and how their gradients differ."""
+        whole = self.tried(rows, with_gradient=with_gradient)
+        self.put_back()
+        rest = GradientRest(whole.gradients) if whole.gradients is not None else None
+        whole = whole._replace(gradients=None)  # rest has them
+        losses, failed = [], None
+        for each in parts:
+            part, error = self.tried_part(each, with_gradient=with_gradient)
+            self.put_back()
+            failed = failed or error
+            if part.gradients is None:
+                rest = None
+            elif rest is not None:
+                rest.subtract(part.gradients)
+            losses.append(part._replace(gradients=None))
+        return TriedParts(whole, losses, rest, failed)
 
     def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
         """The losses, with the gradients where they can be computed."""
@@ -268,6 +313,7 @@ class Trials:
             current_device(setup.device),
             setup.contexts[0].within(microbatch.keys),
             autocast_for(precision, setup.device),
+            Float64Inside() if self._widens_inside else nullcontext(),
         ):
             yield
 
@@ -322,7 +368,8 @@ def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for feature in features.values():
         rows = torch.view_as_real(feature) if feature.is_complex() else feature
         rows = rows.reshape(len(feature), -1).double()
-        weights = 1 + torch.arange(rows.shape[1], device=rows.device).cos().double() / 2
+        places = torch.arange(rows.shape[1], dtype=torch.float64, device=rows.device)
+        weights = 1 + places.cos() / 2
         total = total.to(rows.device) + (rows.asinh() * weights).sum()
     return total
 

@@ -42,9 +42,9 @@ class AfterStep:
             self._strategy.change(self._function, step)
             return
         held = HeldByTask(self._task, self._strategy.models[0])
-        watch, versions = GeneratorWatch(self._device), held.versions()
+        watch, contents = GeneratorWatch(self._device), held.contents()
         self._strategy.change(self._function, step)
-        held.refuse_changed(versions)
+        held.refuse_changed(contents)
         if watch.moved():
             raise UserError(
                 "after_step() of the task draws random numbers, which each rank would draw for"

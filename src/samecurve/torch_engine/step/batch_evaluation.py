@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import torch
 
 from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Progress
+from samecurve.torch_engine.randomness.microbatch_context import seed_host
 from samecurve.torch_engine.step.gathered_features import FeatureTable, Part
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
@@ -38,6 +40,8 @@ def add_batch_losses(
         whole = table.put_together([part for part in within if part], end - begin)
         if number % setup.comm.world_size != setup.comm.rank:
             continue
+        if setup.draw_sites.seeds_batch_loss:  # whichever rank's turn it is
+            seed_host(step_key(setup.plan.fixed.seed, progress.epoch, number))
         with current_device(setup.device), autocast_for(setup.plan.compute.precision, setup.device):
             loss = setup.task.batch_losses(whole, progress)["loss"]
         row = begin // setup.plan.batch.micro_batch_size if setup.plan.compute.exact else 0

@@ -20,9 +20,13 @@ from torch import nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
+from samecurve.torch_engine.randomness.microbatch_context import (
+    outside_of_microbatches,
+    seed_host,
+)
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
@@ -206,6 +210,8 @@ class BatchLossStep(TrainingStep):
             for name, feature in whole.items()
             if feature.is_floating_point() or feature.is_complex()
         }
+        if self.setup.draw_sites.seeds_batch_loss:
+            seed_host(step_key(self.plan.fixed.seed, progress.epoch, progress.step))
         with autocast_for(self.plan.compute.precision, self.devices[device_index]):
             losses = self.task.batch_losses(whole, progress, self.update.phase)
         means = self.named_means.in_order(losses)
@@ -257,15 +263,17 @@ class BatchLossStep(TrainingStep):
         model = self.strategy.models[device_index]
         known = self._moved.get(device_index)
         before = {
-            name: (buffer, buffer._version, buffer.clone())  # noqa: SLF001 - public nowhere
+            name: (buffer, buffer.clone())
             for name, buffer in model.named_buffers()
             if known is None or name in known
         }
         yield
         moved = []
-        for name, (buffer, version, value) in before.items():
+        for name, (buffer, value) in before.items():
             now = model.get_buffer(name)
-            if now is buffer and now._version == version:  # noqa: SLF001 - public nowhere
+            # by value, which a change through .data shows too; and only once, since it waits for
+            # the device
+            if known is None and now is buffer and torch.equal(now, value):
                 continue
             moved.append(name)
             _set_buffer(model, name, buffer)

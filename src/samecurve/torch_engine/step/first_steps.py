@@ -23,8 +23,9 @@ from samecurve.units import counted
 _MOST_STEPS = 100  # in which every parameter is to be used once
 _DEPTH = 3  # objects, lists and dicts within each other
 _READERS = ("loss", "features", "batch_loss")
-# by path: the tensor, and the version that counts its changes in place
-Versions = dict[str, tuple[torch.Tensor, int]]
+_MOST_COMPARED = 4096  # numbers of a tensor
+# by path: the tensor, and a copy of some of its numbers
+Contents = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class UsageCheck:
@@ -100,20 +101,23 @@ class HeldByTask:
                     place_of_method(self._task, "loss"),
                 )
 
-    def versions(self) -> Versions:
-        return {path: (tensor, tensor._version) for path, tensor in self._tensors()}  # noqa: SLF001
+    def contents(self) -> Contents:
+        return {path: (tensor, _some_numbers(tensor)) for path, tensor in self._tensors()}
 
-    def refuse_changed(self, before: Versions) -> None:
-        """Call it after the task's after_step(), with the versions from before.
+    def refuse_changed(self, before: Contents) -> None:
+        """Call it after the task's after_step(), with the contents from before.
 
         UserError: after_step() has changed a tensor of the task that the loss reads.
         """
+        from samecurve.torch_engine.split_check.side_effects import equal
         from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
 
         read = {name for method in _READERS for name in names_read(self._task, method)}
-        for path, (tensor, version) in self.versions().items():
-            old, old_version = before.get(path, (None, 0))
-            if path.partition(".")[0] in read and (tensor is not old or version != old_version):
+        for path, (tensor, numbers) in self.contents().items():
+            if path.partition(".")[0] not in read:
+                continue
+            old, old_numbers = before.get(path, (None, None))
+            if tensor is not old or not equal(numbers, old_numbers):
                 raise UserError(
                     f"after_step() changes self.{path}, which the loss reads: what a task keeps is"
                     " in no checkpoint, so a resumed run would give another curve",
@@ -127,6 +131,15 @@ class HeldByTask:
         for path, tensor in _within("", getattr(self._task, "__dict__", {}), _DEPTH):
             if id(tensor) not in self._of_model:
                 yield path, tensor
+
+
+def _some_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of up to 4096 numbers, spread over the tensor: a change that is written through
+    `.data` is seen by its values only, and a copy of a whole teacher may have no room.
+    """
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    flat = dense.flatten()
+    return flat[:: -(-len(flat) // _MOST_COMPARED) or 1].clone()
 
 
 def _within(path: str, value: object, depth: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,9 +4,11 @@ loss that all ranks share.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from samecurve.core.config.section import Precision
 from samecurve.core.determinism.step_arithmetic import next_loss_scale
@@ -20,6 +22,18 @@ _INITIAL_SCALE = 2.0**16
 
 def weight_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == "f64" else torch.float32
+
+
+def as_weights(array: NDArray[Any], precision: Precision) -> NDArray[Any]:
+    """Floating-point numbers of a batch in the format of the weights, as engine jax has them, so
+    that a model can take them as they come; other numbers as they are.
+    """
+    wide = precision == "f64"
+    if array.dtype.kind == "f":
+        return array.astype(np.float64 if wide else np.float32, copy=False)
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128 if wide else np.complex64, copy=False)
+    return array
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from samecurve.errors import UserError
+from samecurve.torch_engine.split_check.side_effects import equal
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.units import first_and_count
 
@@ -32,9 +33,10 @@ class StepBuffers:
                 "train.recompute",
             )
         self._names, self._setup, self._plan = names, setup, setup.plan
-        # by device of this process: values as the step began, and versions after a forward pass
+        # by device of this process: values as the step began, and after a forward pass
         self._kept: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
-        self._after: list[list[int]] = [[] for _ in setup.devices]
+        self._after: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
+        self._checked: set[int] = set()  # devices whose first backward pass moved no buffer
 
     def begin_microbatch(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
         """Put back what the step began with, before a forward pass."""
@@ -47,11 +49,21 @@ class StepBuffers:
                 buffer.copy_(kept[name])
 
     def after_forward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
-        self._after[device_index] = self._versions(device_index)
+        if device_index not in self._checked:
+            buffers = self._named(device_index)
+            self._after[device_index] = {name: b.clone() for name, b in buffers.items()}
 
     def after_backward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
-        """UserError: the buffers moved once more, in backward."""
-        if self._versions(device_index) != self._after[device_index]:
+        """UserError: the buffers moved once more, in backward.
+
+        Only the first backward pass is looked at, since comparing values waits for the device.
+        """
+        if device_index in self._checked:
+            return
+        self._checked.add(device_index)
+        after = self._after[device_index]
+        buffers = self._named(device_index)
+        if not all(equal(buffer, after[name]) for name, buffer in buffers.items()):
             raise UserError(
                 f"buffer {first_and_count(sorted(self._names))} moves in each forward pass, and the"
                 " model computes parts of it again in backward (a checkpoint of its own)",
@@ -88,7 +100,3 @@ class StepBuffers:
         """
         model = self._setup.strategy.models[device_index]
         return {name: buffer for name, buffer in model.named_buffers() if name in self._names}
-
-    def _versions(self, device_index: int) -> list[int]:
-        buffers = self._named(device_index).values()
-        return [id(buffer) ^ buffer._version for buffer in buffers]  # noqa: SLF001 - public nowhere

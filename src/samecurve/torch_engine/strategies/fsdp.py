@@ -2,12 +2,11 @@
 block are gathered while the block runs.
 
 Under bf16 and f16 the weights that autocast would round anyway (those of linear and convolution
-layers) are gathered in two bytes, in a group of their own. Norms and embeddings are gathered as
-they are. So the arithmetic is that of the other strategies. Parameters of one number are not
-sharded: every rank has them whole.
+layers) are gathered in two bytes, and embeddings as they are. So the arithmetic is that of the
+other strategies. Some small parameters are not sharded: every rank has them whole (see _shard).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -96,9 +95,12 @@ class FSDP(Strategy):
         for module in self._sharded_modules(self._root):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        for module in self._root.modules():
+            # transformers would compute layers that LayerDrop skips on one device
+            setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 - private to torch
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
-        for parameter in _scalars(model):
+        for parameter in _unsharded(model.modules()):
             parameter.data = parameter.data.to(self._device)
         self.models = [model]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -111,36 +113,47 @@ class FSDP(Strategy):
         return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.leave()
+        self._order.begin_call(function, *arguments)
         result: T = self._root(function, *arguments)
+        self._order.end_call()
         return result
 
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
         """Shard the modules of a part that are not sharded yet.
 
-        Each group has one number format: complex weights, those gathered in two bytes, the rest.
+        A group has one number format: complex weights, those gathered in two bytes, the rest. Where
+        the rest are vectors alone, every rank keeps them whole, so that a block is one group: its
+        hooks lie outside of what is compiled, and all its weights are gathered ahead together.
+        Modules come before those that they lie in.
         """
-        modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
         if self._plan.layout.offload:
             offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        whole = set(_kept_whole(part))
         options: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": reshard_after_forward,
             "offload_policy": offload,
-            "ignored_params": set(_scalars(part)),
+            "ignored_params": whole,
         }
-        for module in modules:
-            if module is not part and _has_complex(module):
+        for module in reversed(_unsharded_modules(part)):
+            if module is not part and _is_complex(module):
                 fully_shard(module, **options)
+        modules = _unsharded_modules(part)
         narrow = _NARROW.get(self._plan.compute.precision)
         two_bytes = autocast_rounded(part, modules) if narrow else []
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if two_bytes:
-            policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
-            fully_shard(two_bytes, mp_policy=policy, **options)
-        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
+            narrow_policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
+            rest = _unsharded(modules) - whole - _unsharded(two_bytes)
+            if all(one.ndim == 1 and one.is_floating_point() for one in rest):
+                whole |= rest
+                policy = narrow_policy
+            else:
+                fully_shard(two_bytes, mp_policy=narrow_policy, **options)
+        fully_shard(part, mp_policy=policy, **options)
         for module in self._sharded_modules(part):
-            if _has_complex(module):
+            if _is_complex(module):
                 module.set_custom_all_gather(AllGatherComplex())
                 module.set_custom_reduce_scatter(ReduceScatterComplex())
 
@@ -157,6 +170,10 @@ class FSDP(Strategy):
         if self._plan.layout.shards < self._plan.layout.num_devices:
             root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
+
+    def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
+        del device_index, microbatch
+        self._order.finish()
 
     def params_with_grad(self) -> set[str]:
         return self._order.used
@@ -283,13 +300,39 @@ class FSDP(Strategy):
         )
 
 
-def _has_complex(module: nn.Module) -> bool:
-    return any(p.is_complex() and p.ndim for p in module.parameters(recurse=False))
+def _unsharded_modules(part: nn.Module) -> list[nn.Module]:
+    """A part's modules that lie in no module that is sharded yet."""
+    inner = (child for child in part.children() if not isinstance(child, FSDPModule))
+    return list(
+        dict.fromkeys([part, *(one for child in inner for one in _unsharded_modules(child))])
+    )
 
 
-def _scalars(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters of one number and no dimension, which can't be cut."""
-    return [parameter for parameter in module.parameters() if not parameter.ndim]
+def _unsharded(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """The own parameters of modules that are whole on this rank."""
+    own = (one for module in modules for one in module.parameters(recurse=False))
+    return {parameter for parameter in own if not isinstance(parameter, DTensor)}
+
+
+def _is_complex(module: nn.Module) -> bool:
+    """Whether a module has complex parameters of its own, and none that are real in it."""
+    own = any(_is_complex_array(parameter) for parameter in module.parameters(recurse=False))
+    return own and all(_is_complex_array(one) for one in module.parameters() if one.ndim)
+
+
+def _is_complex_array(parameter: nn.Parameter) -> bool:
+    return parameter.is_complex() and parameter.ndim > 0
+
+
+def _kept_whole(part: nn.Module) -> list[nn.Parameter]:
+    """Parameters that every rank keeps whole: single numbers, which can't be cut, and the complex
+    ones of a module that has real ones too, since a group that is cut has one number format.
+    """
+    whole = [parameter for parameter in part.parameters() if not parameter.ndim]
+    for module in part.modules():
+        if not _is_complex(module):
+            whole += filter(_is_complex_array, module.parameters(recurse=False))
+    return whole
 
 
 def _check_can_be_sharded(model: nn.Module) -> None:
@@ -313,14 +356,7 @@ def _check_can_be_sharded(model: nn.Module) -> None:
                 "model",
             )
     for name, module in model.named_modules():
-        kinds = {p.is_complex() for p in module.parameters(recurse=False) if p.ndim}
-        if len(kinds) > 1:
-            raise UserError(
-                f"fsdp: {name or 'the model'} holds complex and real parameters side by side",
-                "put the complex ones in a module of their own, or --strategy ddp",
-                "model",
-            )
-        if True in kinds and not hasattr(FSDPModule, "set_custom_all_gather"):
+        if _is_complex(module) and not hasattr(FSDPModule, "set_custom_all_gather"):
             raise UserError(
                 f"fsdp: {name or 'the model'} holds complex parameters, which torch"
                 f" {torch.__version__} can't gather",

@@ -1,32 +1,37 @@
-"""The order in which fsdp gathers blocks: all ranks must gather the same blocks in the same order.
+"""The order in which fsdp gathers blocks and sums their gradients, the same on all ranks.
 
-Suppose that a rank leaves a block out, because none of its rows needs the block. It would gather
-the weights of another block than its peers: the ranks would wait for each other, or would take the
-weights of one block for those of another. So all ranks compare each event of the first forward and
-backward pass, and each later pass is compared with the first one before anything is gathered.
+All ranks must gather the same block at the same time: else they would wait for each other, or take
+one block's weights for another's. A rank may call fewer blocks than its peers, because none of its
+rows needs them (experts) or because they are skipped at random (LayerDrop). It then takes part in
+what the others do: it gathers the block without using it, and adds zeros to its gradient.
 
-A single parameter of a block may be left out by some ranks: its gradient is zero there.
+The first forward and backward pass is made in lockstep. It finds the order in which each later pass
+gathers (events 2n: the weights of group n) and sums (2n + 1: the gradients of group n). A block
+that every rank skipped in that first pass is given its place in the order by its number in its
+list of blocks.
 """
 
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.utils._pytree import tree_map_only
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 
-_END = -1  # the event that ends a forward pass; group n's gathering is 2n, its reduction 2n + 1
+_END = -1  # the event at the end of a forward pass, and of a backward pass
 
 
 class GatherOrder:
-    """Watches the order in which fsdp gathers weights and reduces gradients.
+    """root: the module that fully_shard() was called on last, with its blocks within.
 
-    root: the module that fully_shard() was called on last, with its blocks inside
-    names: the names of its parameters, by id
+    names: of its parameters, by id
     """
 
     def __init__(
@@ -34,43 +39,107 @@ class GatherOrder:
     ) -> None:
         self._names, self._comm, self._device = names, comm, device
         self.used: set[str] = set()  # parameters that backward gave a gradient
-        self._orders: dict[Hashable, list[int]] = {}  # of the first pass, by the call
-        self._order: list[int] = []  # that the present pass has to follow
-        self._at, self._learns, self._watches = 0, False, False
-        self._summed: set[int] = set()  # groups whose gradients the present pass has summed
-        self._has_left = False  # whether the last pass had no backward
+        self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
+        self._order: list[int] = []  # that the pass in work follows
+        self._at = 0  # the place of the next event in the order
+        self._learns = self._watches = self._in_forward = False
+        self._has_diverged = False  # whether ranks went different ways in the pass that is learnt
+        self._skips = False  # whether some rank has skipped a block that others called, or all did
+        self._takes_part = False  # in what other ranks do, with a block that this rank skips
+        self._prefetches = False
+        self._awaited: set[int] = set()  # groups whose gradients this rank has yet to compute
+        self._called: list[int] = []  # groups that any rank calls in this pass, the last first
+        self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
+        self._has_left = False  # whether a pass without backward came last
+        # whether the pass in work has taken a gradient within its forward pass (a penalty)
+        self._has_inner_backward = False
+        self._sums_all = False  # at the end of a backward pass: the gradients not summed yet
         self._titles: list[str] = []
-        self._groups: list[Any] = []
+        self._states: list[Any] = []  # FSDPState of torch, by module
+        self._groups: list[Any] = []  # FSDPParamGroup of torch, which is private
+        self._sums: list[Callable[[], None]] = []  # by group: sums its gradients over the ranks
         watched: set[int] = set()
         for name, module in root.named_modules():
+            for state in _states_of(module):
+                self._states.append(state)
+                callback = partial(self._end_backward, state._root_post_backward_final_callback)  # noqa: SLF001
+                state._root_post_backward_final_callback = callback  # noqa: SLF001
             for group in _groups_of(module):
-                if id(group) not in watched:  # several modules may share a group
+                if id(group) not in watched:  # several modules may share one
                     watched.add(id(group))
                     self._watch(group, name.removeprefix("model").removeprefix(".") or "the model")
 
     def _watch(self, group: Any, title: str) -> None:
-        """Watch a group of weights. Any: FSDP2's FSDPParamGroup is public nowhere."""
         number = len(self._titles)
         self._titles.append(title)
         self._groups.append(group)
-        unshard, post_backward = group.unshard, group.post_backward
-        group.unshard = partial(self._unshard, group, number, unshard)
-        group.post_backward = partial(self._post_backward, group, number, post_backward)
+        self._sums.append(partial(self._sum_gradients, group, group.post_backward))
+        group.unshard = partial(self._unshard, group, number, group.unshard)
+        group.post_backward = partial(self._post_backward, group, number, group.post_backward)
+        group.pre_forward = partial(self._pre_forward, group.pre_forward)
+        group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
-        """Begin the forward pass of this function, which a backward pass will follow.
+        """Before a forward pass that backward will follow: of this function.
 
-        If the pass before had no backward pass (an evaluation, features), the weights that it left
-        gathered are freed, and its order, by which backward gathers ahead, is forgotten.
+        What a pass without backward (an evaluation, features) has left gathered is gathered anew,
+        and its order, by which backward gathers ahead, is forgotten.
         """
+        self.finish()
         if self._has_left:
             self._reshard()
+        self._begin_pass(function, *arguments)
+
+    def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
-        self._learns = key not in self._orders
         self._order = self._orders.setdefault(key, [])
-        self._at, self._watches, self._has_left = 0, True, False
+        self._learns, self._has_diverged = not self._order, False
+        self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
+        self._has_inner_backward = False
         self._summed.clear()
+        self._awaited.clear()
+
+    def end_forward(self) -> None:
+        """Before backward. After a gradient within the forward pass all weights are gathered until
+        backward ends, which may need any of them at any time to differentiate that gradient.
+        """
+        if self._has_inner_backward:
+            for group in self._groups:
+                _gather_for_backward(group)
+        self._reach(_END)
+        self._in_forward = False
+        forward = self._order[: self._order.index(_END)]
+        self._called = list(dict.fromkeys(event // 2 for event in reversed(forward)))
+
+    def finish(self) -> None:
+        """After backward: take part in what other ranks have yet to do."""
+        if not self._watches:
+            return
+        if self._in_forward or self._awaited:  # an error, or a pass without backward
+            if self._learns:
+                self._order.clear()
+        else:
+            last = self._at
+            self._reach(_END)
+            if self._at > last + 1:
+                for group in self._groups:
+                    group.finalize_backward()  # waits for the sums
+            if self._learns:
+                self._end_learning()
+        self._watches = False
+
+    def _end_learning(self) -> None:
+        """Keep the order of a pass without skipped blocks. In a model that skips some, gradients
+        are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
+        """
+        called = {event // 2 for event in self._order if event != _END}
+        skipped = _skipped_blocks(called, self._titles)
+        if (skipped or self._has_diverged) and not self._skips:
+            self._skips = True
+            self._order.clear()
+        else:
+            _add_skipped_blocks(self._order, skipped)
 
     def _reshard(self) -> None:
         for group in self._groups:
@@ -85,33 +154,101 @@ class GatherOrder:
         self.used.clear()
         self._watches = self._has_left = False
 
-    def leave(self) -> None:
-        """Begin a call without a backward pass, in which all ranks do the same."""
-        self._watches, self._has_left = False, True
+    def begin_call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Before a pass of this function that no backward follows: an evaluation, features."""
+        self.finish()
+        self._begin_pass(function, *arguments)
+        self._has_left = True
 
-    def end_forward(self) -> None:
-        self._note(_END)
+    def end_call(self) -> None:
+        """After such a pass. Its order is kept if every rank calls each block once.
+
+        Otherwise the next pass is made in lockstep, too: blocks are skipped, or a text is generated
+        whose length follows from the rows.
+        """
+        self._reach(_END)
+        gathers = self._order[: self._order.index(_END)]
+        if self._skips or self._has_diverged or len(gathers) > len(set(gathers)):
+            self._order.clear()
+        self._watches = self._in_forward = False
+
+    # What FSDP2 calls:
 
     def _unshard(self, group: Any, number: int, unshard: Callable[..., None], *rest: Any) -> None:
-        if not group.is_unsharded and group._all_gather_result is None:  # noqa: SLF001
-            self._note(2 * number)
+        is_gathered = group.is_unsharded or group._all_gather_result is not None  # noqa: SLF001
+        if not is_gathered and not self._reach(2 * number):
+            return  # a prefetch that the order doesn't have here
+        if self._in_forward and not self._takes_part and torch.is_grad_enabled():
+            self._awaited.add(number)
         unshard(*rest)
+
+    def _pre_forward(
+        self, pre_forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Let a block's inputs need a gradient, where blocks may be skipped.
+
+        FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
+        of backward. Which of the two must not follow from what this rank has skipped before.
+        """
+        if self._skips and self._in_forward and torch.is_grad_enabled():
+            args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
+        return pre_forward(module, args, kwargs)
+
+    def _prefetch(self, prefetch: Callable[[], None]) -> None:
+        if self._in_forward:  # a gradient within the forward pass
+            return
+        self._prefetches = True
+        try:
+            prefetch()
+        finally:
+            self._prefetches = False
 
     def _post_backward(
         self, group: Any, number: int, post_backward: Callable[..., None], *rest: Any
     ) -> None:
-        """Reduce the gradients of a group. A gradient that this rank's rows did not give is zero:
-        other ranks may have it.
+        """Gradients that this rank's rows did not give are zero: others may have them.
 
-        torch before 2.13 ends a pass with one call for each module of a group; all calls but the
-        first have nothing to sum.
+        torch before 2.13 ends a pass with one call for each module of a group; all but the first
+        have nothing to sum.
         """
+        if self._watches and self._in_forward:
+            self._has_inner_backward = True
+            return
+        if self._has_inner_backward and not self._sums_all:
+            return
         is_idle = group._training_state == TrainingState.IDLE  # noqa: SLF001
-        if is_idle and number in self._summed:
+        is_uncalled = self._watches and number not in self._called
+        if is_uncalled or (is_idle and number in self._summed):
             post_backward(*rest)
             return
+        self._awaited.discard(number)
+        if not self._reach(2 * number + 1):
+            return  # backward's end calls this function again
         self._summed.add(number)
-        self._note(2 * number + 1)
+        self._sum_gradients(group, post_backward, *rest)
+
+    def _end_backward(self, callback: Callable[[], None]) -> None:
+        """All gradients are computed; sum those that are not summed yet, the last block's first."""
+        if self._watches and self._in_forward:
+            self._end_inner_backward()
+            return
+        self._awaited.clear()
+        self._sums_all = True
+        for number in self._called if self._watches else ():
+            if number not in self._summed:
+                self._groups[number].post_backward()
+        self._sums_all = self._has_inner_backward = False
+        callback()
+
+    def _end_inner_backward(self) -> None:
+        """Let the forward pass go on as if no backward had begun within it."""
+        for state in self._states:
+            state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001 - as above
+            _begin_anew(state)
+        for group in self._groups:
+            _begin_anew(group)
+
+    def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
             self._fill(param)
         post_backward(*rest)
@@ -125,40 +262,169 @@ class GatherOrder:
         else:
             whole.grad = torch.zeros_like(whole)
 
-    def _note(self, event: int) -> None:
-        """Note an event.
+    # How a rank keeps to the order:
 
-        UserError: the first pass, or another rank, has another event at this place.
+    def _reach(self, event: int) -> bool:
+        """Take part in what comes before an event of this rank, whose turn it then is.
+
+        Returns False where it is not: weights would be gathered ahead of their turn, or gradients
+        be summed before others that this rank has yet to compute.
         """
-        if not self._watches:
-            return
-        if self._learns:
-            table = torch.zeros(self._comm.world_size, dtype=torch.float64, device=self._device)
-            table[self._comm.rank] = event
-            events = {int(one) for one in self._comm.all_reduce(table)().tolist()}
-            self._order.append(event)
-        else:
-            expected = self._order[self._at] if self._at < len(self._order) else _END
-            events = {event, expected}
-        self._at += 1
-        if len(events) > 1:
-            titles = sorted({self._titles[one // 2] for one in events if one != _END})
-            raise UserError(
-                f"fsdp: {' or '.join(titles)} is called by some ranks and not by others, or not in"
-                " every step, and its weights are gathered by all ranks together",
-                "call it in every forward pass, with no rows where none needs it; put it in a block"
-                " that is always called; or --strategy ddp",
-                "model",
-            )
+        if not self._watches or self._takes_part:
+            return True
+        while True:
+            due = self._agree(event) if self._learns else self._next(event)
+            if due != event and self._prefetches and not self._learns:
+                return False
+            if due != event and _is_sum(due) and due // 2 in self._awaited:
+                if _is_sum(event) and not self._learns:
+                    return False
+                raise self._disagreement({event, due})
+            self._at += 1
+            if due == event:
+                return True
+            self._take_part(due)
+            if self._prefetches:
+                return False
+
+    def _next(self, event: int) -> int:
+        """The next event in the order.
+
+        UserError: this rank's event does not come in this pass any more
+        """
+        rest = self._order[self._at :]
+        if event not in rest[: rest.index(_END) + 1] and not self._prefetches:
+            raise self._disagreement({event, rest[0]})
+        return rest[0]
+
+    def _agree(self, event: int) -> int:
+        """Choose, together with all ranks, the event that comes next, and note it in the order."""
+        table = torch.zeros(self._comm.world_size, dtype=torch.float64, device=self._device)
+        table[self._comm.rank] = event
+        events = {int(one) for one in self._comm.all_reduce(table)().tolist()}
+        self._has_diverged |= len(events) > 1
+        due = events.pop() if len(events) == 1 else self._choose(events)
+        self._order.append(due)
+        return due
+
+    def _choose(self, events: set[int]) -> int:
+        """Blocks go forward in the order of their numbers, and backward in the order of calls."""
+        gathers = [event for event in events if event != _END and not _is_sum(event)]
+        if self._in_forward:
+            return min(gathers)
+        called = self._order[: self._order.index(_END)]
+
+        def last_call(event: int) -> int:
+            gather = event - event % 2
+            return max((at for at, one in enumerate(called) if one == gather), default=-1)
+
+        sums = [event for event in events if _is_sum(event)]
+        return max(gathers or sums, key=last_call)
+
+    def _take_part(self, event: int) -> None:
+        """Do with the other ranks what this rank's own pass does not."""
+        group = self._groups[event // 2]
+        with self._taking_part():
+            if _is_sum(event):
+                group.wait_for_unshard()
+                self._summed.add(event // 2)
+                self._sums[event // 2]()
+            elif self._in_forward:
+                group.pre_forward(None, (), {})
+                group.post_forward(None, None, None)
+            else:
+                _gather_for_backward(group)
+
+    @contextmanager
+    def _taking_part(self) -> Iterator[None]:
+        prefetches, self._takes_part, self._prefetches = self._prefetches, True, False
+        try:
+            yield
+        finally:
+            self._takes_part, self._prefetches = False, prefetches
+
+    def _disagreement(self, events: set[int]) -> UserError:
+        titles = sorted({self._titles[event // 2] for event in events if event != _END})
+        return UserError(
+            f"fsdp: {' or '.join(titles)} is called in another order by some ranks than by others,"
+            " or than in the first step, and its weights are gathered by all ranks together",
+            "call the blocks in one order in every forward pass; put them in a block that is always"
+            " called; or --strategy ddp",
+            "model",
+        )
+
+
+def _gather_for_backward(group: Any) -> None:
+    with group.use_training_state(TrainingState.PRE_BACKWARD):
+        group.unshard()
+        group.wait_for_unshard()
+
+
+def _begin_anew(state_or_group: Any) -> None:
+    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001 - public nowhere
+        state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001 - as above
+
+
+def _is_sum(event: int) -> bool:
+    return event != _END and event % 2 == 1
+
+
+def _needing_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    is_real = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
+
+
+def _add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:
+    """Give blocks that no rank has called a place in the order, beside those of their list.
+
+    order: a forward and a backward pass, each with its end; changed in place
+    blocks: the groups of each
+    """
+    end = order.index(_END)
+    forward, backward = order[:end], order[end + 1 : -1]
+    for groups in blocks:
+        gathers = [2 * group for group in groups]
+        lower = max((event for event in forward if event < gathers[0]), default=None)
+        at = 0 if lower is None else len(forward) - forward[::-1].index(lower)
+        later = forward[at : at + 1]
+        forward[at:at] = gathers
+        if backward:
+            sums = [gather + 1 for gather in reversed(gathers)]
+            backward = [event for event in backward if event not in sums]
+            at = backward.index(later[0] + 1) + 1 if later else 0
+            backward[at:at] = [*gathers, *sums]
+    order[:] = [*forward, _END, *backward, _END]
+
+
+def _skipped_blocks(called: set[int], titles: list[str]) -> list[list[int]]:
+    """The groups that no rank has called, by block: those in lists of which a block was called."""
+    called_blocks = [pair for group in called for pair in _blocks(titles[group])]
+    lists = {before for before, _ in called_blocks}
+    skipped: dict[str, list[int]] = {}
+    for group in sorted(set(range(len(titles))) - called):
+        for before, block in _blocks(titles[group]):  # the outermost one that was not called
+            if before in lists and (before, block) not in called_blocks:
+                skipped.setdefault(block, []).append(group)
+                break
+    return list(skipped.values())
+
+
+def _blocks(title: str) -> list[tuple[str, str]]:
+    """(list, block) for each numbered block that a module lies in: layers, layers.3."""
+    ends = [match.span() for match in re.finditer(r"(?<=\.)\d+(?=\.|$)", title)]
+    return [(title[:begin], title[:end]) for begin, end in ends]
+
+
+def _states_of(module: nn.Module) -> list[Any]:
+    """The state that fully_shard() gave a module, which is public nowhere."""
+    state: Any = getattr(module, "_get_fsdp_state", None)
+    return [] if state is None else [state()]
 
 
 def _groups_of(module: nn.Module) -> list[Any]:
     """The groups of weights that fully_shard() made of a module; torch before 2.13 made one."""
-    state: Any = getattr(module, "_get_fsdp_state", None)
-    if state is None:
-        return []
-    fsdp_state = state()
-    groups: list[Any] | None = getattr(fsdp_state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [fsdp_state._fsdp_param_group]  # noqa: SLF001 - as above
+    groups: list[Any] = []
+    for state in _states_of(module):
+        found = getattr(state, "_fsdp_param_groups", None)
+        groups += [state._fsdp_param_group] if found is None else found  # noqa: SLF001 - as above
     return [group for group in groups if group is not None]

@@ -20,6 +20,7 @@ Kind = Literal[  # the cache holds their index in this list
     "triple",
     "classified_pair",
     "instruction",
+    "turns",  # such rows as a conversation
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Learns = Literal["tokens", "label", "pair"]
@@ -27,6 +28,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),
     "instruction": ("instruction", "output"),  # and perhaps INPUT
+    "turns": ("instruction", "output"),  # and perhaps INPUT, SYSTEM, HISTORY
     "text": ("text",),
     "classified": ("text",),  # and one of LABELS; only for a classifier
     "classified_pair": ("text", "text_pair"),
@@ -40,7 +42,7 @@ _OF_TOKENS: tuple[Kind, ...] = (  # the first one whose columns a row has
     "text",
 )
 _SECOND = {"classified": "text_pair", "pair": "negative"}  # a column that such rows must not have
-INPUT = "input"
+INPUT, SYSTEM, HISTORY = "input", "system", "history"
 LABELS = ("label", "labels")
 _LABELLED: tuple[Kind, ...] = ("classified", "classified_pair")
 
@@ -150,15 +152,59 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
                 place,
             )
     if kind == "instruction":
-        return Document("completion", place, (_ask(texts[0], row.get(INPUT), place), texts[1]))
+        _refuse_dialogue(row, place)
+        context = _optional_text(row, INPUT, place)
+        return Document("completion", place, (_ask(texts[0], context), texts[1]))
+    if kind == "turns":
+        return Document("messages", place, messages=_turns(row, place), tools=row.get(_TOOLS))
     label = _label(row, place) if kind in _LABELLED else None
     return Document(kind, place, texts, label=label)
 
 
-def _ask(instruction: str, given: Any, place: str) -> str:
+def _refuse_dialogue(row: Mapping[str, Any], place: str) -> None:
+    """UserError: a row has what Alpaca's prompt has no place for."""
+    for name in (SYSTEM, HISTORY):
+        if row.get(name):
+            raise UserError(
+                f"`{name}` has no place in the prompt of Stanford Alpaca",
+                "data.instructions=chat: turns of the chat template, as LLaMA-Factory has them; or"
+                f" rows without `{name}`",
+                place,
+            )
+
+
+def _turns(row: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
+    """An instruction and its output as a conversation, as LLaMA-Factory reads such rows."""
+    parts = [_optional_text(row, name, place) for name in ("instruction", INPUT)]
+    history = row.get(HISTORY) or []
+    whole = isinstance(history, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        for pair in history
+    )
+    if not whole:
+        raise UserError(
+            f"`{HISTORY}` is no list of pairs",
+            'pairs of texts: [["a question", "its answer"]]',
+            place,
+        )
+    pairs = [*history, ["\n".join(part for part in parts if part), row["output"]]]
+    system = _optional_text(row, SYSTEM, place)
+    turns = [{"role": "system", "content": system}] if system else []
+    for asked, answered in pairs:
+        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    return list(turns)
+
+
+def _optional_text(row: Mapping[str, Any], name: str, place: str) -> str:
+    """A text that a row may lack. UserError: it is something else."""
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"`{name}` is {_type(value)}, not text", "text, or none", place)
+    return value or ""
+
+
+def _ask(instruction: str, given: str) -> str:
     """The prompt of an instruction, worded as in the first such data set (Stanford Alpaca)."""
-    if given is not None and not isinstance(given, str):
-        raise UserError(f"`{INPUT}` is {_type(given)}, not text", "text, or none", place)
     opening = "Below is an instruction that describes a task"
     if given:
         opening += ", paired with an input that provides further context"
@@ -180,8 +226,31 @@ def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
         if not isinstance(message.get("role"), str):
             has = ", ".join(map(str, message))
             raise _no_messages(f"message {number} of `messages` has no `role`; it has {has}", place)
+    value = [
+        {**message, "content": _joined(message["content"], f"message {number}", place)}
+        if isinstance(message.get("content"), list)
+        else message
+        for number, message in enumerate(value)
+    ]
     # a column of structs has every field in each message, without a value where it is unused
     return [{name: part for name, part in message.items() if part is not None} for message in value]
+
+
+def _joined(parts: Sequence[Any], where: str, place: str) -> str:
+    """The text of a content that is a list of parts. UserError: a part is no text."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    whole = []
+    for part, text in zip(parts, texts, strict=True):
+        if isinstance(text, str):
+            whole.append(text)
+        else:
+            kind = part.get("type", "unknown") if isinstance(part, dict) else _type(part)
+            raise UserError(
+                f"the `content` of {where} has a part of type {kind}: only text is learnt here",
+                'parts of {"type": "text", "text": ...}, or one text; leave rows with others out',
+                place,
+            )
+    return "".join(whole)
 
 
 def _no_messages(cause: str, place: str) -> UserError:
@@ -196,5 +265,5 @@ def _type(value: Any) -> str:
 
 
 def wanted_columns(names: Sequence[str], kind: Kind) -> list[str]:
-    others = LABELS if kind in _LABELLED else (_TOOLS, INPUT)
+    others = LABELS if kind in _LABELLED else (_TOOLS, INPUT, SYSTEM, HISTORY)
     return [name for name in (*COLUMNS[kind], *others) if name in names]

@@ -24,7 +24,6 @@ from samecurve.tasks.huggingface.data.tokenized_source import (
 Numbers = NDArray[np.int64]
 
 _SHOWN = 20  # classes named in a line
-_COLUMNS = ("input_ids", "documents")
 
 
 def choose_classes(corpora: Sequence[TokenizedSource], wanted: Sequence[str]) -> list[str]:
@@ -65,7 +64,8 @@ class LabelledRows:
     """Rows of one text or two, with the class.
 
     rows: without padding. classes: the names, by number. pairs: the layout of two texts in a row;
-    None: there is one. longest: tokens of a row at most.
+    None: there is one. longest: tokens of a row at most. suffix: tokens that end a text, also one
+    that is cut.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class LabelledRows:
         *,
         pairs: PairLayout | None = None,
         longest: int,
+        suffix: NDArray[Any],
     ) -> None:
         self._rows, self._classes = rows, list(classes)
-        self._pairs, self._longest = pairs, longest
+        self._pairs, self._longest, self._suffix = pairs, longest, suffix
         number = {name: index for index, name in enumerate(classes)}
         labels, starts, base = [], [], 0
         for corpus in corpora:
@@ -113,13 +114,35 @@ class LabelledRows:
         columns = self._rows[ids]
         labels = {"label": self.labels(ids)}
         if self._pairs is None:
-            return {**{name: columns[name] for name in _COLUMNS}, **labels}
-        marks = [np.flatnonzero(row != IGNORED) for row in columns["labels"]]
+            tokens = [cut_text(ids, self._suffix, self._longest) for ids in columns["input_ids"]]
+            return {"input_ids": tokens, "documents": [_ones(row) for row in tokens], **labels}
         rows = [
-            cut_pair(tokens, int(mark[0]) if len(mark) else 0, self._pairs, self._longest)
-            for tokens, mark in zip(columns["input_ids"], marks, strict=True)
+            cut_pair(tokens, self._mark(tokens, labels), self._pairs, self._longest)
+            for tokens, labels in zip(columns["input_ids"], columns["labels"], strict=True)
         ]
         return {**{name: [row[name] for row in rows] for name in rows[0]}, **labels}
+
+    def _mark(self, tokens: Numbers, labels: Numbers) -> int:
+        """The first token after the first text. A text without a token may have left no mark."""
+        marks = np.flatnonzero(labels != IGNORED)
+        if len(marks):
+            return int(marks[0])
+        assert self._pairs is not None
+        if not len(self._pairs.before):
+            return 0
+        return len(tokens) - len(self._pairs.between) - len(self._pairs.after)
+
+
+def cut_text(tokens: NDArray[Any], suffix: NDArray[Any], longest: int) -> NDArray[Any]:
+    """A text of `longest` tokens at most: it keeps its beginning, and the tokens that end it."""
+    if len(tokens) <= longest:
+        return tokens
+    kept = max(0, longest - len(suffix))
+    return np.concatenate([tokens[:kept], suffix.astype(np.int64)])[:longest]
+
+
+def _ones(tokens: NDArray[Any]) -> NDArray[np.int32]:
+    return np.ones(len(tokens), np.int32)
 
 
 def cut_pair(
@@ -169,5 +192,5 @@ def prompted(text: str, tokenizer: TextTokenizer, longest: int) -> dict[str, NDA
         mark = len(tokenizer.pairs.before) + len(of_first)
         return cut_pair(joined, mark, tokenizer.pairs, longest)
     parts = [tokenizer.prefix, tokenizer.encode([text])[0], tokenizer.suffix]
-    whole = np.concatenate(parts).astype(np.int64)[:longest]
-    return {"input_ids": whole, "documents": np.ones(len(whole), np.int32)}
+    whole = cut_text(np.concatenate(parts).astype(np.int64), tokenizer.suffix, longest)
+    return {"input_ids": whole, "documents": _ones(whole)}

@@ -53,7 +53,7 @@ def rows_of_lines(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
 def _object(content: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if isinstance(row, dict):
         return dict(_whole(row)) if b"\\ud" in content.lower() else row

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.protocols import Source
-from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import directory_made_once, write_json
+from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.files import write_json
 from samecurve.data import spread_out
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,
@@ -26,20 +27,22 @@ from samecurve.tasks.huggingface.data.labelled import (
     describe_classes,
 )
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
-from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
-from samecurve.tasks.huggingface.data.records import texts_in
-from samecurve.tasks.huggingface.data.row_layout import LayoutStatistics, Rows, lay_out
-from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
+from samecurve.tasks.huggingface.data.row_layout import (
+    LaidOut,
+    LayoutStatistics,
+    Rows,
+    SourcePart,
+    lay_out,
+)
+from samecurve.tasks.huggingface.data.source_parts import (
+    tokenize_sources,
+    without_foreign_labels,
+)
+from samecurve.tasks.huggingface.data.sources import find_splits, stamp_files
+from samecurve.tasks.huggingface.data.splits import ALL
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
-from samecurve.tasks.huggingface.data.tokenized_source import (
-    TokenizedSource,
-    digest_files,
-    tokenize_once,
-)
 from samecurve.tasks.huggingface.data.tokenizer_source import (
-    has_tokenizer,
-    keep_tokenizer,
     stamp_tokenizer,
 )
 from samecurve.tasks.huggingface.sections import HFData
@@ -63,6 +66,7 @@ class PreparedData:
 
     train: Source
     held_out: Source | None
+    test: Source | None  # of a split that is named so
     collate: Collate | None
     tokenizer: TextTokenizer | None
     vocab_size: int
@@ -97,14 +101,22 @@ def prepare_data(
     if data.is_random:
         return _random(data, vocab_size, learns)
     home = cache / "huggingface"
-    tokenizer, corpora = _tokenized(data, home, model=model, learns=learns, for_encoder=for_encoder)
-    train, held_out, statistics, key = _rows(data, corpora, home)
+    tokenizer, parts, lines = tokenize_sources(
+        data, home, model=model, learns=learns, for_encoder=for_encoder
+    )
+    if learns == "label":
+        parts, unlabelled = without_foreign_labels(parts, classes)
+        lines = [*lines, *unlabelled]
+    corpora = [part.corpus for part in parts]
+    laid_out, key = _rows(data, parts, home)
     pad = 0 if tokenizer is None else tokenizer.pad
     make = partial(TokenRows, corpora, width=data.seq_len if data.packing else None, pad=pad)
-    rows_held_out = make(held_out, known_by=f"{key}/held out")
+    rows_held_out = make(laid_out.held_out, known_by=f"{key}/held out")
+    has_test = any(part.role == "test" for part in parts)
     largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
-        train=make(train, known_by=key),
+        train=make(laid_out.train, known_by=key),
+        test=make(laid_out.test, known_by=f"{key}/test") if has_test else None,
         held_out=spread_out(rows_held_out, data.eval_samples),
         collate=None if data.packing else partial(collate, pad=pad),
         tokenizer=tokenizer,
@@ -113,76 +125,26 @@ def prepare_data(
         largest_at=largest.largest_at,
         has_chats=any(corpus.of_kind("messages").any() for corpus in corpora),
         fingerprint=key,
-        lines=tuple(_lines(data, statistics)),
-        reference=_reference(data, statistics),
+        lines=(*lines, *_lines(data, laid_out.statistics)),
+        reference=_reference(data, laid_out.statistics),
     )
     if learns == "pair":
         return _paired(prepared, rows_held_out, count_texts(corpora), data)
     if learns == "tokens":
         return prepared
-    return _labelled(prepared, corpora, rows_held_out, data=data, classes=classes)
-
-
-def _tokenized(
-    data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
-) -> tuple[TextTokenizer | None, list[TokenizedSource]]:
-    """The tokenizer (None: raw tokens without one), and each source as tokens."""
-    files = [find_input_files(source.source) for source in data.sources]
-    raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
-    digests = [digest_files(each, home) for each in files]
-    tokenizer = None
-    if not all(raw) or _names_tokenizer(data, model, for_encoder=for_encoder):
-        tokenizer = keep_tokenizer(
-            data,
-            model,
-            home,
-            content="/".join(digests),
-            texts=partial(_texts, files, learns),
-            for_encoder=for_encoder,
-        )
-    corpora: list[TokenizedSource] = []
-    for source, each, digest, of_ids in zip(data.sources, files, digests, raw, strict=True):
-        if of_ids:
-            end = None if tokenizer is None else tokenizer.eos
-            corpus: TokenizedSource = open_raw(
-                each, home, dtype=data.token_dtype, end=end, content=digest, learns=learns
-            )
-        else:
-            assert tokenizer is not None
-            corpus = tokenize_once(
-                each, tokenizer, home, name=source.source, content=digest, learns=learns
-            )
-        corpora.append(corpus)
-    return tokenizer, corpora
-
-
-def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> bool:
-    """Whether the config names a tokenizer for raw tokens. UserError: a missing or unfit one."""
-    if (data.tokenizer or "").startswith("bpe:"):
-        raise UserError(
-            f"data.tokenizer {data.tokenizer} is trained on text, and there are token ids alone",
-            "the tokenizer that made them, or none",
-            "data.tokenizer",
-        )
-    named = bool(data.tokenizer) or (model is not None and has_tokenizer(model))
-    if for_encoder and not named:
-        raise UserError(
-            "the data has only token ids, and no id is known for the mask or for padding",
-            "data.tokenizer: the tokenizer that made them",
-            "data.tokenizer",
-        )
-    return named
+    return _labelled(prepared, parts, rows_held_out, data=data, classes=classes)
 
 
 def _labelled(
     prepared: PreparedData,
-    corpora: Sequence[TokenizedSource],
+    parts: Sequence[SourcePart],
     rows_held_out: TokenRows,
     *,
     data: HFData,
     classes: Sequence[str],
 ) -> PreparedData:
     """The data with each text's class beside its tokens. rows_held_out: all of them."""
+    corpora = [part.corpus for part in parts]
     chosen = choose_classes(corpora, classes)
     assert isinstance(prepared.train, TokenRows)
     assert prepared.tokenizer is not None
@@ -192,16 +154,18 @@ def _labelled(
         classes=chosen,
         pairs=prepared.tokenizer.pairs if are_pairs(corpora) else None,
         longest=data.seq_len,
+        suffix=prepared.tokenizer.suffix,
     )
     labelled = label(prepared.train)
     counts = labelled.count_classes()
-    # pairs only: other rows are already cut
     long = int((prepared.train.row_lengths > data.seq_len).sum())
-    cut = [f"{counted(long, 'pair')} longer than {data.seq_len} cut"] if long else []
+    kind = "pair" if are_pairs(corpora) else "text"
+    cut = [f"{counted(long, kind)} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,
         train=labelled,
         held_out=spread_out(label(rows_held_out), data.eval_samples),
+        test=label(prepared.test) if isinstance(prepared.test, TokenRows) else None,
         collate=partial(collate, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
         lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
@@ -222,6 +186,7 @@ def _paired(
         prepared,
         train=rows,
         held_out=spread_out(pair(rows_held_out), data.eval_samples),
+        test=pair(prepared.test) if isinstance(prepared.test, TokenRows) else None,
         collate=partial(collate_pairs, pad=prepared.tokenizer.pad),
         fingerprint=rows.fingerprint(),
         texts=texts,
@@ -233,7 +198,8 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
     """Names, sizes and times of the files that the data is made from."""
     if data.is_random:
         return []
-    files = [stamp_files(find_input_files(source.source)) for source in data.sources]
+    splits = [find_splits(source.source, data.split) for source in data.sources]
+    files = [[stamp_files(files) for files in each.files.values()] for each in splits]
     return [files, stamp_tokenizer(data, model)]
 
 
@@ -241,6 +207,7 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     """Config values that make `eval -d SOURCE` read all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
+        "data.split": ALL,
         "data.validation": 0.0,
         "data.eval_samples": None,
     }
@@ -249,32 +216,38 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
     return values
 
 
-def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str]:
-    for each in files:
-        if not is_raw(each, ""):
-            yield from texts_in(each, learns)
-
-
-def _rows(
-    data: HFData, corpora: Sequence[TokenizedSource], home: Path
-) -> tuple[Rows, Rows, LayoutStatistics, str]:
-    """Rows to train on and rows held out, from the cache; and their key in the cache."""
-    identity = [
+def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
+    """Rows to train on, to evaluate on and to test on, from the cache; their key in the cache."""
+    identity: list[object] = [
         _FORMAT,
-        [corpus.notes.sha256 for corpus in corpora],
+        [part.corpus.notes.sha256 for part in parts],
         [source.weight for source in data.sources],
         [data.seq_len, data.packing, data.validation],
     ]
+    # rows of such texts were once cut where they are laid out, and lost their last special token
+    labelled = [part.corpus for part in parts if part.corpus.notes.classes]
+    if any((each.lengths[each.of_kind("classified")] > data.seq_len).any() for each in labelled):
+        identity.append("whole texts")
+    if data.max_documents is not None:
+        identity.append(["at most", data.max_documents])
+    if len(parts) > len(data.sources):
+        names = [source.source for source in data.sources]
+        identity.append([[part.role, names.index(part.source.source)] for part in parts])
     key = cache_key(identity)
-    place = home / "rows" / key
-    if not place.is_dir():
-        with directory_made_once(place) as scratch:
-            train, held_out, statistics = lay_out(data, corpora)
-            train.save(scratch, "train")
-            held_out.save(scratch, "held_out")
-            write_json(scratch / "rows.json", statistics.to_json())
+
+    def make(scratch: Path) -> None:
+        rows = lay_out(data, parts)
+        rows.train.save(scratch, "train")
+        rows.held_out.save(scratch, "held_out")
+        rows.test.save(scratch, "test")
+        write_json(scratch / "rows.json", rows.statistics.to_json())
+
+    place = cache_entry(home / "rows" / key, make, say=show_progress)
     statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
-    return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
+    train, held_out = Rows.load(place, "train"), Rows.load(place, "held_out")
+    has_test = any(part.role == "test" for part in parts)
+    test = Rows.load(place, "test") if has_test else held_out
+    return LaidOut(train, held_out, test, statistics), key
 
 
 def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedData:
@@ -298,6 +271,7 @@ def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedDat
     return PreparedData(
         train=train,
         held_out=RandomRows(held, data.seq_len, vocab_size, data.samples) if held else None,
+        test=None,
         collate=None,
         tokenizer=None,
         vocab_size=vocab_size,

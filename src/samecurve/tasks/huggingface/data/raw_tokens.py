@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import directory_made_once, write_json
+from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
 from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource
@@ -90,12 +91,13 @@ def open_raw(
     if learns != "tokens":
         raise no_column([], files[0].path, learns)
     home = cache / "tokens" / cache_key(["raw", _FORMAT, content, dtype, end])
-    if not home.is_dir():
+
+    def make(scratch: Path) -> None:
         for file in files:
             _check_file(file.path, dtype)
-        with directory_made_once(home) as scratch:
-            _look_through([file.path for file in files], dtype, end, scratch)
-    return RawSource(home, files)
+        _look_through([file.path for file in files], dtype, end, scratch)
+
+    return RawSource(cache_entry(home, make, say=show_progress), files)
 
 
 def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: Path) -> None:

@@ -4,6 +4,7 @@ Files are cut into chunks, which different processes may read.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from samecurve.tasks.huggingface.data.document_columns import (
     Document,
@@ -25,8 +26,23 @@ from samecurve.tasks.huggingface.data.tables import (
 _CHUNK = 2 << 20  # bytes of a file that one process reads
 
 
-def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
-    """The chunks of a file. learns: what the model learns of a row, which needs its columns.
+def chunks_of(file: InputFile, *, learns: Learns = "tokens", turns: bool = False) -> list[Chunk]:
+    """The chunks of a file.
+
+    learns: what the model learns of a row, which needs its columns. turns: rows of instructions
+    are conversations.
+    UserError: the file can't be read, or its columns are not known.
+    """
+    chunks = _chunks_of(file, learns)
+    if not turns:
+        return chunks
+    return [
+        replace(chunk, kind="turns") if chunk.kind == "instruction" else chunk for chunk in chunks
+    ]
+
+
+def _chunks_of(file: InputFile, learns: Learns) -> list[Chunk]:
+    """The chunks of a file, by its columns.
 
     UserError: the file can't be read, or its columns are not known.
     """
@@ -66,10 +82,10 @@ def documents_of(chunk: Chunk) -> Iterator[Document]:
         yield document_of(chunk.kind, row, place)
 
 
-def texts_in(files: Sequence[InputFile], learns: Learns) -> Iterator[str]:
+def texts_in(files: Sequence[InputFile], learns: Learns, *, turns: bool) -> Iterator[str]:
     """All the text of the files, to train a tokenizer on."""
     for file in files:
-        for chunk in chunks_of(file, learns=learns):
+        for chunk in chunks_of(file, learns=learns, turns=turns):
             for document in documents_of(chunk):
                 yield from document.text
                 contents = [message.get("content") for message in document.messages]

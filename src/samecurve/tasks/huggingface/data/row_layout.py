@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import permute
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.packing import pack
+from samecurve.tasks.huggingface.data.splits import Role
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.huggingface.sections import HFData, WeightedSource
 
 Numbers = NDArray[np.int64]
 
@@ -67,6 +68,25 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class SourcePart:
+    """A split of a source. role: what its rows are used for."""
+
+    source: WeightedSource
+    role: Role
+    corpus: TokenizedSource
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Rows to train on, to evaluate on and to test on, and counts."""
+
+    train: Rows
+    held_out: Rows
+    test: Rows
+    statistics: "LayoutStatistics"
+
+
+@dataclass(frozen=True)
 class SourceStatistics:
     """Counts of one source in an epoch."""
 
@@ -105,49 +125,52 @@ class _SourcePieces:
 
     train: Pieces
     held_out: Pieces
+    test: Pieces
     cut: int
     tokens_left_out: int
     without_loss: int
 
 
-def lay_out(
-    data: HFData, corpora: Sequence[TokenizedSource]
-) -> tuple[Rows, Rows, LayoutStatistics]:
-    """Lay documents out as rows: rows to train on, rows held out, and statistics.
+def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
+    """Lay documents out as rows. Addresses count the tokens of all parts, one after another.
 
     UserError: nothing is left to train on.
     """
-    bases = np.cumsum([0, *(corpus.notes.num_tokens for corpus in corpora)]).tolist()
-    parts = [
-        _of_source(data, source.weight, corpus, base)
-        for source, corpus, base in zip(data.sources, corpora, bases[:-1], strict=True)
+    bases = np.cumsum([0, *(part.corpus.notes.num_tokens for part in parts)]).tolist()
+    evaluated = {part.source.source for part in parts if part.role == "validation"}
+    pieces = [
+        _of_part(part, base, data, hold_out=part.source.source not in evaluated)
+        for part, base in zip(parts, bases[:-1], strict=True)
     ]
-    train = _joined([part.train for part in parts])
-    without_loss = sum(part.without_loss for part in parts)
+    train = _joined([each.train for each in pieces])
+    trained = [(p, each) for p, each in zip(parts, pieces, strict=True) if p.role == "train"]
+    without_loss = sum(each.without_loss for _, each in trained)
     if not len(train):
-        raise _nothing_left(data, sum(len(corpus.lengths) for corpus in corpora), without_loss)
+        documents = sum(_documents(part.corpus, data) for part, _ in trained)
+        raise _nothing_left(data, documents, without_loss)
     rows = _rows(train, data)
-    held_out = _rows(_joined([part.held_out for part in parts]), data)
+    held_out = _rows(_joined([each.held_out for each in pieces]), data)
+    test = _rows(_joined([each.test for each in pieces]), data)
     statistics = LayoutStatistics(
         sources=tuple(
             SourceStatistics(
-                source=source.source,
-                weight=source.weight,
-                documents=len(corpus.lengths),
-                tokens=int(part.train.length.sum()),
+                source=part.source.source,
+                weight=part.source.weight,
+                documents=_documents(part.corpus, data),
+                tokens=int(each.train.length.sum()),
             )
-            for source, corpus, part in zip(data.sources, corpora, parts, strict=True)
+            for part, each in trained
         ),
         rows=len(rows.row) - 1,
         held_out_rows=len(held_out.row) - 1,
         tokens=int(train.length.sum()),
         loss_tokens=int(train.loss_tokens.sum()),
-        cut=sum(part.cut for part in parts),
-        tokens_left_out=sum(part.tokens_left_out for part in parts),
-        empty=sum(corpus.notes.empty for corpus in corpora),
+        cut=sum(each.cut for _, each in trained),
+        tokens_left_out=sum(each.tokens_left_out for _, each in trained),
+        empty=sum(part.corpus.notes.empty for part, _ in trained),
         without_loss=without_loss,
     )
-    return rows, held_out, statistics
+    return LaidOut(rows, held_out, test, statistics)
 
 
 def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
@@ -167,20 +190,39 @@ def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
     )
 
 
-def _of_source(data: HFData, weight: float, corpus: TokenizedSource, base: int) -> _SourcePieces:
-    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base)
-    kept, held_out = _split(pieces, data.validation)
+def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _SourcePieces:
+    """The pieces of one split. hold_out: a share of what is trained on, for evaluation."""
+    corpus = part.corpus
+    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base, data.max_documents)
+    none = pieces.at(np.zeros(0, np.int64))
+    kept, held_out, test = none, none, none
+    if part.role == "train":
+        kept, held_out = _split(pieces, data.validation if hold_out else 0.0)
+    elif part.role == "validation":
+        held_out = pieces
+    else:
+        test = pieces
     return _SourcePieces(
-        train=_repeat(kept, weight),
+        train=_repeat(kept, part.source.weight),
         held_out=held_out,
+        test=test,
         cut=cut,
         tokens_left_out=tokens_left_out,
-        without_loss=len(corpus.lengths) - len(np.unique(pieces.document)),
+        without_loss=_documents(corpus, data) - len(np.unique(pieces.document)),
     )
 
 
-def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, int]:
+def _documents(corpus: TokenizedSource, data: HFData) -> int:
+    """How many documents of a source are read."""
+    return min(len(corpus.lengths), data.max_documents or len(corpus.lengths))
+
+
+def _cut(
+    corpus: TokenizedSource, width: int, base: int, most: int | None = None
+) -> tuple[Pieces, int, int]:
     """A source's pieces that count in the loss, and how many documents and tokens were cut off.
+
+    most: documents that are read, from the source's beginning; None: all.
 
     A long text becomes several pieces. A long conversation, or a prompt with its completion, keeps
     only its beginning, because the rest would lack its context.
@@ -189,19 +231,21 @@ def _cut(corpus: TokenizedSource, width: int, base: int) -> tuple[Pieces, int, i
     starts = np.cumsum(lengths) - lengths
     is_text = corpus.of_kind("text")
     is_pair = corpus.of_kind("classified_pair")
-    of_texts = is_pair | corpus.of_kind("pair") | corpus.of_kind("triple")
+    is_classified = is_pair | corpus.of_kind("classified")
+    of_texts = is_classified | corpus.of_kind("pair") | corpus.of_kind("triple")
     widths = np.where(of_texts, lengths, width)  # each text is cut by itself, later
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
+    if most is not None:
+        number[most:] = 0
     document = np.repeat(np.arange(len(lengths)), number)
     index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
     start = starts[document] + index * width
     length = np.minimum(lengths[document] - index * width, widths[document])
     loss_tokens = _count_loss_tokens(corpus, start, length)
-    is_classified = (is_pair | corpus.of_kind("classified"))[document]
-    loss_tokens = np.where(is_classified, np.minimum(length, 1), loss_tokens)  # its label
+    loss_tokens = np.where(is_classified[document], np.minimum(length, 1), loss_tokens)  # its label
     pieces = Pieces(start + base, length, document, loss_tokens)
     pieces = pieces.at(loss_tokens > 0)
-    long = lengths > widths
+    long = (lengths > widths) & (number > 0)
     left_out = np.where(long & ~is_text, lengths - width, 0).sum()
     return pieces, int(long.sum()), int(left_out)
 

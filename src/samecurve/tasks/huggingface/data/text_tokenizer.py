@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ChatTemplate, Span
-from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, TokenIds
+from samecurve.tasks.text.tokenizer import (
+    ByteTokenizer,
+    LibraryTokenizer,
+    TokenIds,
+    library_errors,
+)
 from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
 
 TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
@@ -27,11 +33,29 @@ END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE that is trai
 
 @dataclass(frozen=True)
 class TokenizerNotes:
-    """Properties that tokenizer.json lacks. names: bos_token and others, for chat templates."""
+    """Properties that tokenizer.json lacks.
+
+    names: bos_token and others, for chat templates. ends: whether the end-of-text token follows
+    each text. A classifier reads texts as the library's tokenizer(text) gives them, without it;
+    classifiers that began before had it, and their notes have no such key.
+    """
 
     name: str
     names: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    ends: bool = True
+
+
+def read_notes(file: Path) -> TokenizerNotes:
+    """The notes beside a tokenizer. UserError: the file holds none."""
+    try:
+        return parse_dataclass(TokenizerNotes, json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} can't be read as a tokenizer's notes: {error}",
+            "copy it again from the run, or the export, that it belongs to",
+            "data.tokenizer",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,7 @@ class TextTokenizer:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.notes = TokenizerNotes(**json.loads((home / NOTES).read_text()))
+        self.notes = read_notes(home / NOTES)
         self._tokenizer: ByteTokenizer | LibraryTokenizer = ByteTokenizer()
         self._inner: Any = None  # the library's own object; None: tokens are bytes
         self.prefix = self.suffix = np.zeros(0, np.uint32)
@@ -73,7 +97,8 @@ class TextTokenizer:
             name = f"the tokenizer {self.notes.name}"
             self._tokenizer = LibraryTokenizer(home / TOKENIZER, name)
             self._inner = self._tokenizer.inner
-            self._take_special_tokens()
+            with library_errors(f"{name} can't encode a text", "the tokenizer as it was made"):
+                self._take_special_tokens()
         self.size = self._tokenizer.size
 
     def _take_special_tokens(self) -> None:
@@ -84,11 +109,16 @@ class TextTokenizer:
             pad = self.eos
         self.pad = pad or 0
         self.prefix, self.suffix = self._around()
-        if self.eos is not None and self.eos not in self.suffix[-1:]:
-            self.suffix = np.append(self.suffix, np.uint32(self.eos))
+        self.suffix = self._ended(self.suffix)
         ids = (self._id_of(name) for name in self.notes.names)
         named = {index for index in ids if index is not None}
         self.special = tuple(sorted({*named, *self.prefix.tolist(), *self.suffix.tolist()}))
+
+    def _ended(self, after: TokenIds) -> TokenIds:
+        """Tokens after a text, with the end-of-text token as the last where texts have one."""
+        if not self.notes.ends or self.eos is None or self.eos in after[-1:]:
+            return after
+        return np.append(after, np.uint32(self.eos))
 
     def _id_of(self, name: str) -> int | None:
         token = self.notes.names.get(name)
@@ -113,7 +143,8 @@ class TextTokenizer:
     def pairs(self) -> PairLayout:
         """The tokenizer's own layout of two texts.
 
-        Where it puts nothing between them: the end-of-text token, or a line break.
+        Where it puts nothing between them, so that they would run together: the end-of-text token,
+        or a line break, if each text ends with one.
         """
         between = self.suffix if len(self.suffix) else self.encode(["\n"])[0]
         plain = PairLayout(self.prefix, between, self.suffix, None)
@@ -125,11 +156,9 @@ class TextTokenizer:
             return plain
         first_end = len(of_text) - of_text[::-1].index(0)
         second = of_text.index(1)
-        if second <= first_end:
+        if second < first_end or (second == first_end and self.notes.ends):
             return plain
-        after = ids[len(of_text) - of_text[::-1].index(1) :]
-        if self.eos is not None and self.eos not in after[-1:]:
-            after = np.append(after, np.uint32(self.eos))
+        after = self._ended(ids[len(of_text) - of_text[::-1].index(1) :])
         types = encoding.type_ids[first_end:second].count(0) if 1 in encoding.type_ids else None
         return PairLayout(ids[: of_text.index(0)], ids[first_end:second], after, types)
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
+from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.probe import child_environment
 from samecurve.probe.progress import show_progress
@@ -102,8 +102,10 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
     """A hash of the files' content, in their order; kept by names, sizes and times."""
     stamp = stamp_files(files)
     kept = cache / "digests" / f"{cache_key(stamp)}.json"
-    if kept.exists():
-        return str(json.loads(kept.read_text())["sha256"])
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged: made again
+        known = json.loads(kept.read_text())["sha256"]
+        if re.fullmatch(r"[0-9a-f]{64}", known):
+            return str(known)
     digest = hashlib.sha256()
     total = sum(file.path.stat().st_size for file in files)
     done, last_line_at = 0, time.monotonic()
@@ -133,26 +135,26 @@ def tokenize_once(
     name: str,
     content: str,
     learns: Learns = "tokens",
+    turns: bool = False,
 ) -> TokenizedSource:
     """The tokens of a source, from the cache if they are there.
 
     One process makes the tokens, and others wait.
     name: of the source, for the user. content: a hash of what its files hold. learns: what the
-        model learns of each row.
+        model learns of each row. turns: rows of instructions are conversations.
     UserError: a file can't be read, or there is nothing to learn in it.
     """
     identity = [_FORMAT, content, tokenizer.home.name]
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
+    identity += ["turns"] if turns else []
     home = cache / "tokens" / cache_key(identity)
-    if not home.is_dir():
-        with one_at_a_time(home.with_suffix(".lock")) as locked:
-            if locked:
-                _remove_unfinished(home)
-            if not home.is_dir():
-                with directory_made_once(home) as scratch:
-                    chunks = [chunk for each in files for chunk in chunks_of(each, learns=learns)]
-                    _Tokenization(chunks, tokenizer, scratch, name).run()
-    return TokenizedSource(home)
+
+    def make(scratch: Path) -> None:
+        parts = [chunks_of(each, learns=learns, turns=turns) for each in files]
+        chunks = [chunk for part in parts for chunk in part]
+        _Tokenization(chunks, tokenizer, scratch, name).run()
+
+    return TokenizedSource(cache_entry(home, make, say=show_progress))
 
 
 def has_column(
@@ -181,13 +183,6 @@ def sort_classes(names: AbstractSet[str]) -> list[str]:
     return sorted(names)
 
 
-def _remove_unfinished(home: Path) -> None:
-    """Remove directories that killed processes have left unfinished."""
-    for left in home.parent.glob(f"{home.name}.*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-
-
 class _Tokenization:
     """The tokenization of one source into a scratch directory."""
 
@@ -195,7 +190,7 @@ class _Tokenization:
         self, chunks: Sequence[Chunk], tokenizer: TextTokenizer, scratch: Path, name: str
     ) -> None:
         self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
-        self._has_chats = any(chunk.kind == "messages" for chunk in chunks)
+        self._has_chats = any(chunk.kind in {"messages", "turns"} for chunk in chunks)
         self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
         dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
         self._job = Job(parts_of(chunks), str(tokenizer.home), dtype)

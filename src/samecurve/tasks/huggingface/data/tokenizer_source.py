@@ -6,14 +6,15 @@ It is bytes, a BPE that is trained here, a tokenizer.json, or that of a model's 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.cache import cache_key, stamp_file
-from samecurve.core.system.files import directory_made_once
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,
@@ -22,6 +23,7 @@ from samecurve.tasks.huggingface.data.text_tokenizer import (
     TOKENIZER,
     TextTokenizer,
     TokenizerNotes,
+    read_notes,
 )
 from samecurve.tasks.huggingface.model_directory import check_directory
 from samecurve.tasks.huggingface.sections import HFData
@@ -45,11 +47,13 @@ def keep_tokenizer(
     content: str,
     texts: Callable[[], Iterable[str]],
     for_encoder: bool = False,
+    ends: bool = True,
 ) -> TextTokenizer:
     """The tokenizer of a data section, from the cache if it is there.
 
     model: the model's directory. content: a hash of what the sources hold. texts: returns their
-    texts. for_encoder: a BPE that is trained here gets tokens for masks and padding.
+    texts. for_encoder: a BPE that is trained here gets tokens for masks and padding. ends: the
+    end-of-text token follows each text.
     UserError: there is no such tokenizer, it can't be read, or it does not know the text.
     """
     place = data.tokenizer or (str(model) if model else "")
@@ -70,11 +74,10 @@ def keep_tokenizer(
     if for_encoder and place.startswith("bpe:"):
         special |= {"pad_token": PAD, "mask_token": MASK}
         identity.append(special)
+    identity += [] if ends or place == "bytes" else ["no end"]
     home = cache / "tokenizers" / cache_key([_FORMAT, *identity])
-    if not home.is_dir():
-        with directory_made_once(home) as scratch:
-            _make(place, template, texts, scratch, special=special)
-    return TextTokenizer(home)
+    make = partial(_make, place, template, texts, special=special, ends=ends)
+    return TextTokenizer(cache_entry(home, make, say=show_progress))
 
 
 def stamp_tokenizer(data: HFData, model: Path | None) -> object:
@@ -93,18 +96,21 @@ def _make(
     scratch: Path,
     *,
     special: Mapping[str, str],
+    ends: bool,
 ) -> None:
     """Make the files of a tokenizer. special: tokens of a BPE that is trained here."""
     if place == "bytes":
         notes = TokenizerNotes("bytes", chat_template=template)
     elif place.startswith("bpe:"):
         train_bpe(int(place[4:]), texts(), scratch / TOKENIZER, list(special.values()))
-        notes = TokenizerNotes(place, special, template)
+        notes = TokenizerNotes(place, special, template, ends)
     else:
         path = Path(place).expanduser()
         content, notes = _read_tokenizer(path)
+        began_before = (path / NOTES).is_file() and "ends" not in _json(path / NOTES)
+        notes = replace(notes, ends=ends or began_before)
         if template is not None:
-            notes = TokenizerNotes(notes.name, notes.names, template)
+            notes = replace(notes, chat_template=template)
         if content is not None:
             (scratch / TOKENIZER).write_text(content)
             LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(_sample(texts()))
@@ -168,8 +174,8 @@ def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
     """Read tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
     if (place / NOTES).is_file():  # a directory that a run keeps
-        content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
-        return content, TokenizerNotes(**_json(place / NOTES))
+        notes = read_notes(place / NOTES)
+        return _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None, notes
     if place.is_file():
         if place.name != TOKENIZER:
             return _checked(place), TokenizerNotes(str(place))
@@ -241,7 +247,8 @@ def _template(home: Path, config: Mapping[str, Any]) -> str | None:
 def _default_of(template: Any) -> str | None:
     """The chat template named default, if there are several."""
     if isinstance(template, list):
-        template = {item["name"]: item["template"] for item in template}
+        named = [item for item in template if isinstance(item, dict)]
+        template = {item.get("name"): item.get("template") for item in named}
     if isinstance(template, dict):
         template = template.get("default")
     return None if template is None else str(template)
@@ -253,6 +260,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "copy it again", "data.tokenizer") from None
     return value if isinstance(value, dict) else {}

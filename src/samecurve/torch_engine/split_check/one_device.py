@@ -1,0 +1,146 @@
+"""Compares a sharded run with one device: the loss and its gradient for the same few samples.
+
+Where weights are sharded, all losses of the split check go through the strategy, so comparing them
+with each other can't show that a library's model takes another branch there, because its modules
+are wrapped or a group of processes exists. So the model is built once more, with whole weights and
+outside of the strategy, where a whole copy has room.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from samecurve.core.protocols import TrialRows
+from samecurve.core.split_check import (
+    GRADIENTS,
+    SURE,
+    compare_gradients,
+    compare_repeats,
+)
+from samecurve.core.split_check.split_errors import explain_sharded
+from samecurve.errors import UserError
+from samecurve.torch_engine.model.model_builder import ModelBuilder
+from samecurve.torch_engine.optimizers.optimizer import is_sharded
+from samecurve.torch_engine.split_check.side_effects import attributes_kept
+from samecurve.torch_engine.split_check.trial_gradients import (
+    GradientRest,
+    Gradients,
+)
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
+from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.strategies.base import Strategy
+
+_LARGEST = 200_000_000  # parameters of a model that is computed whole
+_ROOM = 4  # copies of the weights for which a GPU must have memory
+
+
+def error_beside_one_device(
+    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
+) -> UserError | None:
+    """The error of a loss or gradient that is another one under this strategy than on one device;
+    None: it is the same, or it can't be computed. All ranks call it together.
+    """
+    if not _has_room(setup):
+        return None
+    try:
+        with trials.trying(trials.step, few, [few]):
+            sharded = trials.tried(few, with_gradient=True)
+        trials.put_back()
+        alone = _tried_on_one_device(setup, rows, stage, trials, few)
+    except RAISED:  # what can not be computed is told by the other trials
+        trials.put_back()
+        return None
+    one, other = alone.losses["loss"], sharded.losses["loss"]
+    strategy = setup.plan.layout.strategy
+    if finding := compare_repeats(one, other, SURE[trials.format]):
+        return explain_sharded(strategy, finding)
+    if alone.gradients is None or sharded.gradients is None:
+        return None
+    rest = GradientRest(sharded.gradients)
+    rest.subtract(_own_parts(setup, alone.gradients))
+    norms = rest.norms(setup)
+    finding = compare_gradients(other, [one], norms, GRADIENTS[trials.format])
+    return explain_sharded(strategy, finding) if finding else None
+
+
+def _has_room(setup: EngineSetup) -> bool:
+    """Whether every rank has memory for the whole model, and its gradient, beside its shard."""
+    parameters = list(setup.strategy.models[0].parameters())
+    size = sum(parameter.numel() for parameter in parameters)
+    lacks = size > _LARGEST
+    if setup.device.type == "cuda" and not lacks:
+        free, _ = torch.cuda.mem_get_info(setup.device)
+        lacks = free < _ROOM * sum(p.numel() * p.itemsize for p in parameters)
+    flag = torch.tensor(float(lacks), dtype=torch.float64, device=setup.device)
+    return not float(setup.comm.all_reduce(flag)())
+
+
+def _tried_on_one_device(
+    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
+) -> Tried:
+    """The loss and its gradient of a model that no strategy has laid out."""
+    weights: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        setup.strategy.change(
+            lambda model: weights.update({name: p.data for name, p in model.named_parameters()})
+        )
+    buffers = dict(setup.strategy.models[0].named_buffers())
+    task = getattr(setup.task, "task", setup.task)
+    with ExitStack() as stack:
+        stack.enter_context(attributes_kept(task))
+        model = _built_with(setup, weights, buffers)
+        layout = replace(setup.plan.layout, shards=1)
+        plan = replace(setup.plan, layout=layout)
+        strategy = Strategy(plan, setup.comm, setup.devices)
+        strategy.models = [model]
+        alone = Trials(replace(setup, plan=plan, strategy=strategy), rows, stage)
+        alone.step, alone.phase_number, alone.format = (
+            trials.step,
+            trials.phase_number,
+            trials.format,
+        )
+        stack.enter_context(alone.prepared())
+        return alone.tried(few, with_gradient=True)
+
+
+def _built_with(
+    setup: EngineSetup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> nn.Module:
+    """The task's model, built anew, with these weights and copies of these buffers."""
+    generator = torch.get_rng_state()
+    model = ModelBuilder(setup).build(0)
+    torch.set_rng_state(generator)
+    known: dict[int, nn.Parameter] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) not in known:
+                whole = weights[names[id(parameter)]]
+                known[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            setattr(module, name, known[id(parameter)])
+    for name, buffer in buffers.items():
+        path, _, last = name.rpartition(".")
+        setattr(model.get_submodule(path), last, buffer.clone())
+    return model
+
+
+def _own_parts(setup: EngineSetup, gradients: Gradients) -> Gradients:
+    """This process's parts of whole gradients, as often as ranks add up the same samples."""
+    strategy, ranks = setup.strategy, setup.comm.world_size
+    parts = {}
+    for name, parameter in strategy.models[0].named_parameters():
+        if name not in gradients:
+            continue
+        whole = gradients[name] * ranks
+        if is_sharded(parameter):
+            _, offsets = strategy.local_shard(parameter)
+            distributed: Any = parameter
+            sizes: Sequence[int] = distributed.to_local().shape
+            box = (slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+            whole = whole[tuple(box)]
+        parts[name] = whole.to(parameter.device)
+    return parts

@@ -1,0 +1,94 @@
+"""What the split check costs before the first step: memory, and passes through the model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_split_check import config_for, feed_of, opened
+from torch import Tensor, nn
+
+from live_bytes import LiveBytes
+from samecurve import Mean
+from samecurve.torch_engine.split_check.trial_conditions import moved_weights
+
+WIDTH, LAYERS = 128, 16
+
+
+class Wide:
+    """Weights are most of what its step holds."""
+
+    def model(self) -> nn.Module:
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+        layers[0].weight.data.zero_()
+        return nn.Sequential(*layers)
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Mean:
+        return Mean(model(batch["x"]).square().sum(), len(batch["x"]))
+
+    def train_data(self) -> Any:
+        return Vectors()
+
+
+class Vectors:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        return {"x": np.stack([np.random.default_rng(int(i)).normal(size=WIDTH) for i in ids])}
+
+
+def with_engine(run: Callable[[Any, Any], int], rounds: int) -> int:
+    config = config_for(
+        "",
+        task=f"{__file__}:Wide",
+        batch={"samples": 10, "accumulate": rounds},
+        train={"precision": "f32", "steps": 4},
+    )
+    with opened(config) as engine:
+        return run(engine, engine.init())
+
+
+def test_the_check_holds_no_more_than_the_first_step() -> None:
+    """A step of AdamW holds the gradient and two states beside the weights."""
+
+    def weights_held(engine: Any, state: Any) -> int:
+        rows = feed_of(engine).trial_rows(5)
+        with LiveBytes() as held:
+            _ = [parameter.data.view(-1) for parameter in state.model.parameters()]
+            weights = held.now
+            engine.check_split(state, rows)
+        return int(10 * (held.peak - weights) / weights + 0.5)
+
+    assert with_engine(weights_held, 2) <= 22  # tenths: the gradients of all and of a part
+
+
+def test_one_microbatch_on_one_device_is_checked_with_fewer_passes() -> None:
+    def passes(engine: Any, state: Any) -> int:
+        calls: list[int] = []
+        state.model.register_forward_hook(lambda *_: calls.append(1))
+        engine.check_split(state, feed_of(engine).trial_rows(5))
+        return len(calls)
+
+    assert (with_engine(passes, 1), with_engine(passes, 2)) == (4, 9)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+def test_moved_weights_come_back_bit_by_bit(dtype: torch.dtype) -> None:
+    class Laid:
+        models = [nn.Linear(64, 64).to(dtype)]
+
+        def reset(self) -> None: ...
+
+    (model,) = Laid.models
+    model.bias.data.zero_()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with moved_weights(Laid()):  # type: ignore[arg-type]
+        off = (model.weight - before["weight"]).abs() / before["weight"].abs()
+        assert 0.03 < float(off.double().mean()) < 0.3
+        assert float(off.double().max()) < 0.6
+        assert model.bias.any()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
