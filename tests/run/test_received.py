@@ -90,7 +90,5 @@ def test_a_config_of_another_width_takes_no_memory(
     with pytest.raises(UserError, match=r"embed_tokens.weight \[256, 32\], here \[256, 1000000\]"):
         library.load(run)
     said = refused(monkeypatch, capsys, "eval", run, cwd=tmp_path)
-    assert (
-        "is of another model than step-00000060: embed.weight [256, 32], here [256, 1000000]"
-        in said
-    )
+    assert "is of another model than step-00000060: " in said
+    assert "[256, 32], here [256, 1000000] and 20 more" in said
