@@ -93,11 +93,9 @@ def _tried_on_one_device(
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(task))
         model = _built_with(setup, weights, buffers)
-        layout = replace(setup.plan.layout, shards=1)
-        plan = replace(setup.plan, layout=layout)
-        strategy = Strategy(plan, setup.comm, setup.devices)
+        strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
-        alone = Trials(replace(setup, plan=plan, strategy=strategy), rows, stage)
+        alone = Trials(replace(setup, strategy=strategy), rows, stage)
         alone.step, alone.phase_number, alone.format = (
             trials.step,
             trials.phase_number,
