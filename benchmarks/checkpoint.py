@@ -31,12 +31,12 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
 from samecurve.probe import probe
 from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.worker.checkpointing import checkpoint_store
-from samecurve.worker.context import RankContext
+from samecurve.worker.context import RankContext, checkpoint_store
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event
@@ -89,7 +89,7 @@ def ours(home: Path) -> float:
     saved: list[Event] = []
     attempt = Attempt("benchmark", str(run.home))
     context = RankContext(attempt, run, made, config, Rank(0, 0, 1))
-    store = checkpoint_store(context, saved.append, None)
+    store = checkpoint_store(context, saved.append, None, Requests(None))
     ends: list[float] = []
     inner = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
     step = inner.step

@@ -26,7 +26,7 @@ from samecurve.core.protocols import Engine, Task
 from samecurve.data.feed import Feed
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
-from samecurve.probe import cpu, probe
+from samecurve.probe import cpu_name, probe
 from samecurve.run.directory.control import ControlFile
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import Unsaved
@@ -144,7 +144,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def machine_of(machine: Machine) -> str:
-    return machine.devices[0].name if machine.devices else cpu.model_name()
+    return machine.devices[0].name if machine.devices else cpu_name()
 
 
 def file_name(words: str) -> str:

@@ -30,7 +30,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
-from samecurve.probe import cpu
+from samecurve.probe import cpu_name
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.data_workers import DataWorkers
 
@@ -159,7 +159,7 @@ def main() -> None:
         for workers in map(int, given.workers.split(",")):
             found[f"{kind}, {workers} workers"] = measure(kind, workers, given.rounds)
     result = {"batch": BATCH, "shape": SHAPE, "batches_per_second": found}
-    publish("data", result, machine=cpu.model_name())
+    publish("data", result, machine=cpu_name())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import nn
 
 from benchmarks.page import publish
 from samecurve.core.determinism.sample_keys import RowKeys
-from samecurve.probe import cpu
+from samecurve.probe import cpu_name
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
@@ -212,7 +212,7 @@ def main() -> None:
         for name, (make, batch) in cases.items()
         for threads in THREADS
     ]
-    publish("dropout", {"rows": rows}, machine=cpu.model_name())
+    publish("dropout", {"rows": rows}, machine=cpu_name())
 
 
 if __name__ == "__main__":

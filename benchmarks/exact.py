@@ -29,7 +29,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.launch.pool import pool
-from samecurve.probe import cpu, probe
+from samecurve.probe import cpu_name, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32")
     given = parser.parse_args()
-    machine = cpu.model_name() if given.device == "cpu" else probe().devices[0].name
+    machine = cpu_name() if given.device == "cpu" else probe().devices[0].name
     result: dict[str, Any] = {
         "device": given.device,
         "dtype": given.dtype,

@@ -12,7 +12,7 @@ from torch import nn
 
 from samecurve import Mean
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096
 FIELDS = LanguageModel.model_validate(

@@ -45,7 +45,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.installation import install_command
 from samecurve.observe.text_table import Column, table_text
-from samecurve.probe import cpu, probe
+from samecurve.probe import cpu_name, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.units import show_bytes
 
@@ -235,7 +235,7 @@ def result_of(
             ),
         }
     return {
-        "machine": made.layout.devices[0].name if gpu else cpu.model_name(),
+        "machine": made.layout.devices[0].name if gpu else cpu_name(),
         "driver": made.layout.devices[0].driver,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

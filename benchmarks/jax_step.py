@@ -30,9 +30,9 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.data import IGNORED
 from samecurve.data.feed import Feed
-from samecurve.data.tokens import IGNORED
-from samecurve.probe import cpu, probe
+from samecurve.probe import cpu_name, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.join import join_warm
 
@@ -236,9 +236,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result = {size: measure(size, devices, Path(scratch)) for size in SIZES}
     name = (
-        probe().devices[0].name
-        if probe().devices and not devices.startswith("cpu")
-        else cpu.model_name()
+        probe().devices[0].name if probe().devices and not devices.startswith("cpu") else cpu_name()
     )
     publish("jax-step", result, machine=name)
 

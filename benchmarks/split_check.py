@@ -23,11 +23,11 @@ from benchmarks.common import timed, write
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.planning.planner import plan
-from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.split_check import samples_tried
 from samecurve.experiments.machine import PredictionRequest, predict
 from samecurve.probe import probe
 from samecurve.tasks import Tasks, open_task
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.page import publish
 from samecurve.observe.journal import read_events
-from samecurve.probe import cpu, probe
+from samecurve.probe import cpu_name, probe
 
 STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3
 
@@ -80,7 +80,7 @@ def main() -> None:
                     given.config, name, devices, Path(scratch, f"{name}-{turn}")
                 )
                 seconds[name].append(found)
-    machine = cpu.model_name() if first == "cpu" else probe().devices[0].name
+    machine = cpu_name() if first == "cpu" else probe().devices[0].name
     result = {
         "devices": given.devices,
         "config": given.config,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from benchmarks.common import alternate
 from benchmarks.page import publish
-from samecurve.worker.idle_threads import let_threads_wait
+from samecurve.cli.main import let_threads_wait
 
 
 class Size(NamedTuple):

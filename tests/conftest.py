@@ -6,8 +6,8 @@ import pytest
 
 import worlds
 from commands import samecurve, write_config
+from samecurve.cli.main import let_threads_wait
 from samecurve.launch.pool import pool as warm_pool
-from samecurve.worker.idle_threads import let_threads_wait
 from warm_commands import warm_servers
 
 let_threads_wait()  # before a test imports torch

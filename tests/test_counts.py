@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from samecurve.checkpoint.format import load
-from samecurve.core.evaluation.eval_sums import SumSpec, check_shape, journal_value, unpack_sums
+from samecurve.core.evaluation import SumSpec, check_shape, journal_value, unpack_sums
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan

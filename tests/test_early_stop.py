@@ -12,8 +12,8 @@ import pytest
 from samecurve.checkpoint.format import Arrays, load
 from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import checkpoints
+from samecurve.core.config.section import EarlyStopRule, MetricGoal
 from samecurve.core.evaluation.early_stop import check_goals, count_waiting
-from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import InvalidConfigError, UserError

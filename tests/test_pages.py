@@ -25,7 +25,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare
 from samecurve.tasks import entry_of
-from samecurve.tasks.text import source_files
+from samecurve.tasks import text as text_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "examples/README.md"]
@@ -184,7 +184,7 @@ def test_lines_are_planned_as_the_page_shows(
     """
     del in_this_process
     text = sorted((ROOT / "src/samecurve/core").rglob("*.py"))
-    monkeypatch.setattr(source_files, "standard_library", lambda: text)
+    monkeypatch.setattr(text_files, "standard_library", lambda: text)
     wrong = faults_of(page, home, monkeypatch, capsys, may_learn=False)
     assert not wrong, "\n".join(wrong)
 

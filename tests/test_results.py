@@ -74,3 +74,21 @@ def test_results_say_what_the_journal_says(
     assert results["best"]["value"] == results["test"]["loss"] == line.values["loss"]
     assert results["evaluation"]["step"] == 12
     assert results["config"]["model.hidden_size"] == 32
+
+
+def test_results_of_a_journal_that_somebody_edited(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """Lines without seconds or a loss are left out of what is counted from them."""
+    outcome, _ = run(pool, tmp_path / "run", corpus, cache, "torch single 1")
+    journal = tmp_path / "run" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    del steps[3]["seconds"], steps[-1]["loss"]
+    steps[4]["seconds"] = "long"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(Run(tmp_path / "run"), outcome.plan, config_of(tiny_values(corpus)))
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    counted = [step["seconds"] for step in (*steps[1:3], *steps[5:])]
+    assert results["training"]["step_seconds"] == pytest.approx(sum(counted))
+    assert results["training"]["loss"] is None

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from samecurve.core.system.cache import MANIFEST, cache_entry
-from samecurve.core.system.disk_errors import explain_os_error
-from samecurve.core.system.files import directory_made_once, one_at_a_time
+from samecurve.core.system.files import directory_made_once, explain_os_error, one_at_a_time
 from samecurve.core.system.installation import install_command
-from samecurve.worker.closing import closing_all, not_hiding
+from samecurve.errors import closing_all, not_hiding
 
 ROOT = Path(__file__).parents[1]
 MODULE = "core/system/installation.py"

@@ -18,13 +18,13 @@ from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.eval_sums import Metric
+from samecurve.core.evaluation import Metric
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests

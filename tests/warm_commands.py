@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from samecurve.cli.main import main
 from samecurve.core.config.sections import Config
-from samecurve.probe.environment import child_environment, replace_environment
+from samecurve.probe import child_environment, replace_environment
 from samecurve.run import describe, fork_server
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 

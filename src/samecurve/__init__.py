@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from samecurve.core.config.sections import DataSection as DataSection
     from samecurve.core.determinism.mean import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
+    from samecurve.core.protocols import Initial as Initial
     from samecurve.core.sample_numbers import rng as rng
-    from samecurve.core.weights.initial_values import Initial as Initial
     from samecurve.data.shards.source import Shards as Shards
 
     # only named here: an import of their rooms would be one of all rooms, which import this module
     TaskEntry: type[Any]
-    load: Callable[[Any], Any]
+    load: Callable[..., Any]
 
 __version__ = "0.2.0"
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 _ROOMS = {
     "DataSection": "samecurve.core.config.sections",
-    "Initial": "samecurve.core.weights.initial_values",
+    "Initial": "samecurve.core.protocols",
     "Mean": "samecurve.core.determinism.mean",
     "Section": "samecurve.core.config.section",
     "Shards": "samecurve.data.shards.source",

@@ -4,10 +4,13 @@ SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
 │   └── InvalidConfigError     all the errors of one config, at once
 └── RunError             the run itself could not go on                         exit 1
+
+not_hiding() and closing_all() handle what fails while a failure is handled, or at the end.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from samecurve.terminal import printable, shorten
 
@@ -75,6 +78,31 @@ class InvalidConfigError(UserError):
         return "\n".join(texts)
 
 
+class Refusals:
+    """Refusals that don't hinder each other, given together: one edit can answer them all."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep a UserError of the block for later."""
+        try:
+            yield
+        except UserError as error:
+            self._errors.append(error)
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def raise_any(self) -> None:
+        """Raise what was collected. UserError: there is something."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise InvalidConfigError(self._errors)
+
+
 class RunError(SamecurveError):
     """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 
@@ -122,3 +150,35 @@ def is_ctrl_c(error: BaseException) -> bool:
         return True
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return isinstance(error, KeyboardInterrupt) and heard
+
+
+@contextmanager
+def not_hiding(failure: BaseException) -> Iterator[None]:
+    """Handle a failure in the block. What fails there is noted on the failure, and not raised."""
+    try:
+        yield
+    except Exception as another:
+        failure.add_note(f"and, while that was handled: {type(another).__name__}: {another}")
+
+
+@contextmanager
+def closing_all(*closers: Callable[[], object]) -> Iterator[None]:
+    """Call all closers after the block, in this order, whatever fails.
+
+    The first failure is raised: the block's own before those of the closers.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    for close in closers:
+        try:
+            close()
+        except Exception as error:
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"and, at the end: {type(error).__name__}: {error}")
+    if failure is not None:
+        raise failure

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from samecurve.core.split_check.additivity import (
+from samecurve.core.split_check import (
     Trial,
     compare_parts,
     compare_repeats,

@@ -251,4 +251,5 @@ def test_the_table_of_several_tasks_says_what_they_share_once() -> None:
 def test_the_table_tells_sizes_from_epochs() -> None:
     table = as_table(Tasks())
     assert "\n| `devices.memory` | whole number or size (40GiB) |" in table
-    assert "\n| `train.save_every` | whole number or epochs (2ep) |" in table
+    assert "\n| `train.eval_every` | whole number or epochs (2ep) |" in table
+    assert "\n| `train.save_every` | whole number or epochs (2ep) or minutes (10min) |" in table

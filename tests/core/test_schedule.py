@@ -2,7 +2,7 @@
 
 import pytest
 
-from samecurve.core.config.values import Decay
+from samecurve.core.config.section import Decay
 from samecurve.core.planning.schedule import Schedule
 
 

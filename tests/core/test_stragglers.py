@@ -10,7 +10,7 @@ from unittest.mock import patch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
-from samecurve.data.tokens import TokenWindows
+from samecurve.data import TokenWindows
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train_job import rehearse
@@ -87,3 +87,11 @@ def test_a_slow_rank_that_has_less_to_do_holds_nobody_up() -> None:
     assert [
         (one["rank"], one["text"].endswith("; the remedy")) for said in found[1::2] for one in said
     ] == [(1, True)]
+
+
+def test_cpu_ranks_are_sent_to_the_load_of_their_cores() -> None:
+    """No GPU is there for nvidia-smi to show."""
+    for on_cpu, look in ((True, "`uptime` shows the load"), (False, "nvidia-smi or top")):
+        detector = StragglerDetector(on_cpu=on_cpu)
+        slow = [line for _ in range(50) for line in detector.add(0.1, [0, 0], [0.02, 0.08])]
+        assert [look in line["text"] for line in slow] == [True]

@@ -22,9 +22,9 @@ ENGINES = ("torch", "jax")
 def test_each_engine_serves_just_the_strategies_of_its_rows(engine: str) -> None:
     served: set[str]
     if engine == "torch":
-        from samecurve.torch_engine.strategies import table
+        from samecurve.torch_engine import strategies as of_torch
 
-        served = set(table.STRATEGIES)
+        served = set(of_torch.STRATEGIES)
     else:
         from samecurve.jax_engine import strategies
 

@@ -16,9 +16,8 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Batch
+from samecurve.data import IGNORED, TokenWindows, unlike_rows, window_count
 from samecurve.data.feed import Feed
-from samecurve.data.spread import unlike_rows
-from samecurve.data.tokens import IGNORED, TokenWindows, window_count
 from tiny import config_of, tiny_values
 
 FACTS = Facts(

@@ -15,7 +15,7 @@ from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes, write_note
 from samecurve.diagnose.tracebacks import ATTEMPT_LINE, last_traceback
 from samecurve.errors import RunError, UserError
-from samecurve.probe.cpu import oom_kills
+from samecurve.probe import oom_kills
 
 HEAD = "Traceback (most recent call last):\n"
 BROKEN = (

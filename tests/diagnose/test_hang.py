@@ -3,7 +3,8 @@
 import pytest
 
 from samecurve.core.events import Activity, Beat
-from samecurve.watch.silence import HangLimit, Silence, SilenceWatch
+from samecurve.watch import HangLimit
+from samecurve.watch.silence import Silence, SilenceWatch
 from samecurve.watch.stacks import Location, locate
 from samecurve.watch.verdict import Collective, RankSnapshot, judge
 

@@ -8,7 +8,7 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.data.tokens import TokenWindows
+from samecurve.data import TokenWindows
 from samecurve.errors import RunError
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.context import RankContext

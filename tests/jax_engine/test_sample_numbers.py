@@ -14,8 +14,11 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.core.sample_numbers import serving
 from samecurve.errors import UserError
 from samecurve.jax_engine.sample_numbers import keyed_arrays, with_numbers
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    numbers_in_work,
+)
 
 KEYS = RowKeys(seed=5, epoch=2, step=7, ids=np.array([3, 10**12, 0]))
 

@@ -10,14 +10,14 @@ import pytest
 
 from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import read_events
+from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
-from samecurve.watch.silence import HangLimit
 
 RANK = """
 import sys, time
 from pathlib import Path
 from samecurve.observe.heartbeat import Heartbeat
-from samecurve.watch.rank_answers import answering
+from samecurve.watch import answering
 
 logs = Path(sys.argv[1])
 exec(compile("def silent():\\n    time.sleep(60)", sys.argv[2], "exec"))
@@ -60,12 +60,12 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
 LONE = """
 import sys
 from pathlib import Path
-from samecurve.watch.silence import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run
-from samecurve.watch.live_ranks import announce
-from samecurve.watch.rank_answers import answering
+from samecurve.watch import announce
+from samecurve.watch import answering
 
 run = Run(Path(sys.argv[1]))
 run.logs.mkdir()

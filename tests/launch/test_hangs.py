@@ -21,7 +21,7 @@ from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.units import show_seconds
-from samecurve.watch.live_ranks import announce
+from samecurve.watch import announce
 
 FLOOR = 3
 CONFIG = """\

@@ -20,7 +20,7 @@ from commands import command, refused, samecurve, until
 from samecurve.launch.script.announcements import WatchAnnouncement
 from samecurve.launch.script.output import Lines
 from samecurve.launch.script.placement import reserve_port
-from samecurve.watch.silence import HangLimit
+from samecurve.watch import HangLimit
 
 SCRIPTS = Path(__file__).with_name("scripts")
 FAULTS = SCRIPTS / "goes_wrong.py"

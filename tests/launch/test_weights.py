@@ -21,7 +21,7 @@ from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
 from samecurve.tasks.language.llama_files import hf_name
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 from starts import begun_from, start, train, values
 from tiny import config_of
 from worlds import Pool

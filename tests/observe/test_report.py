@@ -305,6 +305,21 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     ]
 
 
+def test_a_page_goes_to_the_file_that_was_named(home: Path, tmp_path: Path) -> None:
+    """It holds its pictures, and nothing is put beside it."""
+    record = read_run(home / "one", live=False)
+    page = tmp_path / "pages" / "x.html"
+    assert write_report([record], page) == [page]
+    assert [path.name for path in page.parent.iterdir()] == ["x.html"]
+    assert parse_page(page)
+    (page.parent / "report-loss.png").write_bytes(b"somebody's own")
+    assert write_report([record], page) == [page]
+    other = tmp_path / "other.html"
+    other.write_text("somebody's own")
+    with pytest.raises(UserError, match="was not written by samecurve report"):
+        write_report([record], other)
+
+
 def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> None:
     """Killed after a save: the steps beyond it are trained again, by a second start."""
     run = copied(home, tmp_path / "again")

@@ -10,7 +10,7 @@ import pytest
 from commands import refused, write_config
 from samecurve.cli.main import main
 from samecurve.errors import UserError
-from samecurve.probe import amd, engines, probe
+from samecurve.probe import engines, gpus, probe
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def topology(tmp_path: Path) -> Path:
 
 
 def test_name_and_memory_of_each(topology: Path) -> None:
-    assert [(gpu.index, gpu.name, gpu.memory) for gpu in amd.devices({}, topology)] == [
+    assert [(gpu.index, gpu.name, gpu.memory) for gpu in gpus.amd_devices({}, topology)] == [
         (0, "AMD gfx942", 2 << 30),
         (1, "AMD gfx942", 3 << 30),
         (2, "AMD gfx942", 4 << 30),
     ]
-    assert amd.devices({}, topology / "none") == ()
+    assert gpus.amd_devices({}, topology / "none") == ()
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_name_and_memory_of_each(topology: Path) -> None:
     ],
 )
 def test_variables_choose(environment: dict[str, str], expected: list[int], topology: Path) -> None:
-    assert [gpu.memory >> 30 for gpu in amd.devices(environment, topology)] == expected
+    assert [gpu.memory >> 30 for gpu in gpus.amd_devices(environment, topology)] == expected
 
 
 def test_what_is_not_there_is_refused(topology: Path) -> None:
     with pytest.raises(
         UserError, match=r"HIP_VISIBLE_DEVICES=3 names 3, and this machine has GPUs 0, 1, 2"
     ):
-        amd.devices({"HIP_VISIBLE_DEVICES": "3"}, topology)
+        gpus.amd_devices({"HIP_VISIBLE_DEVICES": "3"}, topology)
 
 
 def test_training_sees_the_cards_that_run_sees(
@@ -71,7 +71,7 @@ def test_training_sees_the_cards_that_run_sees(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(amd, "TOPOLOGY", topology)
+    monkeypatch.setattr(gpus, "TOPOLOGY", topology)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert [gpu.memory >> 30 for gpu in probe().devices] == [2, 4]
     home = tmp_path / "home"

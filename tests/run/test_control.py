@@ -2,9 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
-from commands import started, steps_written, until, write_config
+import pytest
+
+from commands import losses, samecurve, started, steps_written, until, write_config
+from samecurve.core.events import REQUESTS
 from samecurve.observe.journal import read_events
+from samecurve.run.directory import control
+from samecurve.run.directory.control import ControlFile, Requests
+from samecurve.run.directory.run_directory import Run
 
 
 def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:
@@ -43,3 +50,37 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
     ]
     assert [kind for kind, _ in acted] == ["evaluated", "sampled", "saved", "saved"]
     assert len({step for _, step in acted}) == 2
+
+
+def test_saves_go_by_the_clock_and_take_one_percent_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    requests = Requests(ControlFile(Run(tmp_path), "attempt", save_seconds=600))
+
+    def asks_at(second: float) -> bool:
+        clock[0] = second
+        return bool(requests.pending()[REQUESTS.index("save")])
+
+    assert [asks_at(second) for second in (1, 599, 600, 601, 5000)] == [0, 0, 1, 0, 0]
+    requests.saved(blocked=2.0)  # at 5000 s
+    assert [asks_at(second) for second in (5599, 5601, 5602)] == [0, 1, 0]
+    requests.saved(blocked=30.0)  # 1 % of 3000 s
+    assert [asks_at(second) for second in (8601, 8603)] == [0, 1]
+
+
+def test_a_curve_does_not_depend_on_saves_by_the_clock(
+    unbroken_run: Path, tmp_path: Path, corpus: Path
+) -> None:
+    config = write_config(tmp_path, corpus)
+    samecurve(
+        *("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2"),
+        *("--set", "train.save_every=0.001min", "--set", "train.keep=0"),
+        cwd=tmp_path,
+    )
+    saved = [
+        event for event in read_events(tmp_path / "run/journal.jsonl") if event.kind == "saved"
+    ]
+    assert len(saved) > 2
+    assert losses(tmp_path / "run") == pytest.approx(losses(unbroken_run), rel=1e-12)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import samecurve as library
 from commands import refused, samecurve, write_config
+from samecurve.errors import UserError
+from samecurve.tasks.adapter import torch_adapter
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,25 @@ def test_compared_runs_are_those_that_were_saved(
     says = refused(monkeypatch, capsys, "compare-runs", "run", "other", cwd=received)
     assert "other/checkpoints/step-00000004" in says
     assert "does not match its hash" in says
+
+
+def test_a_config_of_another_width_takes_no_memory(
+    unbroken_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Weights of 32 columns, and a config that says a million."""
+    run = tmp_path / "run"
+    shutil.copytree(unbroken_run, run)
+    config = (run / "config.yaml").read_text()
+    assert "hidden_size: 32" in config
+    (run / "config.yaml").write_text(config.replace("hidden_size: 32", "hidden_size: 1000000"))
+    monkeypatch.setattr(
+        torch_adapter, "cast_weights", lambda *_: pytest.fail("the model was built with values")
+    )
+    with pytest.raises(UserError, match=r"embed_tokens.weight \[256, 32\], here \[256, 1000000\]"):
+        library.load(run)
+    said = refused(monkeypatch, capsys, "eval", run, cwd=tmp_path)
+    assert "is of another model than step-00000060: " in said
+    assert "[256, 32], here [256, 1000000] and 20 more" in said

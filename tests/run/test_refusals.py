@@ -82,6 +82,29 @@ def test_refused_with_a_reason_and_nothing_left(
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
+def test_refusals_of_the_plan_and_of_the_task_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three faults, one start."""
+    (tmp_path / "c.yaml").write_text("task: mine.py:Mine\nbatch: {samples: 4}\n")
+    said = refused(
+        monkeypatch,
+        capsys,
+        *("train", "-f", "c.yaml", "--devices", "cpu", "--set", "devices.threads=2"),
+        *("--compile", "--engine", "jax", "--set", "track.wandb_project=a/b"),
+        *("--set", "track.wandb=offline"),
+        cwd=tmp_path,
+    )
+    for refusal in (
+        "devices.threads is for CPU ranks of engine torch",
+        "jax compiles its step anyway",
+        "mine.py does not exist",
+    ):
+        assert said.count(refusal) == 1
+    assert said.count("error: ") >= 3
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
 def test_flags_alone_are_no_config(
     tmp_path: Path,
     corpus: Path,

@@ -22,7 +22,11 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.run.changes import refuse_changes
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.preconditions import check_room, most_checkpoints
+from samecurve.run.preconditions import (
+    check_room,
+    most_checkpoints,
+    without_room_for_saves,
+)
 from samecurve.run.resume import Origin
 from samecurve.tasks import Tasks
 from tiny import MACHINE, config_of, tiny_values
@@ -174,12 +178,25 @@ def test_there_is_room_for_all_that_will_lie_there_at_once(tmp_path: Path) -> No
         check_room(run, third, 6)
 
 
+def test_saves_by_the_clock_are_left_out_where_the_disk_is_small(tmp_path: Path) -> None:
+    ours, third = (
+        plan(config_of(tiny_values(Path("x"))), MACHINE, FACTS),
+        shutil.disk_usage(tmp_path).free // 3,
+    )
+    assert without_room_for_saves(Run(tmp_path), 1, ours) == (ours, None)
+    without, line = without_room_for_saves(Run(tmp_path), third, ours)
+    assert (without.every.save_seconds, most_checkpoints(without)) == (0, 1)
+    assert line is not None
+    assert "saved at the end only: the disk has no room for 4 checkpoints" in line
+
+
 def test_the_newest_the_best_and_a_new_one_lie_there_at_once() -> None:
     def most(**train: Any) -> int:
         values = tiny_values(Path("x"), train={"steps": 50, **train})
         return most_checkpoints(plan(config_of(values), MACHINE, FACTS))
 
-    assert most() == 1  # at the end
+    assert most(save_every=0) == 1  # at the end
+    assert most() == 4  # by the clock
     assert most(save_every=50) == 2
     assert most(save_every=5) == 4
     assert most(save_every=5, keep=1) == 2
@@ -198,3 +215,24 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(
     assert "step-00000045 is damaged" in done
     assert "resume step 40" in done
     assert_same_run(tmp_path / "run", unbroken_run)
+
+
+def test_the_only_checkpoint_is_damaged(
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It began anew, over the journal of what had been trained."""
+    config, run = write_config(tmp_path, corpus), tmp_path / "run"
+    train = ("train", "-f", config, "--save-dir", "run")
+    samecurve(*train, "--stop-after", 5, cwd=tmp_path)
+    [hurt] = (run / "checkpoints").glob("*/*.safetensors")
+    hurt.write_bytes(hurt.read_bytes()[:-50])
+    before = (run / "journal.jsonl").read_bytes()
+    for more in ((), ("--resume", "run")):
+        said = refused(monkeypatch, capsys, *train, *more, cwd=tmp_path)
+        assert "run has no other checkpoint to go on from: checkpoint step-00000005 is" in said
+        assert "a copy of it in its place, in run/checkpoints; or another --save-dir" in said
+    assert (run / "journal.jsonl").read_bytes() == before
+    assert hurt.parent.is_dir()

@@ -14,8 +14,7 @@ from test_user import said
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.errors import UserError
-from samecurve.tasks import Tasks
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class import pickled_class
 from samecurve.tasks.user_class.class_pickler import task_of, write_pickled
 from samecurve.tasks.user_class.class_place import (

@@ -19,7 +19,7 @@ import pytest
 
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.errors import InvalidConfigError, RunError, UserError
 from samecurve.tasks import Tasks
 from samecurve.tasks.huggingface.data.chat import ChatTemplate

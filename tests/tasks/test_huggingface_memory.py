@@ -14,8 +14,8 @@ import torch
 
 from live_bytes import LiveBytes
 from samecurve.core.config.document import read_file
+from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import Recompute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan

@@ -25,7 +25,7 @@ from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
 from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.quantized import CODES, SCALES, Packing, QuantizedLinear
 from samecurve.tasks.huggingface.sections import Adapter, Quantize
-from samecurve.torch_engine.model.initial_values import FirstValues
+from samecurve.torch_engine.model.model_builder import FirstValues
 from starts import start, train
 from tiny import config_of
 from worlds import Pool

@@ -13,7 +13,7 @@ from test_huggingface_data import CHATML, TALK
 from samecurve.errors import UserError
 from samecurve.run.sample_run import Prompt, _check_can_sample
 from samecurve.tasks import entry_of, open_task
-from samecurve.tasks.adapter.task_methods import TaskMethods
+from samecurve.tasks.protocol import TaskMethods
 from tiny import config_of
 
 

@@ -10,15 +10,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from samecurve.core.weights.initial_values import Initial, values
-from samecurve.data.tokens import IGNORED
+from samecurve.core.protocols import Initial
+from samecurve.core.weights import values
+from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
-from samecurve.tasks.language.torch_model import Decoder
-from samecurve.tasks.language.torch_task import TorchLanguage
-from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices
+from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
+from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
 
 FIELDS = LanguageModel(
     hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32

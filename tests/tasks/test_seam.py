@@ -23,7 +23,7 @@ from samecurve.observe.journal import read_events
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import Tasks, entry_of, registry
+from samecurve.tasks import Tasks, entry_of, installed
 from samecurve.tasks.protocol import MEMBERS
 from starts import start, train
 from worlds import Pool
@@ -381,9 +381,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lines = [f"{task} = kinds_entry:{entry}" for task, entry in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[samecurve.tasks]", *lines]))
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry.installed.cache_clear()
+    installed.cache_clear()
     yield tmp_path
-    registry.installed.cache_clear()
+    installed.cache_clear()
     for name in files:
         sys.modules.pop(name, None)
 

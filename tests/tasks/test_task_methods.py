@@ -18,9 +18,8 @@ from samecurve.core.config.loading import load
 from samecurve.core.protocols import Progress
 from samecurve.errors import RunError, UserError
 from samecurve.tasks import Tasks
-from samecurve.tasks.adapter.task_methods import TaskMethods
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
-from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.protocol import MEMBERS, TaskMethods
 
 ASKED_OF_THE_CLASS = {"Model", "Data", "data_stamp", "other_data", "first_weights"}
 

@@ -24,8 +24,11 @@ from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 from samecurve.tasks.timeseries.task import TimeSeriesTask
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    numbers_in_work,
+)
 from starts import start, train
 from tiny import config_of
 from worlds import Pool

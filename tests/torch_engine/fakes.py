@@ -147,7 +147,7 @@ def _agree_alone(order: GatherOrder, event: int) -> int:
 def main(cases: str) -> None:
     torch.set_num_threads(1)
     ddp.sum_bucket = sum_bucket  # type: ignore[attr-defined]
-    GatherOrder._agree = _agree_alone  # type: ignore[method-assign]
+    GatherOrder._agree = _agree_alone  # type: ignore[method-assign,assignment]
     with tempfile.TemporaryDirectory() as home:
         corpus = Path(home) / "text.txt"
         corpus.write_text(

@@ -17,7 +17,7 @@ from commands import losses, samecurve, write_config
 from samecurve.core.planning.planner import plan
 from samecurve.tasks import open_task
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.compile_blocks import compile_model
 from samecurve.torch_engine.model.model_call import ModelCall
@@ -135,7 +135,7 @@ def sharded_step(
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = strategy.train(0, Decoder.__call__, tokens, tokens)
         loss.backward()
-        strategy.end_microbatch(0, None)
+        strategy._order.finish()
     titles = strategy._order._titles
     order = [
         f"{'sums' if event % 2 else 'gathers'} {titles[event // 2]}"
@@ -210,7 +210,7 @@ def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     """Its import takes every rank seconds."""
     work = (
         "import sys, torch\nimport samecurve.torch_engine.engine\n"
-        "from samecurve.tasks.language.torch_model import Decoder\n"
+        "from samecurve.tasks.language.torch_task import Decoder\n"
         "from samecurve.tasks.language.sections import LanguageModel\n"
         "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\n"
         "made(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\n"

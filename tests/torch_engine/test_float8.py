@@ -7,7 +7,7 @@ import torch
 
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.model_setup import seeded
 
 pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")

@@ -15,7 +15,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_model import Block, rotary
+from samecurve.tasks.language.torch_task import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.cross_entropy import Head
 from samecurve.torch_engine.process_group import Comm

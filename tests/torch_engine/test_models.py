@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from models import WIDTH
 from torch import nn
 
@@ -20,6 +21,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_setup import cast_weights
+from samecurve.torch_engine.model.one_device_view import OneDeviceView
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
@@ -182,6 +184,18 @@ IN_SHORT = {  # the others: make test-long
 )
 def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(trained(pool, tmp_path, config_for(kind, layout)), plain_loop(kind))
+
+
+def test_a_task_s_code_sees_no_other_process() -> None:
+    reduce = dist.all_reduce
+    view = OneDeviceView()
+    try:
+        assert (dist.is_initialized(), dist.get_world_size(), dist.get_rank()) == (False, 1, 0)
+        with pytest.raises(UserError, match=r"calls torch.distributed.all_reduce\(\), which needs"):
+            dist.all_reduce(torch.ones(1))
+    finally:
+        view.close()
+    assert dist.all_reduce is reduce
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.optimizers.adamw_8bit import levels, quantized
 from samecurve.torch_engine.optimizers.muon import orthogonal
-from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices
+from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 from tiny import MACHINE

@@ -31,11 +31,13 @@ from samecurve.errors import UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness import replaced_functions
 from samecurve.torch_engine.randomness.draw_sites import Draw, DrawSites
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.served_functions import served_functions
 from tiny import MACHINE
 from worlds import Pool
 
@@ -174,6 +176,17 @@ def test_each_function_follows_the_samples(name: str, harness: Harness) -> None:
     with harness.context.within(staged(ids, EPOCH + 1)):
         rows = torch.rand(40, 5, 6, generator=torch.Generator().manual_seed(1)) * 0.8 + 0.1
         assert not torch.equal(draw(rows[ids]), whole)
+
+
+def test_each_name_that_is_replaced_is_served() -> None:
+    names = {
+        torch: replaced_functions._TORCH,
+        torch._VF: replaced_functions._INNER,
+        torch.Tensor: replaced_functions._METHODS,
+        F: (replaced_functions._ATTENTION,),
+    }
+    for owner, replaced in names.items():
+        assert sorted(served_functions(owner)) == sorted(replaced)
 
 
 def test_outside_of_a_microbatch_all_is_as_ever(harness: Harness) -> None:

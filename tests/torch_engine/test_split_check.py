@@ -22,7 +22,7 @@ from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import MicroBatch, Task
-from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.split_check import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task

@@ -8,8 +8,7 @@ import torch
 from samecurve.errors import RunError
 from samecurve.torch_engine.checkpoint import gather
 from samecurve.torch_engine.model.model_setup import freeze
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer
-from samecurve.torch_engine.optimizers.optimizer_params import optimizer_params
+from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 from tiny import config_of, tiny_values

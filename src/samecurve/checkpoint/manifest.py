@@ -29,7 +29,13 @@ DTYPES = {
     "BF16": "bfloat16",
     "I64": "int64",
     "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
+    "BOOL": "bool",
 }
 _MOST_BYTES = 1 << 30  # of a manifest, which has 100 bytes for each array and rank
 _MOST_DIMENSIONS = 32

@@ -25,10 +25,9 @@ from samecurve.checkpoint.manifest import (
     name_of,
     read_manifest,
 )
-from samecurve.core.evaluation.metric_goal import MetricGoal
+from samecurve.core.config.section import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
-from samecurve.core.system.disk_errors import explain_os_error
-from samecurve.core.system.files import regular_only, sync_directory, write_json
+from samecurve.core.system.files import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.errors import RunError
 from samecurve.units import show_bytes
 
@@ -224,12 +223,17 @@ def prune(home: Path, keep: int, goal: MetricGoal) -> None:
     if not keep:
         return
     paths = [path for path in checkpoints(home) if _looks_whole(path)]
-    values = {path: value for path in paths if (value := _value(path, goal)) is not None}
-    choose = min if goal.mode == "min" else max
-    best = choose(reversed(values), key=lambda path: values[path], default=None)
+    best = best_first(paths, goal)[:1]
     for path in paths[keep:]:
-        if path != best:
+        if path not in best:
             _remove_unless_held(path)
+
+
+def best_first(paths: Sequence[Path], goal: MetricGoal) -> list[Path]:
+    """The checkpoints that were evaluated at their own step, best first; of equals the oldest."""
+    values = {path: value for path in paths if (value := _value(path, goal)) is not None}
+    sign = 1 if goal.mode == "min" else -1
+    return sorted(values, key=lambda path: (sign * values[path], path.name))
 
 
 @contextmanager

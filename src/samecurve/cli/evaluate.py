@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, add_typed, exit_on_sigterm, trust_option
+from samecurve.cli.options import Verb, add_typed, best_option, exit_on_sigterm, trust_option
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
@@ -39,9 +39,17 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "as_json", is_flag=True, help="the metrics as JSON, and nothing else on stdout"
 )
+@best_option
 @trust_option
 def evaluate(
-    run: Path, *, data: str | None, on: Any, as_json: bool, trust: bool, **flags: Any
+    run: Path,
+    *,
+    data: str | None,
+    on: Any,
+    as_json: bool,
+    best: bool,
+    trust: bool,
+    **flags: Any,
 ) -> None:
     """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
     import json
@@ -49,6 +57,10 @@ def evaluate(
     from samecurve.launch.evaluate_run import evaluate as evaluate_run
 
     exit_on_sigterm()
+    if best:
+        from samecurve.run.weights.opened_checkpoint import best_checkpoint
+
+        run = best_checkpoint(run)
     evaluated = evaluate_run(
         run,
         _changed_settings(flags),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.options import Verb, trust_option
+from samecurve.cli.options import Verb, best_option, trust_option
 from samecurve.terminal import echo
 
 
@@ -36,9 +36,17 @@ from samecurve.terminal import echo
     metavar="SIZE",
     help="the most that one file holds; more files get an index",
 )
+@best_option
 @trust_option
 def export(
-    run: Path, *, to: Path, layout: str | None, dtype: str | None, shard_size: str, trust: bool
+    run: Path,
+    *,
+    to: Path,
+    layout: str | None,
+    dtype: str | None,
+    shard_size: str,
+    best: bool,
+    trust: bool,
 ) -> None:
     """A RUN's weights and config for other programs.
 
@@ -51,6 +59,10 @@ def export(
         largest_file = parse_bytes(shard_size)
     except ValueError as error:
         raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
+    if best:
+        from samecurve.run.weights.opened_checkpoint import best_checkpoint
+
+        run = best_checkpoint(run)
     exported = export_weights(run, to, layout, dtype, largest_file, trust=trust)
     for note in exported.notes:
         echo(f"warn   {note}", err=True)

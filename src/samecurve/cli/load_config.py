@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed, add_typed
-from samecurve.core.config.unsupported import task_needed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo
@@ -32,7 +31,7 @@ def load_config(
     InvalidConfigError: all errors of the config, the refusals of another tool's config among them.
     """
     from samecurve.core.config.document import parse_setting
-    from samecurve.core.config.loading import load
+    from samecurve.core.config.loading import load, task_needed
     from samecurve.tasks import Tasks
 
     file: Path | None = flags["file"]

@@ -22,7 +22,6 @@ from samecurve import __version__
 from samecurve.cli.options import dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c
 from samecurve.terminal import echo, shorten
-from samecurve.worker.idle_threads import let_threads_wait
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 _LATER_VERBS = {"check", "init", "submit", "ui"}
@@ -151,7 +150,7 @@ def _mend_streams() -> None:
 
 def _os_error_text(error: OSError) -> str:
     """The message for an OSError that no lower layer has handled."""
-    from samecurve.core.system.disk_errors import explain_os_error
+    from samecurve.core.system.files import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
         return f"error: {error}"
@@ -168,3 +167,16 @@ def _error_text(error: SamecurveError) -> str:
     first, *rest = str(error).splitlines()
     lines = [line if line.startswith("  ") else f"error: {line}" for line in rest]
     return "\n".join([f"error: {first}", *lines])
+
+
+def let_threads_wait() -> None:
+    """Have a library's idle threads sleep soon, in this process and in the processes it starts.
+
+    To be called before torch is imported. OMP_WAIT_POLICY and GOMP_SPINCOUNT stay as the user has
+    set them. By default the threads spin 300,000 turns: a small model's step then took 76 ms beside
+    other programs on the same cores, and 7 ms on a quiet machine. With threads that sleep at once
+    it took 16 and 17 ms; as set here, 28 and 8 ms. libgomp, which torch's wheels bring, reads the
+    turns; other libraries read the policy. docs/benchmarks.md has both cases.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}

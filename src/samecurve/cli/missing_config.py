@@ -9,7 +9,7 @@ import click
 from samecurve.cli.options import Flags, Typed
 from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
-from samecurve.core.config.unsupported import task_needed, task_that_has
+from samecurve.core.config.loading import task_needed, task_that_has
 from samecurve.core.system.installation import checkout
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks

@@ -283,6 +283,12 @@ init_from_option = click.option(
     ),
 )
 
+best_option = click.option(
+    "--best",
+    is_flag=True,
+    help="the RUN's checkpoint whose evaluation was the best, in place of the newest",
+)
+
 trust_option = click.option(
     "--trust",
     is_flag=True,

@@ -13,7 +13,7 @@ from samecurve.terminal import echo
 @click.option(
     "--to",
     type=Path,
-    metavar="DIR",
+    metavar="DIR|FILE.html",
     help="where to write; the run's own directory for one run, report/ for several, if not given",
 )
 @click.option(

@@ -87,7 +87,7 @@ def train(
                 " --probe-batch`"
             )
         _train_as_rank(flags, headless=headless)
-    from samecurve.run.warm_start import WarmStart
+    from samecurve.run.fork_server import WarmStart
 
     with WarmStart() as warm_start:
         if flags["engine"] in {None, "torch"}:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from samecurve.core.evaluation import JournalMetric, Summarize, journal_value
 from samecurve.core.evaluation.early_stop import count_waiting, metric_of, why_it_ended
-from samecurve.core.evaluation.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -31,7 +31,7 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
-from samecurve.core.split_check.additivity import samples_tried
+from samecurve.core.split_check import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
 from samecurve.units import join_words
 
@@ -205,7 +205,7 @@ def run_due_actions(
         _sample(context, state, step)
     if "hash" in due:
         context.heartbeat(step, "save")
-        from samecurve.core.weights.digest import combined
+        from samecurve.core.weights import combined
 
         digests = engine.digests(state)
         context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))
@@ -250,7 +250,9 @@ def _test(
     began, step = time.perf_counter(), done
     context.heartbeat(done, "evaluate")
     context.engine.preflight()  # the best is published by one rank, which all wait for here
-    saved = context.store.load(counters.best_step) if counters.best_step else None
+    # without save_every in steps, whether the best was saved follows from the clock
+    best_step = counters.best_step if context.plan.every.save else None
+    saved = context.store.load(best_step) if best_step else None
     if saved is not None and saved.step != done:
         state, step = context.engine.refill(state, saved), saved.step
     metrics = _measure(context, state, step, "test")

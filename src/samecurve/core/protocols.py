@@ -11,10 +11,9 @@ from typing_extensions import TypeVar
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpecs
+from samecurve.core.evaluation import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.facts import Facts
-from samecurve.core.weights.initial_values import Initial
 
 State = TypeVar("State", default=Any)  # model and optimizer, as an engine holds them
 Staged = TypeVar("Staged", default=Any)  # rounds, as an engine's stage() made them
@@ -25,6 +24,13 @@ Sample = str | Picture
 KeepPictures = Callable[[int, Sequence[Picture]], list[str]]  # (step, pictures) -> file names
 Record = Callable[[Event], None]
 Heartbeat = Callable[[int, Activity], None]
+
+
+class Initial(NamedTuple):
+    """How a parameter begins: normal values around `mean`; std 0: all of them `mean`."""
+
+    std: float
+    mean: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,7 @@ class Engine(Protocol[State, Staged]):
         lines for the user; UserError: what it does not allow. as_if_split: as where a step has
         several microbatches.
     evaluate: progress: of the last step trained.
-    digests: of every array of the state by canonical name (core/weights/digest.py).
+    digests: of every array of the state by canonical name (core/weights.py).
     peak_memory: bytes that the fullest of these devices has held.
     """
 

@@ -204,8 +204,10 @@ def _straggler_detector(plan: Plan) -> "StragglerDetector | None":
         return None
     from samecurve.core.measurement.stragglers import StragglerDetector
 
+    on_cpu = plan.layout.devices[0].kind == "cpu"
     if plan.batch.microbatch_seconds:
-        return StragglerDetector(plan.batch.microbatches_per_device)
+        return StragglerDetector(plan.batch.microbatches_per_device, on_cpu=on_cpu)
     if plan.layout.can_be_uneven:
-        return StragglerDetector(remedy="; --balance measured would assign it fewer microbatches")
-    return StragglerDetector()
+        remedy = "; --balance measured would assign it fewer microbatches"
+        return StragglerDetector(remedy=remedy, on_cpu=on_cpu)
+    return StragglerDetector(on_cpu=on_cpu)

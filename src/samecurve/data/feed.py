@@ -36,6 +36,7 @@ from samecurve.core.protocols import (
     Staged,
     TrialRows,
 )
+from samecurve.data import unlike_rows
 from samecurve.data.rounds import (
     HELD_OUT_SOURCE,
     TEST_SOURCE,
@@ -46,7 +47,6 @@ from samecurve.data.rounds import (
     Rounds,
     cut_rows,
 )
-from samecurve.data.spread import unlike_rows
 
 if TYPE_CHECKING:
     from samecurve.data.workers import Workers

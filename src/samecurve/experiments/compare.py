@@ -17,7 +17,7 @@ from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Event
-from samecurve.core.weights.digest import digest
+from samecurve.core.weights import digest
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run

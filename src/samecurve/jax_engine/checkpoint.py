@@ -16,7 +16,7 @@ import optax
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, ReadBox, Shape
 from samecurve.jax_engine.model import FlaxModel, InitialValue
 from samecurve.jax_engine.strategies import Strategy

@@ -13,7 +13,7 @@ from jax.stages import Compiled, Wrapped
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.evaluation.eval_sums import EvalSum, EvalSums
+from samecurve.core.evaluation import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -27,8 +27,8 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
-from samecurve.core.split_check.additivity import lines_or_refuse
-from samecurve.core.weights.digest import digest
+from samecurve.core.split_check import lines_or_refuse
+from samecurve.core.weights import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.determinism.step_arithmetic import loss_factor
-from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, size, unpack_sums
+from samecurve.core.evaluation import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of

@@ -1,7 +1,7 @@
 """A flax model as named arrays, and back.
 
 Names are paths joined by dots; a complex parameter is held as a pair of real arrays. Initial values
-come from core/weights/initial_values.py, and equal torch's, if the task has a rule for them; else
+come from core/weights.py, and equal torch's, if the task has a rule for them; else
 they come from the model itself.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
-from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.protocols import Task
-from samecurve.core.weights.initial_values import values
+from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join

@@ -6,8 +6,8 @@ Rows of such a microbatch can influence each other; rows that are mapped one by 
 import math
 from collections.abc import Callable, Sequence
 
-from samecurve.core.evaluation.eval_sums import EvalSums
-from samecurve.core.split_check.additivity import SURE, Format, Trial, compare_parts
+from samecurve.core.evaluation import EvalSums
+from samecurve.core.split_check import SURE, Format, Trial, compare_parts
 from samecurve.core.split_check.split_errors import Evidence, explain
 from samecurve.errors import UserError
 

@@ -27,7 +27,7 @@ from samecurve.core.determinism.step_arithmetic import (
     next_loss_scale,
     scale_gradient,
 )
-from samecurve.core.evaluation.eval_sums import check_shape
+from samecurve.core.evaluation import check_shape
 from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task

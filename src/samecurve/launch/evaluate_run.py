@@ -22,17 +22,18 @@ from samecurve.launch.local import launch
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
+from samecurve.run.changes import other_arrays
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer
+from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of
+from samecurve.units import first_and_count
 
 Which = Literal["held-out", "train", "test"]
 
@@ -107,7 +108,16 @@ def _plan(
     """Plan for the run's own devices, or for those that the flags name."""
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
-    own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
+    facts = describe(config, warm_start.server)
+    differing = other_arrays(saved.manifest, facts)
+    if differing:  # a run may come from anywhere, and its model may take all of the memory
+        raise UserError(
+            f"the config of {saved.run.home} is of another model than {saved.path.name}:"
+            f" {first_and_count(differing)}",
+            "the run's config.yaml and checkpoints as they were written",
+            "RUN",
+        )
+    own_plan = plan(config, probe(), facts, fixed)
     if own_plan.layout.is_one_process:  # this process evaluates
         warm_start.stop()
     else:
@@ -161,7 +171,7 @@ def _evaluate(
 
 
 def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
-    document = run.read_document()
+    document = run.document_for_use()
     if data is not None:
         reference = run.read_plan().reference
         entry = entry_of(str(document.value["task"]))

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
+from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -25,8 +27,7 @@ from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
-from samecurve.probe import probe
-from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.probe import oom_kills, oom_kills_since, probe
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests
 from samecurve.run.directory.run_directory import Run
@@ -34,9 +35,8 @@ from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
-from samecurve.watch.silence import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.closing import not_hiding
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
@@ -130,6 +130,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
+    name_rank(rank.index)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):
@@ -259,7 +260,8 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
         def stop() -> None:
             group.send(STOP_SIGNAL)
-            os.write(2, STOPPING)
+            with suppress(OSError):  # the terminal is closed
+                os.write(2, STOPPING)
 
         with Signals(stop, kill_children) as signals:
             try:

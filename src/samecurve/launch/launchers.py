@@ -5,6 +5,7 @@ start and end them, in a thread beside this one. Each returns why the ranks fail
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,13 +25,13 @@ from samecurve.launch.supervisor import (
     RankProcess,
     RankReport,
 )
-from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.start_files import PreparedRun
+from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import OFTEN, HangWatch
-from samecurve.watch.silence import HangLimit
 from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.rank_main import main
 
@@ -108,6 +109,8 @@ def elastic(
     """Start the ranks by torch's elastic agent. server: not used, since the agent starts them."""
     del server
 
+    logs = prepared.run.logs / "elastic"
+
     def run() -> GroupEnd:
         import logging
 
@@ -125,7 +128,7 @@ def elastic(
             rdzv_endpoint=f"localhost:{port}",
             max_restarts=0,
             monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(),
+            logs_specs=DefaultLogsSpecs(str(logs)),  # in TMPDIR a kill would leave them
         )
         program, *arguments = rank_command(prepared.attempt, os.environ).arguments
         try:
@@ -134,7 +137,10 @@ def elastic(
             return GroupEnd({rank: failure.exitcode for rank, failure in error.failures.items()})
         return GroupEnd({})
 
-    return _run_beside(prepared, limit, run)
+    try:
+        return _run_beside(prepared, limit, run)
+    finally:
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:

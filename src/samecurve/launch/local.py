@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
-from samecurve.errors import SamecurveError, UserError, is_ctrl_c
+from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.signals import STOPPING, Signals, children_ended, kill_children
 from samecurve.observe.console import View, make_view, show_journal
@@ -25,8 +25,7 @@ from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
-from samecurve.watch.silence import HangLimit
-from samecurve.worker.closing import not_hiding
+from samecurve.watch import HangLimit
 from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class _Launcher:
         try:
             return prepare_restart(self._prepared, failure, began, budget)
         except OSError as error:  # the disk may have failed
-            from samecurve.core.system.disk_errors import explain_os_error
+            from samecurve.core.system.files import explain_os_error
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
             return f"not started again: {cause}"
@@ -147,9 +146,10 @@ class _Launcher:
     def leave(self) -> None:
         """Answer the second signal: end the ranks at once."""
         kill_children()
-        os.write(
-            2, b"\nended at once, without saving: the same command goes on from the last save\n"
-        )
+        with suppress(OSError):
+            os.write(
+                2, b"\nended at once, without saving: the same command goes on from the last save\n"
+            )
 
     def stop(self) -> None:
         """Answer the first signal: ask the ranks to stop. An evaluation has nothing to save."""
@@ -157,7 +157,8 @@ class _Launcher:
         if attempt.evaluate:
             kill_children()
             shutil.rmtree(run.home, ignore_errors=True)
-            os.write(2, b"\nstopped: nothing was evaluated\n")
+            with suppress(OSError):
+                os.write(2, b"\nstopped: nothing was evaluated\n")
             os._exit(130)
         try:
             ask(run, attempt.name, "stop")
@@ -166,7 +167,8 @@ class _Launcher:
                 with suppress(OSError):  # the rank has ended
                     os.kill(pid, STOP_SIGNAL)
         if not self._headless:
-            os.write(2, STOPPING)
+            with suppress(OSError):  # the terminal is closed
+                os.write(2, STOPPING)
 
 
 def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError | None:

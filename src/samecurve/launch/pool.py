@@ -222,7 +222,7 @@ def _start_rank(
 def serve(value: str) -> None:
     """Run jobs in this process, until the pool ends it."""
     from samecurve.core.system.parent_death import die_with
-    from samecurve.run.directory.rank_logs import log_to
+    from samecurve.run.directory.attempt import log_to
 
     member = _Member(**json.loads(value))
     die_with(member.parent)

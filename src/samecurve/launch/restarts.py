@@ -9,8 +9,7 @@ from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.journal import append_event, cut_torn_line, read_events
-from samecurve.run.directory.attempt import Earlier, new_attempt_name
-from samecurve.run.directory.rank_logs import clear_logs
+from samecurve.run.directory.attempt import Earlier, clear_logs, new_attempt_name
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import set_later_aside
 from samecurve.run.start_files import PreparedRun
@@ -103,7 +102,8 @@ def _count_earlier(run: Run, began: float, failed_at: float) -> Earlier:
     events = [event for event in read_events(run.journal) if event.time >= began]
 
     def seconds_of(kind: Kind) -> list[float]:
-        return [float(event.values["seconds"]) for event in events if event.kind == kind]
+        values = [event.values.get("seconds") for event in events if event.kind == kind]
+        return [float(value) for value in values if isinstance(value, int | float)]
 
     steps = seconds_of("step")
     return Earlier(

@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from samecurve.run.directory.control import stop_signals
+
 # seconds in which several signals count as one: a parent with several threads sends its children
 # the signal of its death once for each thread
 _ONCE = 0.2
@@ -19,7 +21,7 @@ STOPPING = b"\nstopping at the end of this step, after saving; once more to leav
 
 
 class Signals:
-    """Handles SIGINT and SIGTERM while its block runs."""
+    """Handles SIGINT, SIGTERM and SIGHUP (a closed terminal) while its block runs."""
 
     def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """first: called for the first signal. second: called for the second, before this exits."""
@@ -29,7 +31,7 @@ class Signals:
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._old_handlers[number] = signal.signal(number, self._on)
         return self
 

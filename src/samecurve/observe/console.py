@@ -171,7 +171,8 @@ def show_journal(view: View, journal: Path, start: int) -> Iterator[None]:
                 f"warn   nothing more is shown here: {error.strerror}; the run goes on, and"
                 f" {journal} has everything\n"
             )
-            os.write(2, text.encode())
+            with suppress(OSError):  # a closed terminal
+                os.write(2, text.encode())
 
     thread = threading.Thread(target=work, name="console", daemon=True)
     thread.start()

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from samecurve.core.events import Event
-from samecurve.core.system.disk_errors import explain_os_error
-from samecurve.core.system.files import regular_only, write_all
+from samecurve.core.system.files import explain_os_error, regular_only, write_all
 from samecurve.errors import RunError
 
 # kinds that a later `resumed` at an earlier step makes void
@@ -196,12 +195,21 @@ def cut_torn_line(path: Path) -> None:
 
 def last_step(path: Path) -> int:
     """The highest step in the last lines of the journal; 0: they have none."""
+    return max((event.step for event in _last_events(path) if event.kind == "step"), default=0)
+
+
+def has_finished(path: Path, step: int) -> bool:
+    """Whether the last lines of the journal say that training finished at this step."""
+    ends = [event for event in _last_events(path) if event.kind in {"finished", "resumed", "step"}]
+    return bool(ends) and ends[-1].kind == "finished" and ends[-1].step == step
+
+
+def _last_events(path: Path) -> Iterator[Event]:
     if not path.exists():
-        return 0
+        return
     with open(path, "rb", opener=regular_only) as file:
         file.seek(-min(file.seek(0, os.SEEK_END), _BLOCK), os.SEEK_END)
-        events = filter(None, map(event_of, file.read().split(b"\n")))
-    return max((event.step for event in events if event.kind == "step"), default=0)
+        yield from filter(None, map(event_of, file.read().split(b"\n")))
 
 
 def read_events(path: Path) -> list[Event]:
@@ -228,9 +236,16 @@ def _lines(path: Path) -> Iterator[Event]:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a journal. A line that is too long is cut into pieces that are no events."""
+    """The lines of a journal. A line that is too long is cut into pieces that are no events; a hole
+    in the file is passed over.
+    """
     while line := file.readline(_MOST_LINE):
         yield line
+        if len(line) == _MOST_LINE and not line.strip(b"\0"):
+            try:
+                file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
+            except OSError:  # only a hole is left, or this file system knows no holes
+                return
 
 
 def follow(

@@ -133,6 +133,8 @@ def decisions(plan: Plan) -> dict[str, str]:
         "lr": f"{plan.schedule.peak:.6g}",
         "threads": f"{plan.compute.threads} a rank",
     }
+    if "save" in plan.reasons:
+        values["save"] = f"about every {plan.every.save_seconds / 60:g} minutes"
     if "balance" in plan.reasons:
         values["balance"] = _balance(plan)
     return values

@@ -1,15 +1,17 @@
-"""Describes this machine: its GPUs, cores and memory.
+"""Describes this machine: its GPUs, cores and memory, and the environment of this process.
 
 Reads the operating system, the driver, the environment and installed packages; imports no engine.
 """
 
 import os
+import platform
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from samecurve.core.planning.machine import Machine
-from samecurve.probe import cpu
-from samecurve.probe.engines import unfit_engines
+import psutil
+
+from samecurve.core.planning.machine import Machine, UnfitEngine
 from samecurve.probe.gpus import find_gpus
 
 
@@ -22,12 +24,30 @@ def probe() -> Machine:
     return Machine(
         devices=gpus.devices,
         links=(),
-        host_bytes=cpu.memory(),
-        cores=cpu.cores(),
-        cpu=cpu.model_name(),
+        host_bytes=host_memory(),
+        cores=cpu_cores(),
+        cpu=cpu_name(),
+        threads=_threads(os.environ),
         xla_devices=_xla_devices(os.environ),
-        unfit=unfit_engines(gpus.vendor),
+        unfit=_unfit_engines(gpus.vendor),
     )
+
+
+def _unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
+    """Why installed engines can't use the GPUs of this vendor ('': there are none)."""
+    if not vendor:
+        return {}
+    from samecurve.probe.engines import unfit_engines
+
+    return unfit_engines(vendor)
+
+
+def _threads(environment: Mapping[str, str]) -> int | None:
+    """The threads that OMP_NUM_THREADS asks for; torchrun's own default of 1 asks for nothing."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_default = first == "1" and "TORCHELASTIC_RUN_ID" in environment
+    is_number = re.fullmatch(r"[1-9]\d{0,4}", first, re.ASCII) is not None
+    return int(first) if is_number and not is_default else None
 
 
 def _xla_devices(environment: Mapping[str, str]) -> int | None:
@@ -36,3 +56,95 @@ def _xla_devices(environment: Mapping[str, str]) -> int | None:
         r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", "")
     )
     return int(counts[-1]) if counts else None
+
+
+def cpu_cores() -> int:
+    """Cores that this process may run on, a container's quota applied."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    if quota == "max":
+        return allowed
+    return max(1, min(allowed, int(quota) // int(period)))
+
+
+def host_memory() -> int:
+    """Bytes of host memory, a container's limit applied."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    if limit == "max":
+        return total
+    return min(total, int(limit))
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Processes that the kernel has killed so far because memory ran out. None: not known.
+
+    The count of this control group, where it has one, else of the whole machine.
+    """
+    for path, key in (*_counters(root), (root / "proc/vmstat", "oom_kill")):
+        try:
+            lines = [line.split() for line in path.read_text().splitlines()]
+            return next(int(words[1]) for words in lines if words[:1] == [key])
+        except (OSError, StopIteration, ValueError, IndexError):
+            continue
+    return None
+
+
+def oom_kills_since(before: int | None) -> int | None:
+    """Processes killed since the count was `before`. None: not known."""
+    now = oom_kills()
+    if now is None or before is None:
+        return None
+    return now - before
+
+
+def _counters(root: Path) -> list[tuple[Path, str]]:
+    """The files in which a control group counts kills: (file, key), version 2 first.
+
+    A container may see its own group as the root.
+    """
+    try:
+        text = (root / "proc/self/cgroup").read_text()
+    except OSError:
+        return []
+    groups = root / "sys/fs/cgroup"
+    of_version_2, of_version_1 = [], []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for place in (path.lstrip("/"), ""):
+            if not controllers:
+                of_version_2.append((groups / place / "memory.events", "oom_kill"))
+            elif controllers == "memory":
+                of_version_1.append((groups / "memory" / place / "memory.oom_control", "oom_kill"))
+    return [*of_version_2, *of_version_1]
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "CPU"
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return f"{platform.machine()} CPU"
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment with these variables set, for a child process."""
+    return {**os.environ, **variables}
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Give this process another environment, as if it had been started with it."""
+    os.environ.clear()
+    os.environ.update(environment)

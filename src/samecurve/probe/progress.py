@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO
 
 PROGRESS = "SAMECURVE_PROGRESS"  # names the file that takes the lines
@@ -21,15 +21,28 @@ def shown_progress() -> Iterator[str]:
 
     A terminal shows the last line; elsewhere a line is printed now and then.
     """
-    with NamedTemporaryFile("r", prefix="samecurve-progress-") as file:
+    with _file() as (file, path):
         done = threading.Event()
         follower = threading.Thread(target=_follow, args=(file, done), daemon=True)
         follower.start()
         try:
-            yield file.name
+            yield path
         finally:
             done.set()
             follower.join()
+
+
+@contextmanager
+def _file() -> Iterator[tuple[IO[str], str]]:
+    """A file and the path by which a child process opens it. On Linux it has no name of its own, so
+    that nothing is left of it, however this process ends.
+    """
+    if sys.platform == "linux":
+        with TemporaryFile("r") as file:
+            yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        with NamedTemporaryFile("r", prefix="samecurve-progress-") as named:
+            yield named, named.name
 
 
 def _follow(file: IO[str], done: threading.Event) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
+from samecurve.core.evaluation import class_names, class_scores, is_confusion
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.system.files import read_file_bytes
 from samecurve.observe.plan_text import banner, decisions

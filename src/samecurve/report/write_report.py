@@ -19,6 +19,7 @@ from samecurve.report.record import RunRecord
 from samecurve.report.summary import Summary, differences, summary
 
 _PAGE = "report.html"
+_PAGE_SUFFIXES = {".html", ".htm"}
 _MAKER_WITHIN = 2000  # first bytes of a file, which name the program that made it
 _FOR_SEVERAL = Path("report")
 
@@ -26,7 +27,8 @@ _FOR_SEVERAL = Path("report")
 def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     """Write the page and its pictures; returns what was written, the page first.
 
-    to: the directory; None: the run's own for one run, report/ for several
+    to: the directory, or a file x.html: then the page alone, which holds its pictures; None: the
+        run's own directory for one run, report/ for several
 
     UserError: no matplotlib, no directory to write to, or a file there that no report wrote.
     RunError: the disk is full.
@@ -35,7 +37,11 @@ def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     directory = to or _FOR_SEVERAL
     if to is None and len(records) == 1:
         directory = records[0].directory
-    _check_directory(directory)
+    name = _PAGE
+    is_file = to is not None and to.suffix in _PAGE_SUFFIXES and not to.is_dir()
+    if is_file:
+        directory, name = directory.parent, directory.name
+    _check_directory(directory, name, pictures=not is_file)
     from samecurve.report.charts import draw
     from samecurve.report.page import page
 
@@ -43,10 +49,12 @@ def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     with np.errstate(all="ignore"):  # a damaged journal may hold any number
         pictures, missing = draw(records, names)
         html = page(records, names, pictures, missing, now=time.time())
-    contents = {_PAGE: html.encode("utf-8", "replace")}
+    contents = {name: html.encode("utf-8", "replace")}
+    if is_file:
+        return _publish(directory, contents, replace_pictures=False)
     for picture in pictures:
         contents[f"report-{picture.name}.png"] = picture.png
-    return _publish(directory, contents)
+    return _publish(directory, contents, replace_pictures=True)
 
 
 class ReportNumbers(TypedDict, total=False):
@@ -71,11 +79,12 @@ def short_names(directories: Sequence[Path]) -> list[str]:
     return [str(Path(*path[-depth:])) for path in paths]
 
 
-def _check_directory(directory: Path) -> None:
+def _check_directory(directory: Path, name: str, *, pictures: bool) -> None:
     """Refuse a directory before the charts are drawn, which takes a while."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is no directory", "--to DIR", "--to")
-    for path in (directory / _PAGE, *sorted(directory.glob("report-*.png"))):
+    files = sorted(directory.glob("report-*.png")) if pictures else []
+    for path in (directory / name, *files):
         if path.exists() and not _is_ours(path):
             raise UserError(
                 f"{path} was not written by samecurve report, and would be overwritten",
@@ -92,10 +101,12 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _publish(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
+def _publish(
+    directory: Path, contents: Mapping[str, bytes], *, replace_pictures: bool
+) -> list[Path]:
     """Write each file completely or not at all.
 
-    Pictures of an earlier report that this report does not have are removed.
+    replace_pictures: pictures of an earlier report that this report does not have are removed
     """
     scratch = {name: directory / f".{name}.{os.getpid()}.part" for name in contents}
     try:
@@ -104,7 +115,7 @@ def _publish(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
             scratch[name].write_bytes(content)
         for name, path in scratch.items():
             path.replace(directory / name)
-        for stale in directory.glob("report-*.png"):
+        for stale in directory.glob("report-*.png") if replace_pictures else ():
             if stale.name not in contents and _is_ours(stale):
                 stale.unlink()
     except OSError as error:

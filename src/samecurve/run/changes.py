@@ -1,14 +1,25 @@
 """Changes between the config of a run and the one it goes on with: refused, or noted."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts
 from samecurve.errors import UserError
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import Origin, task_of
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import identity_of
+from samecurve.tasks.user_class.class_place import (
+    SOURCES,
+    Place,
+    identity_of,
+    is_pickled,
+    place_of,
+)
+from samecurve.tasks.user_class.kept_source import place_of_older, read_kept_source
+from samecurve.tasks.user_class.pickled_class import read_header
 from samecurve.units import first_and_count
 
 Flat = dict[str, Any]  # a config by dotted keys
@@ -36,10 +47,106 @@ def refuse_changes(origin: Origin, config: Config) -> None:
             "the config as it was, or a new run with another --save-dir",
             str(where),
         )
+    free = ("devices.", "track.", "train.save_every")  # no curve depends on them
+    origin.changes.extend(
+        _changes([key], before, after) for key in changed if not key.startswith(free)
+    )
     noted = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if noted:
         changes = _changes(noted, before, after)
         origin.notes.append(f"changed since the run was last saved: {changes}")
+
+
+def refuse_changed_source(origin: Origin, config: Config, facts: Facts) -> None:
+    """Note that the source of the task's class has changed since the run was begun.
+
+    UserError: the model has other arrays than the checkpoint.
+    """
+    place = place_of(config.task)
+    if place is None or origin.run is None:
+        return
+    files = _changed_files(origin.run, place)
+    if not files:
+        return
+    change = f"{first_and_count(files)} changed since this run was started with it"
+    before = origin.run.home / SOURCES
+    differing = other_arrays(origin.manifest, facts)
+    if differing:
+        raise UserError(
+            f"{change}, and its model has other arrays than {origin.checkpoint}:"
+            f" {first_and_count(differing)}",
+            f"the source as it was ({before}), or a new run with another --save-dir",
+            str(place.path),
+        )
+    origin.changes.append(change)
+    if not is_pickled(place.path):
+        before = place_of_older(origin.run.home, origin.step)
+        origin.notes.append(
+            f"{change}: it goes on with the new code from step {origin.step}; {before} has the"
+            " source as it was, and another --save-dir begins anew"
+        )
+        return
+    origin.notes.append(
+        f"{change}: it goes on with the new code from step {origin.step}; another --save-dir begins"
+        " anew"
+    )
+
+
+def refuse_without_effect(origin: Origin) -> None:
+    """UserError: nothing is left to train, so that what was changed can have no effect."""
+    if origin.run and origin.changes:
+        raise UserError(
+            f"{origin.run.home} is trained to its end, so that a change can have no effect:"
+            f" {'; '.join(origin.changes)}",
+            "another --save-dir begins anew with it; --max-steps N, beyond"
+            f" {origin.step}, trains on; or what the run was trained with, as it was",
+            "--save-dir",
+        )
+
+
+def _changed_files(run: Run, place: Place) -> list[str]:
+    """The files of the class that changed since the run was started; of a pickled one, its origin.
+
+    Empty also where the run has kept no source: it was begun by an older version.
+    """
+    if is_pickled(place.path):
+        if not run.task.is_file() or read_header(run.task).digest == read_header(place.path).digest:
+            return []
+        return [read_header(place.path).origin]
+    kept = read_kept_source(run.home)
+    if kept is None:
+        return []
+    root = place.path.parent
+    return [str(root / name) for name in kept.changes(place)]
+
+
+def other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:
+    """The arrays of the model that are of another shape in a checkpoint, or not in it."""
+    if facts.frozen_base or not facts.arrays:
+        return []
+    saved = {
+        name.removeprefix("model/"): tuple(array["shape"])
+        for name, array in manifest.get("arrays", {}).items()
+        if name.startswith("model/")
+    }
+    if not saved:
+        return []
+    free = {*facts.buffers, *facts.aliases}
+    differing = [
+        f"{name} {list(saved[name])}, here {list(shape)}"
+        for name, shape in facts.arrays.items()
+        if name in saved and saved[name] != shape
+    ]
+    missing = [
+        f"{name} is new"
+        for name, shape in facts.arrays.items()
+        if name not in saved and name not in free and 0 not in shape
+    ]
+    return [
+        *differing,
+        *missing,
+        *(f"{name} is gone" for name in saved if name not in facts.arrays),
+    ]
 
 
 def _config_before(origin: Origin, config: Config) -> Flat:

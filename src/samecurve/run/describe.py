@@ -22,10 +22,9 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
-from samecurve.core.system.installation import install_command
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.probe.environment import child_environment
+from samecurve.probe import child_environment
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 
@@ -41,12 +40,16 @@ def missing_libraries(engine: str) -> list[str]:
 def check_installed(config: Config) -> None:
     """UserError: libraries that the config needs are not installed."""
     if absent := missing_libraries(config.engine):
+        from samecurve.core.system.installation import install_command
+
         raise UserError(
             f"engine {config.engine} needs {', '.join(absent)}: not installed",
             f"{install_command('jax')} (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
             "engine",
         )
     if config.train.float8 and find_spec("torchao") is None:
+        from samecurve.core.system.installation import install_command
+
         raise UserError(
             "train.float8 needs torchao: not installed",
             f"{install_command('fp8')}, or leave train.float8 out",

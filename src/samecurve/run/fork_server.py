@@ -10,6 +10,9 @@ A forked process is orphaned at once and adopted by the process that asked (its 
 moment). So the asker can wait for the process, and the process dies with the asker, like a child
 that the asker started itself. multiprocessing's forkserver has neither: its children keep their
 server alive after a SIGKILL of the asker, and it can't import more modules once it serves.
+
+WarmStart holds the early imports of one command. A single rank trains in the process of the
+command, which imports the engine in a thread.
 """
 
 import ctypes
@@ -22,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -29,10 +33,66 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
 
 from samecurve.core.system.parent_death import die_with
-from samecurve.probe.environment import child_environment, replace_environment
+from samecurve.probe import child_environment, replace_environment
+
+if TYPE_CHECKING:  # importing it takes as long as beginning
+    from samecurve.core.planning.layout import Layout
+
+_FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
+_ENGINE = "samecurve.torch_engine.engine"
+# a call waits for its own module, and so for all modules before it
+_DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.rank_main"
+
+
+class WarmStart:
+    """The early imports of one command. Their process ends with the block."""
+
+    def __init__(self) -> None:
+        self.server: ForkServer | None = None
+        self._imports: threading.Thread | None = None  # imports in this process
+
+    def __enter__(self) -> "WarmStart":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if self._imports:  # else an interpreter that ends meanwhile prints the thread's traceback
+            self._imports.join()
+
+    def begin(self) -> None:
+        """Begin to import torch. To be stopped where another engine is wanted."""
+        self.server = fork_server(_FIRST)
+
+    def stop(self) -> None:
+        if self.server:
+            self.server.close()
+        self.server = None
+
+    def expect(self, layout: "Layout", libraries: Sequence[str]) -> None:
+        """Import what the layout needs, and `libraries`, modules that the task imports."""
+        if self.server is None:
+            return
+        described = (*libraries, _DESCRIBES)
+        if layout.is_one_process:
+            self.server.preload(described)
+            # without the libraries: transformers can't be imported by two threads at once
+            self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
+            self._imports.start()
+            return
+        # torch's wrapper of a model on several ranks imports these modules, and the first np.unique
+        # imports numpy's masked arrays
+        wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
+        self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
+
 
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _LARGEST = 1 << 20  # bytes of a message
@@ -145,7 +205,8 @@ def fork_server(modules: Sequence[str]) -> ForkServer | None:
 def main(descriptor: str, parent: str, *modules: str) -> None:
     """Be the server: import modules and fork processes, until the process that asks is gone."""
     die_with(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     requests = socket.socket(fileno=int(descriptor))
     to_import = list(modules)
     while True:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.run.directory.lock import Lock, is_live
 from samecurve.run.directory.run_directory import SCRATCH, Run
+from samecurve.tasks.user_class.class_place import SOURCES
 from samecurve.units import show_bytes
+
+_WRITABLE = ".writable-"  # a file that is made to see whether that is possible
 
 
 def check_port(port: int) -> None:
@@ -48,12 +52,37 @@ def most_checkpoints(plan: Plan) -> int:
 
     A new checkpoint is published before an older one is removed.
     """
+    if plan.every.save_seconds:
+        return (plan.keep or 1) + 1
     gaps = [plan.every.save] if plan.every.save else []
     evaluates = bool(plan.eval_samples and plan.every.evaluate)
     if gaps and evaluates:  # an evaluation that is better than all before is saved too
         gaps.append(plan.every.evaluate)
     saves = 1 + sum(plan.steps // gap for gap in gaps)
     return min(plan.keep + evaluates + 1, saves) if plan.keep else saves
+
+
+def without_room_for_saves(run: Run, size: int, plan: Plan) -> tuple[Plan, str | None]:
+    """The plan, without saves by the clock where the disk has room for too few checkpoints.
+
+    Also returns the line for the user; None: there is room.
+    """
+    most = most_checkpoints(plan)
+    if not plan.every.save_seconds or _has_room(run, size, most):
+        return plan, None
+    every = replace(plan.every, save_seconds=0.0)
+    reasons = {name: reason for name, reason in plan.reasons.items() if name != "save"}
+    line = (
+        f"saved at the end only: the disk has no room for {most} checkpoints of {show_bytes(size)}"
+        " at once; --max-checkpoints 1 needs room for 2, --set train.save_every=N saves every N"
+        " steps"
+    )
+    return replace(plan, every=every, reasons=reasons), line
+
+
+def _has_room(run: Run, size: int, most: int) -> bool:
+    place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
+    return shutil.disk_usage(place).free >= max(most - len(checkpoints(run.checkpoints)), 1) * size
 
 
 def check_room(run: Run, size: int, most: int) -> None:
@@ -65,8 +94,7 @@ def check_room(run: Run, size: int, most: int) -> None:
     place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
     free = shutil.disk_usage(place).free
     present = checkpoints(run.checkpoints)
-    to_come = max(most - len(present), 1)
-    if free >= to_come * size:
+    if _has_room(run, size, most):
         return
     there = f", of which {len(present)} are there" if present else ""
     raise UserError(
@@ -99,13 +127,15 @@ def remove_refused(run: Run) -> None:
     """Remove the files of a run that was refused before its first step; other files stay."""
     for path in (run.plan, run.config, run.journal, run.control):
         path.unlink(missing_ok=True)
-    for directory in (run.checkpoints, run.logs, run.assets, run.initial):
+    for directory in (run.checkpoints, run.logs, run.assets, run.initial, run.home / SOURCES):
         shutil.rmtree(directory, ignore_errors=True)
     remove_unbegun(run.home)
 
 
 def make_home(home: Path) -> None:
     """Make a run's directory. UserError: it can't be written, or holds something else."""
+    if home.is_dir() and is_live(Run(home)):
+        Lock(Run(home)).release()  # refuses what another start is just making
     if home.is_dir() and not Run(home).exists() and _holds_files(home):
         if Run(home).checkpoints.is_dir():
             raise UserError(
@@ -119,7 +149,7 @@ def make_home(home: Path) -> None:
         )
     try:
         home.mkdir(parents=True, exist_ok=True)
-        scratch = home / f".writable-{os.getpid()}"
+        scratch = home / f"{_WRITABLE}{os.getpid()}"
         scratch.touch()
         scratch.unlink()
     except OSError as error:
@@ -131,7 +161,10 @@ def make_home(home: Path) -> None:
 
 
 def _holds_files(home: Path) -> bool:
-    return any(path.name not in {"lock", SCRATCH} for path in home.iterdir())
+    return any(
+        path.name not in {"lock", SCRATCH} and not path.name.startswith(_WRITABLE)
+        for path in home.iterdir()
+    )
 
 
 def check_trackers(track: Track) -> None:
@@ -140,6 +173,8 @@ def check_trackers(track: Track) -> None:
         spec = find_spec(name)
         # a folder of that name (wandb makes one here) is not the library
         if spec is None or spec.origin is None:
+            from samecurve.core.system.installation import install_command
+
             raise UserError(
                 f"track.{name} needs {name}: not installed",
                 f"{install_command(name)}, or leave it out",

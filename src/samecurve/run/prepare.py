@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
+from samecurve.run.fork_server import WarmStart
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -28,10 +30,10 @@ from samecurve.run.preconditions import (
     make_home,
     most_checkpoints,
     remove_unbegun,
+    without_room_for_saves,
 )
 from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
-from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 
 if TYPE_CHECKING:  # most runs begin from no weights
@@ -70,8 +72,7 @@ def prepare(
     machine = machine or probe()
     config = loaded.config
     options = _with_places_of(loaded, options)
-    layout = check_before_facts(config, machine, can_measure=measure is not None)
-    check_trackers(config.track)
+    layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
     facts = facts or describe(config, warm_start.server if warm_start else None)
@@ -80,17 +81,19 @@ def prepare(
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     if origin.run or origin.manifest:  # a new run has nothing to differ from
-        from samecurve.run.changes import refuse_changes
+        from samecurve.run.changes import refuse_changed_source, refuse_changes
 
         refuse_changes(origin, config)
+        refuse_changed_source(origin, config, facts)
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
-    run = _make_run(loaded, options, origin, facts, accepted_plan)
+    run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
+        _refuse_begun_meanwhile(run, origin)
         accepted = AcceptedStart(
             run=run,
             lock=lock,
@@ -104,6 +107,36 @@ def prepare(
             base=base,
         )
         return write_start(accepted)
+
+
+def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
+    """UserError: the directory was empty, and another start has begun a run there since."""
+    if origin.run is None and run.exists():
+        raise UserError(
+            f"{run.home} was begun by another start at the same time",
+            "another --save-dir; or the same command again, which goes on with that run",
+            "--save-dir",
+        )
+
+
+def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
+    """The layout as far as it is known before the facts.
+
+    UserError: the machine's refusals, the trackers' and, if there are any, those of the task's
+    files, all at once.
+    """
+    refusals = Refusals()
+    layout = None
+    with refusals.collected():
+        layout = check_before_facts(config, machine, can_measure=can_measure)
+    with refusals.collected():
+        check_trackers(config.track)
+    if refusals:
+        with refusals.collected():
+            entry_of(config.task).data_stamp(config)  # else describe() looks at the files
+    refusals.raise_any()
+    assert layout is not None
+    return layout
 
 
 def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
@@ -147,8 +180,16 @@ def _kept(weights: "Source | None", run: Run, origin: Origin) -> str | None:
 
 
 def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
-    """UserError: a new run would begin at a checkpoint after which nothing is left to train."""
-    if origin.run or not origin.has_ended(accepted_plan):
+    """UserError: nothing is left to train, and something else is asked for.
+
+    That is a new run that would begin here, or a changed config or source.
+    """
+    if not origin.has_ended(accepted_plan):
+        return
+    if origin.run:
+        from samecurve.run.changes import refuse_without_effect
+
+        refuse_without_effect(origin)
         return
     if origin.step < accepted_plan.steps:
         raise UserError(
@@ -169,8 +210,8 @@ def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
 
 def _make_run(
     loaded: LoadedConfig, options: Options, origin: Origin, facts: Facts, accepted_plan: Plan
-) -> Run:
-    """The run's directory, made where there is none, with room for checkpoints.
+) -> tuple[Run, Plan]:
+    """The run's directory, made where there is none, with room for checkpoints; and the plan.
 
     UserError: there is no room, or it can't be written.
     """
@@ -179,13 +220,15 @@ def _make_run(
         run = Run(options.save_dir)
     home = run.home if run else Path("runs")
     size = checkpoint_bytes(loaded.config, facts)
+    accepted_plan, line = without_room_for_saves(Run(home), size, accepted_plan)
+    origin.notes.extend([line] if line else [])
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
         from samecurve.run.directory.run_names import free_name
 
         run = Run(free_name(loaded.name))
     make_home(run.home)
-    return run
+    return run, accepted_plan
 
 
 @contextmanager

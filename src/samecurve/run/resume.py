@@ -14,6 +14,7 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
+from samecurve.observe.journal import has_finished
 from samecurve.run.directory.lock import Lock, is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
@@ -40,6 +41,7 @@ class Origin:
     manifest: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
     own: bool = True  # the checkpoint lies in the run directory itself
     notes: list[str] = field(default_factory=list)  # lines for the user
+    changes: list[str] = field(default_factory=list)  # of what a curve follows from, since it began
 
     @property
     def step(self) -> int:
@@ -85,8 +87,15 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
 def _newest_of(run: Run) -> Origin:
     Lock(run).release()  # refuse a live run, which removes its older checkpoints meanwhile
     checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None and damaged:
+        raise UserError(
+            f"{run.home} has no other checkpoint to go on from: {'; '.join(damaged)}",
+            f"a copy of it in its place, in {run.checkpoints}; or another --save-dir, which begins"
+            " anew",
+            "--save-dir",
+        )
     if checkpoint is None:
-        return Origin(run, notes=[f"{line}; going on from the start" for line in damaged])
+        return Origin(run)
     notes = [f"{line}; going on from {checkpoint.name}" for line in damaged]
     return Origin(run, checkpoint, read_manifest(checkpoint), notes=notes)
 
@@ -165,10 +174,12 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     The same command, typed again, goes on with this run.
     """
     wanted = _comparable(loaded.config)
-    weights = str(init_from.resolve()) if init_from else None
+    weights = init_from.resolve() if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
-        if not run.exists() or run.weights_path() != weights or is_live(run) or _finished(run):
+        if not run.exists() or is_live(run) or _finished(run):
+            continue
+        if not _began_from(run, weights):
             continue
         try:
             if task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
@@ -176,6 +187,14 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         except SamecurveError:
             continue  # written by another version of the program
     return None
+
+
+def _began_from(run: Run, weights: Path | None) -> bool:
+    """Whether the run began from these weights, or from a checkpoint of the run that they are."""
+    path = run.weights_path()
+    if path is None or weights is None:
+        return path is None and weights is None
+    return weights in {Path(path), Path(path).parent.parent}
 
 
 def task_of(run: Run) -> str:
@@ -191,6 +210,7 @@ def _comparable(config: Config) -> dict[str, Any]:
             "devices": True,
             "engine": True,
             "track": True,
+            "train": {"save_every"},
             "data": set(config.data.indifferent),
         },
     )
@@ -202,12 +222,15 @@ def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:
 
 
 def _finished(run: Run) -> bool:
+    """Whether the run is trained and ended: tested, and its results written."""
     try:
         plan, paths = run.read_plan(), checkpoints(run.checkpoints)
         last = name_of(plan.steps)
-        return any(
-            path.name >= last or _stopped_early(read_manifest(path), plan) for path in paths[:1]
-        )
+        for path in paths[:1]:
+            manifest = read_manifest(path)
+            if path.name >= last or _stopped_early(manifest, plan):
+                return has_finished(run.journal, int(manifest["step"]))
+        return False
     except SamecurveError:
         return True  # a run that can't be read can't go on
 

@@ -13,11 +13,9 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
-from samecurve.observe.journal import append_event, cut_torn_line, last_step
-from samecurve.run.directory.attempt import Attempt, new_attempt_name
+from samecurve.observe.journal import append_event, cut_torn_line, has_finished, last_step
+from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
 from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.provenance import surroundings
-from samecurve.run.directory.rank_logs import clear_logs
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import (
     Options,
@@ -74,13 +72,17 @@ def write_start(accepted: AcceptedStart) -> PreparedRun:
         attempt=_attempt(accepted),
         lock=accepted.lock,
         journal_start=journal_start,
-        done=origin.has_ended(accepted.plan),
+        done=origin.has_ended(accepted.plan) and has_finished(run.journal, origin.step),
         step=origin.step,
         track=accepted.loaded.config.track,
     )
     if not prepared.done:
         _write_files(accepted)
         _write_journal(accepted, prepared)
+    elif not run.results.is_file():  # the run was killed at its last moment
+        from samecurve.run.directory.results_file import write_results
+
+        write_results(run, accepted.plan, accepted.loaded.config)
     return prepared
 
 
@@ -147,6 +149,11 @@ def _write_files(accepted: AcceptedStart) -> None:
         from samecurve.run.weights.initial_weights import publish
 
         publish(run)
+    if ":" in accepted.loaded.config.task:
+        from samecurve.tasks.user_class.kept_source import keep_source
+
+        line = keep_source(run.home, accepted.loaded.config.task, step=origin.step)
+        origin.notes.extend([line] if line else [])
     run.write(
         _keep_task(run, accepted.loaded.config),
         accepted.plan,

@@ -11,6 +11,7 @@ from pathlib import Path
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import Place, is_pickled, place_of
+from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered
 
 
@@ -22,9 +23,12 @@ def check_trusted(run: Run, *, trust: bool, where: str) -> None:
 
     UserError: the code is not this project's, and the user has not allowed it.
     """
-    place = place_of(run.read_document().value.get("task"))
+    place = place_of(run.document_for_use().value.get("task"))
     if trust or place is None or not place.path.exists():
         return
+    kept = read_kept_source(run.home)
+    if kept and kept.task == run.read_document().value.get("task") and kept.is_own():
+        return  # the code that is used says what a session of this user has kept
     reason = _reason(place, run)
     if reason is not None:
         raise UserError(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, ValidationError
 
 from samecurve.core.config.document import Document, join_key, read_file, suggest
-from samecurve.core.config.section import Section
-from samecurve.core.config.values import Precision, Size
+from samecurve.core.config.section import Precision, Section, Size
 from samecurve.core.planning.hardware import DeviceSpec, LinkSpec, Medium, device_spec, link_spec
 from samecurve.core.planning.machine import Device, Link, Machine
 from samecurve.errors import InvalidConfigError, UserError

@@ -5,8 +5,8 @@ plan() plans each combination, and the cost of its step is estimated.
 
 from dataclasses import dataclass, replace
 
+from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import Recompute
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes

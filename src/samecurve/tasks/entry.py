@@ -15,10 +15,15 @@ from pydantic import BaseModel
 
 from samecurve.core.config.loading import TaskSections
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import Config, DataSection
+from samecurve.core.config.sections import (
+    Config,
+    DataSection,
+    FreeData,
+    FreeModel,
+    section_argument,
+)
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
-from samecurve.tasks.free_sections import FreeData, FreeModel, section_argument
 from samecurve.tasks.user_class.class_place import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from samecurve.core.config.sections import Config
 from samecurve.tasks.entry import TaskEntry
-from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class.class_place import Place, is_pickled
 from samecurve.tasks.user_class.class_source import check_class_exists, declares_for_launcher
 from samecurve.tasks.user_class.load_class import load_class
+from samecurve.tasks.user_class.local_imports import local_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +34,11 @@ class UserFile(TaskEntry):
         return self.place.path
 
     def _source_files(self) -> list[Path]:
-        return [self.place.path]
+        """The class's file, and the modules beside it that it imports."""
+        if is_pickled(self.place.path):
+            return [self.place.path]
+        try:
+            local = local_files(self.place)
+        except OSError:  # what reads the file says so
+            return [self.place.path]
+        return [local.root / name for name in sorted(local.sources)]

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights.weight_check import AVERAGE, check_finite, check_fit, check_weights
-from samecurve.torch_engine.optimizers.optimizer_params import local_view
+from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 
@@ -26,7 +26,14 @@ _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
 # As Strategy.local_shard and Strategy.replica_index:
@@ -108,10 +115,16 @@ def gather(
     for name in _names_to_write(entries):
         entry = entries[name]
         if entry.local.numel():
-            copy = entry.local.to("cpu", copy=True).contiguous()
+            copy = _as_stored(entry.local.to("cpu", copy=True)).contiguous()
             dtype = _DTYPE_NAMES[copy.dtype]
             shards.append(ArrayShard(name, dtype, entry.shape, entry.offsets, copy.numpy()))
     return shards
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a file has it: numbers of two bytes or one (a bf16 buffer) in four, exactly."""
+    narrow = tensor.is_floating_point() and tensor.itemsize < 4
+    return tensor.float() if narrow else tensor
 
 
 def _check_finite(
@@ -128,7 +141,7 @@ def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
 
     Its extremes say so, in a twentieth of the time that isfinite().all() takes on a CPU.
     """
-    if not tensor.numel():
+    if not tensor.numel() or not tensor.is_floating_point():
         return torch.zeros((), dtype=torch.float64)
     low, high = torch.aminmax(tensor)
     return (~(low.isfinite() & high.isfinite())).double()
@@ -154,15 +167,15 @@ def digests(
     """The digest of every array of a state that all ranks hold whole; each rank hashes some of
     them.
     """
-    from samecurve.core.weights.digest import BYTES, digest
+    from samecurve.core.weights import DIGEST_BYTES, digest
 
     entries = dict(_named_entries(state, shard_of, replica_of))
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
-    table = np.zeros((len(entries), BYTES), np.uint8)
+    table = np.zeros((len(entries), DIGEST_BYTES), np.uint8)
     for row, (name, entry) in enumerate(entries.items()):
         if name in own_names:
-            table[row] = np.frombuffer(digest(entry.local.to("cpu").numpy()), np.uint8)
+            table[row] = np.frombuffer(digest(_as_stored(entry.local.to("cpu")).numpy()), np.uint8)
     sent = torch.from_numpy(table.view(np.int64)).to(device)
     summed = comm.all_reduce(sent)().cpu().numpy()
     return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.evaluation.eval_sums import EvalSums
+from samecurve.core.evaluation import EvalSums
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -29,26 +29,33 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check.additivity import lines_or_refuse
+from samecurve.core.split_check import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.initial_values import IsGiven, all_given, nothing_given
-from samecurve.torch_engine.model.model_builder import ModelBuilder
+from samecurve.torch_engine.model.model_builder import (
+    IsGiven,
+    ModelBuilder,
+    all_given,
+    nothing_given,
+)
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates
-from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices, optimizer_params
+from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    numbers_in_work,
+)
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
-from samecurve.torch_engine.randomness.sample_numbers import numbers_in_work
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import LossScale, as_weights, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
-from samecurve.torch_engine.strategies.table import make_strategy
+from samecurve.torch_engine.strategies import make_strategy
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.model.user_model import TrainingMode

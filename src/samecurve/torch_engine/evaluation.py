@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from samecurve.core.evaluation.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
+from samecurve.core.evaluation import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup

@@ -12,6 +12,9 @@ from torch._C._distributed_c10d import GradBucket, ReduceOp, Work
 if TYPE_CHECKING:
     from samecurve.torch_engine.profiling.timeline import Timeline
 
+# integers that the backends don't know
+SENT_AS_BYTES = {torch.int16, torch.uint16, torch.uint32, torch.uint64}
+
 
 class Peers(Protocol):
     """Who trains together, seen from one of them: processes (Comm), or devices of one process.
@@ -68,8 +71,10 @@ class Comm:
         if self.group is None:
             return
         for tensor in tensors:
-            sent = tensor.to(device)
+            sent = tensor.to(device).contiguous()
             pairs = torch.view_as_real(sent) if sent.is_complex() else sent
+            if sent.dtype in SENT_AS_BYTES:
+                pairs = sent.view(-1).view(torch.uint8)
             dist.broadcast(pairs, group=self.group, group_src=root)
             tensor.copy_(sent)
 

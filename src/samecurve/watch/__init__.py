@@ -1,0 +1,113 @@
+"""The ranks as the hang watch sees them: their processes, and what they answer.
+
+A rank writes its file process-N.json in the run's logs as it starts. The hang watch and the sensors
+read the files of this host. The watch asks a rank by a signal for the stacks of its threads, and
+for the collectives that it entered.
+
+The stacks are written by the signal's own handler, which needs neither the interpreter nor its
+lock. The record of collectives is read by a thread that the same signal wakes, so the rank answers
+while its main thread waits inside a library.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from samecurve.core.system.files import read_file_bytes, write_json
+from samecurve.watch.flight_recorder import record
+
+# seconds by which two processes may differ on when a third began: the kernel's time of boot is
+# rounded, and corrected
+_CLOCK = 2.0
+_MOST_JSON = 1 << 16  # bytes of one file
+
+
+@dataclass(frozen=True)
+class HangLimit:
+    """How long a rank may be silent, and how the user sets that."""
+
+    floor: float  # seconds of silence that are never a hang; 0: nobody watches
+    unknown: float | None = None  # limit of unknown activities; None: ten times the floor
+    option: str = "--set devices.hang_floor="  # sets the floor
+    unit: str = "step"  # what heartbeats count
+
+
+def announce(logs: Path, rank: int) -> None:
+    """Write down that this process is the rank."""
+    values = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": psutil.Process().create_time(),
+    }
+    # a full disk; then nobody watches the rank, and training says what is wrong
+    with suppress(OSError):
+        write_json(logs / f"process-{rank}.json", values)
+
+
+def live_ranks(logs: Path) -> dict[int, int]:
+    """The live processes of the ranks that were started on this host: rank -> process id.
+
+    A process id that the system has given to another process since is left out: ranks may be killed
+    by their process ids.
+    """
+    processes = {}
+    for path in logs.glob("process-*.json"):
+        # another program's file, or the process has ended
+        with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+            values = json.loads(read_file_bytes(path, _MOST_JSON))
+            pid = int(values["pid"])
+            if values["host"] != socket.gethostname():
+                continue
+            if abs(psutil.Process(pid).create_time() - values["since"]) < _CLOCK:
+                processes[int(path.stem.removeprefix("process-"))] = pid
+    return processes
+
+
+def clear_hang_files(logs: Path) -> None:
+    """Remove the files by which an earlier start's ranks were watched."""
+    for kind in ("heartbeat-*", "stack-*.txt", "collectives-*", "asked"):
+        for path in logs.glob(kind):
+            path.unlink()
+
+
+ASK_SIGNAL = signal.SIGUSR2
+
+
+@contextmanager
+def answering(logs: Path, rank: int) -> Iterator[None]:
+    """Answer the hang watch while the block runs. Called in the main thread."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    thread = threading.Thread(
+        target=_answer, args=(woken, logs / f"collectives-{rank}.json"), name="answers", daemon=True
+    )
+    with open(logs / f"stack-{rank}.txt", "w") as stacks:
+        old_handler = signal.signal(ASK_SIGNAL, lambda *_: None)
+        old_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=True, chain=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            faulthandler.unregister(ASK_SIGNAL)
+            signal.set_wakeup_fd(old_wake)
+            signal.signal(ASK_SIGNAL, old_handler)
+            os.close(wake)
+            thread.join()
+            os.close(woken)
+
+
+def _answer(woken: int, path: Path) -> None:
+    while number := os.read(woken, 1):
+        if number[0] == ASK_SIGNAL:
+            with suppress(OSError):  # a full disk: the stacks say something too
+                record(str(path))

@@ -18,8 +18,8 @@ import psutil
 from samecurve.core.events import Beat
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
-from samecurve.watch.rank_answers import ASK_SIGNAL
-from samecurve.watch.silence import HangLimit, Silence, SilenceWatch
+from samecurve.watch import ASK_SIGNAL, HangLimit
+from samecurve.watch.silence import Silence, SilenceWatch
 from samecurve.watch.stacks import locate
 from samecurve.watch.verdict import Collective, RankSnapshot, Verdict, describe_all, judge
 

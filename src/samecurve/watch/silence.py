@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samecurve.core.events import ACTIVITIES, Activity, Beat
+from samecurve.watch import HangLimit
 
 _LEARNT_AFTER = 3  # durations of an activity that must have been seen
 # the limit is this many times the floor before: a first step compiles, a first save may be slow
@@ -20,16 +21,6 @@ _LONGEST_FACTOR = 3  # times an activity's longest duration
 _KEPT = 200  # durations of an activity
 _ONCE: tuple[Activity, ...] = ("start", "end")  # a rank does these once
 _STEP: tuple[Activity, ...] = ("data", "step")
-
-
-@dataclass(frozen=True)
-class HangLimit:
-    """How long a rank may be silent, and how the user sets that."""
-
-    floor: float  # seconds of silence that are never a hang; 0: nobody watches
-    unknown: float | None = None  # limit of unknown activities; None: ten times the floor
-    option: str = "--set devices.hang_floor="  # sets the floor
-    unit: str = "step"  # what heartbeats count
 
 
 @dataclass(frozen=True)

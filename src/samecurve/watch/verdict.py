@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from samecurve.core.events import Beat
-from samecurve.watch.silence import HangLimit, Silence, furthest_behind
+from samecurve.watch import HangLimit
+from samecurve.watch.silence import Silence, furthest_behind
 from samecurve.watch.stacks import Location
 
 

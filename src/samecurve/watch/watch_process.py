@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from samecurve.errors import RunError
-from samecurve.watch.silence import HangLimit
+from samecurve.watch import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
 
@@ -86,8 +86,8 @@ def _end_on_hang(process: "subprocess.Popen[bytes]", watched: _Watched) -> None:
 
 def main(argument: str) -> None:
     """Watch the process that started this one: `python -m samecurve.watch.watch_process JSON`."""
+    from samecurve.watch import live_ranks
     from samecurve.watch.hang_watch import OFTEN, HangWatch, state_of
-    from samecurve.watch.live_ranks import live_ranks
 
     values = json.loads(argument)
     watched = _Watched(**{**values, "limit": HangLimit(**values["limit"])})

@@ -22,7 +22,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
 from samecurve.data.workers import Line, Workers, line, serve
 from samecurve.tasks import Tasks, open_task
-from samecurve.watch.rank_answers import ASK_SIGNAL
+from samecurve.watch import ASK_SIGNAL
 
 
 class DataWorkers:
@@ -86,7 +86,8 @@ def main(argument: str) -> None:
     """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
     die_with(values["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     os.dup2(2, 1)  # what a user's file prints is no journal line
     config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))

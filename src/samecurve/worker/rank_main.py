@@ -30,22 +30,17 @@ from samecurve.core.protocols import (
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
 from samecurve.data.feed import Feed
-from samecurve.errors import RunError, UserError
+from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
-from samecurve.run.directory.rank_logs import log_to
+from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests, stop_signals
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.watch.live_ranks import announce
-from samecurve.watch.rank_answers import answering
-from samecurve.worker.checkpointing import checkpoint_store, keep_assets
-from samecurve.worker.closing import closing_all, not_hiding
+from samecurve.watch import announce, answering
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
-from samecurve.worker.context import RankContext
+from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
-from samecurve.worker.startup_timing import StartupClock, machine_load
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as Rendezvous
@@ -63,15 +58,16 @@ def run_rank(
     """Train as this rank, from joining the others to leaving them.
 
     rendezvous: where the ranks meet; None: the environment names it.
-    on_signal: called for SIGTERM and SIGINT, where no launcher stands beside the rank.
+    on_signal: called for SIGTERM, SIGINT and SIGHUP, where no launcher stands beside the rank.
     """
     context = RankContext.read(attempt, rank)
     run, plan = context.run, context.plan
     clock = StartupClock()
-    requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
+    control = ControlFile(run, attempt.name, plan.every.save_seconds)
+    requests = Requests(control if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: on_signal(requests))
     # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
@@ -131,7 +127,7 @@ def train_rank(
     journal, record = _begin_journal(context, task, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
-    store = store or checkpoint_store(context, record, journal)
+    store = store or checkpoint_store(context, record, journal, requests)
     heartbeat = Heartbeat(run.logs / f"heartbeat-{context.rank.index}")
     loop_context = LoopContext(
         plan=plan,
@@ -206,7 +202,7 @@ def _begin_journal(
     earlier = context.attempt.earlier
     if not earlier:
         return journal, journal.record
-    from samecurve.worker.startup_timing import after_others
+    from samecurve.run.directory.attempt import after_others
 
     return journal, after_others(journal.record, earlier, resumed_at=first_step)
 
@@ -336,10 +332,14 @@ def run_rank_with_note(
 
 def main(argument: str) -> None:
     """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
+    from samecurve.core.system.process_name import name_rank
+
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[LAUNCHER]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
+    name_rank(rank.index)
     code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()

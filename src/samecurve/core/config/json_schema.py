@@ -9,13 +9,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from samecurve.core.config.loading import Registry, config_class
-from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
+from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 
 Schema = dict[str, Any]  # JSON Schema
 _REF = "#/$defs/"
 _TABLE_HEAD = ("| key | value | default | meaning |", "|---|---|---|---|")
 # values with a syntax of their own: its pattern -> what the table calls it, with an example
-_WRITTEN = {EPOCHS_PATTERN: "epochs (2ep)", SIZE_PATTERN: "size (40GiB)"}
+_WRITTEN = {
+    EPOCHS_PATTERN: "epochs (2ep)",
+    MINUTES_PATTERN: "minutes (10min)",
+    SIZE_PATTERN: "size (40GiB)",
+}
 
 
 def json_schema(registry: Registry) -> Schema:

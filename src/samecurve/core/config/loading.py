@@ -19,6 +19,31 @@ if TYPE_CHECKING:
 
 DEFAULT_TASK = "language"
 _SEE_TABLE = "`samecurve schema --table` says what each key takes"
+# fields of other programs' configs that the chosen task may lack, and the task that has them
+_EXPERTS = ("a mixture of experts", "huggingface")
+_LATENT = ("latent attention", "huggingface")
+_MAMBA = ("Mamba layers", "huggingface")
+_PARTS = {
+    "model.num_experts": _EXPERTS,
+    "model.experts_per_tok": _EXPERTS,
+    "model.shared_expert_enabled": _EXPERTS,
+    "model.kv_latent_dim": _LATENT,
+    "model.q_latent_dim": _LATENT,
+    "model.d_rope": _LATENT,
+    "model.mamba_layers": _MAMBA,
+    "model.mamba2_": _MAMBA,
+    "model.mamba3_": ("Mamba-3 layers", ""),
+    "model.arch": ("a vision model", "vision"),
+    "model.cssm": ("a vision model", "vision"),
+    "data.mode": ("sensor channels", "timeseries"),
+}
+_SERVED_BY = {
+    "huggingface": "task huggingface has it, under its library's names (docs/huggingface.md); ",
+    "vision": "task vision of a later version will have it; ",
+    "timeseries": "task timeseries has it: -f models/har.yaml (docs/timeseries.md); ",
+}
+USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
+USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"
 
 
 @dataclass(frozen=True)
@@ -63,8 +88,6 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
     if not registry.knows(task):
-        from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT
-
         hint, instead = "is not a task", f"; {USER_TASK}"
         if task in registry.later():
             hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
@@ -159,7 +182,6 @@ def _without_forms(location: Key, value: Any) -> Key:
 
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
-    from samecurve.core.config.unsupported import task_needed
 
     name, where = join_key(key), document.origin_of(key)
     task = document.value.get("task", DEFAULT_TASK)
@@ -212,3 +234,27 @@ def _at(value: Any, key: Key) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return value
+
+
+def task_that_has(key: str) -> str:
+    """The task that a key is known to belong to; empty if none is known, or none has it."""
+    return _part_of(key)[1]
+
+
+def task_needed(key: str) -> tuple[str, str] | None:
+    """The feature that a key asks for, and the remedy; None: the key is not known.
+
+    The key is one that the config's task lacks.
+    """
+    what, task = _part_of(key)
+    if not what:
+        return None
+    return what, f"{_SERVED_BY.get(task, '')}{USER_TASK_HINT}; or leave it out"
+
+
+def _part_of(key: str) -> tuple[str, str]:
+    """The feature that a key asks for, and the task that has it; empty where not known."""
+    for name, part in _PARTS.items():
+        if key == name or (name.endswith("_") and key.startswith(name)):
+            return part
+    return "", ""

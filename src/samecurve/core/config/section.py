@@ -1,13 +1,180 @@
-"""Section: the base class of every part of the config.
+"""What the config's sections are made of: Section, the base class of every part of the config, and
+the types of its values.
 
 Sections are frozen, refuse unknown keys and never guess what a value means. Words from a fixed list
-are compared without regard to case.
+are compared without regard to case. Types are words from a fixed list, values that have several
+spellings, and the metric by which an evaluation is the best one or a run ends early.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PositiveFloat,
+    ValidationInfo,
+    field_validator,
+)
+
+from samecurve.units import parse_bytes
+
+Precision = Literal["f32", "bf16", "f16", "f64"]
+Recompute = Literal["none", "block", "selective"]
+Compress = Literal["none", "bf16", "fp16", "powersgd"]
+Decay = Literal["constant", "linear", "cosine", "wsd"]
+MINUTES_PATTERN = r"^\d+(\.\d+)?min$"
+EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
+SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
+# limits far above any real run, so that numbers made from these values stay computable
+MOST_STEPS = 10**12
+MOST_EPOCHS = 10**6
+MOST_SAMPLES = 1 << 31  # of a step
+MOST_SECONDS = 10**7
+MOST_PROCESSES = 1 << 12
+MOST_LAYERS = 1 << 12
+
+NumSamples = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
+Seconds = Annotated[int, Field(ge=0, le=MOST_SECONDS)]
+
+
+def _duration(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS:
+        return value
+    if isinstance(value, str) and re.fullmatch(EPOCHS_PATTERN, value, re.ASCII):
+        if float(value.removesuffix("ep")) > MOST_EPOCHS:
+            raise ValueError(f"must be at most {MOST_EPOCHS}ep")
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > MOST_STEPS:
+        raise ValueError(f"must be at most {MOST_STEPS}")
+    raise ValueError("must be a number of steps (500) or of epochs (2ep)")
+
+
+_DURATION_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MOST_STEPS},
+        {"type": "string", "pattern": EPOCHS_PATTERN},
+    ]
+}
+Duration = Annotated[
+    int | str, PlainValidator(_duration), Field(json_schema_extra=cast("Any", _DURATION_SCHEMA))
+]
+
+
+def epochs_of(duration: int | str) -> float | None:
+    """'2ep' -> 2.0; a number of steps -> None."""
+    return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
+
+
+def _duration_or_minutes(value: object) -> int | str:
+    if not isinstance(value, str) or not re.fullmatch(MINUTES_PATTERN, value, re.ASCII):
+        try:
+            return _duration(value)
+        except ValueError as error:
+            raise ValueError(str(error).replace("(2ep)", "(2ep), or minutes (10min)")) from None
+    if not 0 < float(value.removesuffix("min")) * 60 <= MOST_SECONDS:
+        raise ValueError(f"must be more than 0 and at most {MOST_SECONDS // 60}min")
+    return value
+
+
+_WITH_MINUTES_SCHEMA = {
+    "anyOf": [*_DURATION_SCHEMA["anyOf"], {"type": "string", "pattern": MINUTES_PATTERN}]
+}
+DurationOrMinutes = Annotated[
+    int | str,
+    PlainValidator(_duration_or_minutes),
+    Field(json_schema_extra=cast("Any", _WITH_MINUTES_SCHEMA)),
+]
+
+
+def seconds_of(duration: int | str) -> float | None:
+    """'10min' -> 600.0; steps or epochs -> None."""
+    if not isinstance(duration, str) or not duration.endswith("min"):
+        return None
+    return 60 * float(duration.removesuffix("min"))
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        return parse_bytes(value)
+    raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
+
+
+_SIZE_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "exclusiveMinimum": 0},
+        {"type": "string", "pattern": SIZE_PATTERN},
+    ]
+}
+Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast("Any", _SIZE_SCHEMA))]
+
+
+def _balance(value: object) -> str | tuple[float, ...]:
+    """The word, or a relative speed for each device; `2,1`, as on a command line, is a list too."""
+    if isinstance(value, str) and value in {"even", "measured"}:
+        return value
+    parts: Sequence[Any] = []
+    if isinstance(value, str):
+        parts = _numbers(value.split(","))
+    elif isinstance(value, list | tuple):
+        parts = value
+    if not parts or not all(
+        isinstance(part, int | float) and not isinstance(part, bool) and 0 < part < math.inf
+        for part in parts
+    ):
+        raise ValueError("must be even, measured, or a relative speed for each device: [2, 1]")
+    return tuple(map(float, parts))
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        return []
+
+
+Balance = Annotated[
+    Literal["even", "measured"] | tuple[PositiveFloat, ...], BeforeValidator(_balance)
+]
+
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class MetricGoal:
+    """A metric, and whether less or more of it is better."""
+
+    metric: str = "loss"
+    mode: Mode = "min"
+
+    def is_better(self, value: float | None, than: float | None, by: float = 0.0) -> bool:
+        """Whether `value` is better than `than` by more than `by`.
+
+        value None: not finite. than None: not finite, or not known yet.
+        """
+        if value is None:
+            return False
+        if than is None:
+            return True
+        return (than - value if self.mode == "min" else value - than) > by
+
+
+@dataclass(frozen=True)
+class EarlyStopRule:
+    """A run ends after `patience` evaluations in a row without a better one."""
+
+    goal: MetricGoal
+    patience: int
+    min_delta: float
 
 
 class Section(BaseModel):

@@ -1,13 +1,15 @@
 """The config: one frozen tree, one schema, whether it came from a file, flags or --set.
 
 A task brings its own `model` and `data` fields through a registry, so that this room knows no task
-and no engine.
+and no engine. FreeModel and FreeData are those of a task that declares none: any fields.
 """
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,9 +20,7 @@ from pydantic import (
 )
 
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.section import Section
-from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import (
+from samecurve.core.config.section import (
     MOST_PROCESSES,
     Balance,
     Compress,
@@ -28,8 +28,10 @@ from samecurve.core.config.values import (
     Duration,
     NumSamples,
     Seconds,
+    Section,
     Size,
 )
+from samecurve.core.config.train_section import Train
 from samecurve.core.strategies import STRATEGY_NAMES, strategy_help
 
 if TYPE_CHECKING:
@@ -304,3 +306,45 @@ class Config(Section):
     train: Train = Train()
     devices: Devices = Devices()
     track: Track = Track()
+
+
+def check_finite(value: Any) -> None:
+    """ValueError: a number within dicts and lists is infinite, or no number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("should be finite numbers")
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list):
+        inner = value
+    for item in inner:
+        check_finite(item)
+
+
+class FreeModel(Section):
+    """The `model` section of a class that declares none."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _plain(self) -> "FreeModel":
+        check_finite(self.model_extra)
+        return self
+
+
+class FreeData(DataSection):
+    """The `data` section of a class that declares none."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _plain(self) -> "FreeData":
+        check_finite(self.model_extra)
+        return self
+
+
+def section_argument(section: Section) -> Section | dict[str, Any]:
+    """A section as a task's class gets it: a declared one as it is, a free one as a dict."""
+    if isinstance(section, FreeModel | FreeData):
+        return dict(section.model_extra or {})
+    return section

@@ -4,9 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from samecurve.core.config.section import Section
-from samecurve.core.config.values import Duration, Precision, Recompute
-from samecurve.core.evaluation.metric_goal import MetricGoal
+from samecurve.core.config.section import (
+    Duration,
+    DurationOrMinutes,
+    MetricGoal,
+    Precision,
+    Recompute,
+    Section,
+)
 
 
 class EarlyStop(Section):
@@ -59,8 +64,12 @@ class Train(Section):
     eval_every: Duration = Field(
         0, description="steps or epochs between evaluations; one more at the end"
     )
-    save_every: Duration = Field(
-        0, description="steps or epochs between checkpoints; one more at the end"
+    save_every: DurationOrMinutes = Field(
+        "10min",
+        description=(
+            "steps, epochs or minutes (10min) between checkpoints; one more at the end. By minutes"
+            " it saves more rarely where a save takes longer than 1 % of them"
+        ),
     )
     sample_every: Duration = Field(
         0,
@@ -70,7 +79,7 @@ class Train(Section):
         3,
         description=(
             "newest checkpoints kept, beside the best; 0: all. An evaluation that improves on all"
-            " before is saved too, where save_every is given"
+            " before is saved too, where save_every is in steps or epochs"
         ),
     )
     best_metric: str = Field(

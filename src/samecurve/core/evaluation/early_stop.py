@@ -7,8 +7,8 @@ same on every rank, on any number of devices, and after a resume.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from samecurve.core.evaluation.eval_sums import Summarize, SumSpecs, journal_value, sums_of_ones
-from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
+from samecurve.core.config.section import EarlyStopRule, MetricGoal
+from samecurve.core.evaluation import Summarize, SumSpecs, journal_value, sums_of_ones
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import UserError

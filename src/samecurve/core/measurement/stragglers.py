@@ -27,10 +27,16 @@ class StragglerDetector:
 
     microbatches: of each rank, where each has its own number of them.
     remedy: more that helps against a slow forward pass.
+    on_cpu: the ranks share this machine's cores.
     """
 
-    def __init__(self, microbatches: Sequence[int] = (), remedy: str = "") -> None:
+    def __init__(
+        self, microbatches: Sequence[int] = (), remedy: str = "", *, on_cpu: bool = False
+    ) -> None:
         self._microbatches, self._remedy = microbatches, remedy
+        self._look = "nvidia-smi or top shows what else uses its device or cores"
+        if on_cpu:
+            self._look = "`uptime` shows the load, `top` what else uses these cores"
         self._steps = 0
         self._window: deque[_StepTimes] = deque(maxlen=_WINDOW)
         self._reported: set[tuple[int, str]] = set()
@@ -75,8 +81,8 @@ class StragglerDetector:
                 ratio = forward / others
                 text = (
                     f"rank {rank} takes {ratio:.1f} times as long as the others for its forward"
-                    f" pass ({forward:.3g} s, {others:.3g} s): they wait for it; nvidia-smi or top"
-                    f" shows what else uses its device or cores{self._remedy}"
+                    f" pass ({forward:.3g} s, {others:.3g} s): they wait for it;"
+                    f" {self._look}{self._remedy}"
                 )
                 yield {"text": text, "rank": rank, "ratio": ratio, "seconds": step}
 

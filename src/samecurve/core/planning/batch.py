@@ -17,8 +17,8 @@ from samecurve.core.determinism.microbatches import (
     count_microbatches,
     microbatches_of,
 )
+from samecurve.core.planning import Decision
 from samecurve.core.planning.capacity import Capacity
-from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import FitCheck, Layout
 from samecurve.core.planning.machine import Device
@@ -23,7 +23,7 @@ from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
 
 if TYPE_CHECKING:
-    from samecurve.core.config.values import Recompute
+    from samecurve.core.config.section import Recompute
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.machine import Device
+from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 
@@ -94,13 +94,13 @@ def check_precision(precision: Precision, layout: Layout) -> None:
 
 
 def choose_threads(
-    section: Devices, train: Train, layout: Layout, cores: int, fixed: Fixed | None
+    section: Devices, train: Train, layout: Layout, machine: Machine, fixed: Fixed | None
 ) -> Decision[int]:
     """Threads inside one device's operations.
 
     Their number changes the order in which a CPU adds, so exact runs keep it.
 
-    cores: of this host. UserError: threads are asked for where they have no meaning.
+    UserError: threads are asked for where they have no meaning.
     """
     threads, num_devices = section.threads, layout.num_devices
     on_cpu = layout.devices[0].kind == "cpu"
@@ -112,7 +112,10 @@ def choose_threads(
         return _choose_exact_threads(threads, fixed)
     if threads:
         return Decision(threads, {"threads": "devices.threads"})
+    if machine.threads:
+        return Decision(machine.threads, {"threads": "OMP_NUM_THREADS; devices.threads wins"})
     unit = "device" if layout.world_size < num_devices else "rank"
+    cores = machine.cores
     reason = f"{counted(cores, 'core')} for {counted(num_devices, unit)}"
     return Decision(max(1, cores // num_devices), {"threads": reason})
 

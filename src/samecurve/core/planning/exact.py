@@ -4,8 +4,8 @@ of one size on any devices, and the memory of their sums.
 
 from samecurve.core.config.sections import Batch
 from samecurve.core.determinism.microbatches import TreeSum, subtrees
+from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
-from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout

@@ -5,10 +5,10 @@ synchronised. What a strategy can't serve is refused by name.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from samecurve.core.config.section import Compress
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Compress
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning import Decision
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy
 from samecurve.errors import UserError

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from samecurve.core.planning.decision import Decision
-from samecurve.core.planning.hardware import peak
+from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 from samecurve.units import counted
 
@@ -39,7 +38,11 @@ class Device:
         return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
     def peak(self, precision: str) -> float | None:
-        """Dense FLOP/s at this precision, None where no data sheet is on file."""
+        """Dense FLOP/s at this precision, None where no data sheet is on file (no CPU's is)."""
+        if self.kind == "cpu":
+            return None
+        from samecurve.core.planning.hardware import peak
+
         return peak(self.name, precision)
 
     def lacks(self, precision: str) -> bool:
@@ -77,6 +80,7 @@ class Machine:
     host_bytes: int  # that this process may use, limits applied
     cores: int  # that this process may use
     cpu: str = "CPU"
+    threads: int | None = None  # of a process, as OMP_NUM_THREADS asks for; None: it does not
     started: int = 1  # processes that torchrun, Slurm or the user started already
     hosts: int = 1  # on which they run, all like this one
     xla_devices: int | None = None  # CPU devices that XLA_FLAGS asks for

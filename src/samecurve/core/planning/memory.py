@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Config, Optimizer
-from samecurve.core.config.values import Precision, Recompute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StrategySpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from samecurve.core.config.param_groups import ParamRules
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Optimizer, ScheduleFields
-from samecurve.core.config.values import Precision
-from samecurve.core.planning.decision import DecisionLog
+from samecurve.core.planning import DecisionLog
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from samecurve.core.config.values import MOST_STEPS
+from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.evaluation.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.fixed import Fixed, as_mapping, parse_dataclass

@@ -5,10 +5,11 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 
 from dataclasses import replace
 
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
-from samecurve.core.config.values import Precision
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
+from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
@@ -30,13 +31,6 @@ from samecurve.core.planning.compute import (
     say_compute,
     say_task,
     say_task_steps,
-)
-from samecurve.core.planning.decision import Decision, DecisionLog
-from samecurve.core.planning.exact import (
-    check_exact_layout,
-    check_exact_model,
-    choose_exact_batch,
-    exact_memory,
 )
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
@@ -61,7 +55,7 @@ from samecurve.core.planning.schedule import (
     choose_peak,
     choose_schedule,
 )
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
@@ -71,25 +65,48 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
     can_measure: speeds of devices are measured before the run, where the config asks for them
 
-    UserError: what the config asks for cannot be done on this machine.
+    UserError: what the config asks for cannot be done on this machine; all that is known of it.
     """
+    train, refusals = config.train, Refusals()
+    with refusals.collected():
+        layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
+    with refusals.collected():
+        check_steps(train.steps)
+    with refusals.collected():
+        choose_early_stop(train, eval_samples=None)
+    with refusals.collected():
+        check_engine_has(config.optimizer, config.engine)
+    with refusals.collected():
+        check_compile(train, config.engine)
+    refusals.raise_any()
+    return layout
+
+
+def _layout_before_facts(
+    config: Config, machine: Machine, refusals: Refusals, *, can_measure: bool
+) -> Layout:
+    """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
     engine, train = config.engine, config.train
     devices = choose_devices(config.devices, engine, machine).value
     precision = choose_precision(train, engine, devices).value
     strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
-    if train.exact:
-        check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
-    split = _even_split(config, layout, Capacity(), fixed=None).value
-    choose_threads(config.devices, train, layout, machine.cores, fixed=None)
-    check_steps(train.steps)
-    choose_peak(config.schedule, config.optimizer.lr, config.batch, split.global_batch_size)
-    choose_early_stop(train, eval_samples=None)
-    check_engine_has(config.optimizer, engine)
-    check_compile(train, engine)
-    check_float8(train, precision, layout, blocks=None)
-    check_precision(precision, layout)
+    with refusals.collected():
+        check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
+    with refusals.collected():
+        if train.exact:
+            from samecurve.core.planning.exact import check_exact_layout
+
+            check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
+    with refusals.collected():
+        size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
+        choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
+    with refusals.collected():
+        choose_threads(config.devices, train, layout, machine, fixed=None)
+    with refusals.collected():
+        check_float8(train, precision, layout, blocks=None)
+    with refusals.collected():
+        check_precision(precision, layout)
     return layout
 
 
@@ -110,7 +127,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     capacity = log.take(choose_capacity(options, facts, layout))
     split = _choose_split(config, facts, layout, capacity, fixed=fixed, log=log)
     terms = _memory_terms(options, facts, layout, split, capacity, exact=train.exact, fixed=fixed)
-    threads = log.take(choose_threads(config.devices, train, layout, machine.cores, fixed))
+    threads = log.take(choose_threads(config.devices, train, layout, machine, fixed))
     now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
     order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
     schedule = log.take(_choose_schedule(config, facts, order))
@@ -134,7 +151,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         test_samples=facts.test_samples,
         tokens_per_sample=facts.tokens_per_sample,
         nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
-        every=choose_intervals(train, order),
+        every=log.take(choose_intervals(train, order)),
         keep=train.keep,
         best=train.goal,
         early_stop=early_stop,
@@ -165,6 +182,8 @@ def _even_split(
 ) -> Decision[BatchSplit]:
     """The split for devices that are alike."""
     if config.train.exact:
+        from samecurve.core.planning.exact import choose_exact_batch
+
         return choose_exact_batch(config.batch, fixed, layout.num_devices)
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
 
@@ -184,6 +203,8 @@ def _choose_split(
     check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
     speeds = choose_speeds(config.devices, train, facts)
     if train.exact:
+        from samecurve.core.planning.exact import check_exact_layout, check_exact_model
+
         check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
         check_exact_model(facts)
     split = log.take(_even_split(config, layout, capacity, fixed=fixed))
@@ -205,6 +226,8 @@ def _memory_terms(
     """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
     held = list(capacity.terms)
     if exact:
+        from samecurve.core.planning.exact import exact_memory
+
         term = exact_memory(
             options,
             facts,

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from samecurve.core.config.section import Decay, EarlyStopRule, epochs_of, seconds_of
 from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
-from samecurve.core.config.values import Decay, epochs_of
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.evaluation.metric_goal import EarlyStopRule
-from samecurve.core.planning.decision import Decision
+from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 from samecurve.units import counted
 
@@ -65,17 +64,27 @@ class Intervals:
     save: int
     sample: int
     hash: int = 0
+    save_seconds: float = 0.0  # between saves that go by time; 0: none do
 
 
-def choose_intervals(train: Train, order: Order) -> Intervals:
-    """The intervals of the config, in steps."""
-    return Intervals(
+def choose_intervals(train: Train, order: Order) -> Decision[Intervals]:
+    """The intervals of the config, in steps; saves may go by time."""
+    save_seconds = seconds_of(train.save_every) or 0.0
+    intervals = Intervals(
         log=train.log_every,
         evaluate=_interval(train.eval_every, order),
-        save=_interval(train.save_every, order),
+        save=0 if save_seconds else _interval(train.save_every, order),
         sample=_interval(train.sample_every, order),
         hash=train.hash_every if train.exact else 0,
+        save_seconds=save_seconds,
     )
+    if not save_seconds:
+        return Decision(intervals)
+    reason = (
+        "and at the end; more rarely where saves would take more than 1 % of the time. Curves don't"
+        " depend on it"
+    )
+    return Decision(intervals, {"save": reason})
 
 
 def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyStopRule | None]:

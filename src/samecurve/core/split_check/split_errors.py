@@ -1,6 +1,6 @@
 """The split check's errors: why a loss does not add up over samples, and what its author can do.
 
-Each function turns a finding (additivity.py) and the evidence about it into a cause, a remedy and a
+Each function turns a finding (split_check) and the evidence about it into a cause, a remedy and a
 line of the user's code. Where the evidence supports several causes, the most specific one is told.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from samecurve.core.split_check.additivity import (
+from samecurve.core.split_check import (
     MEAN,
     Finding,
     Trial,

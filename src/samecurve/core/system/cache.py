@@ -1,11 +1,13 @@
 """Where the program keeps what it can make again, and how an entry shows that it is whole.
 
 An entry is a directory with a manifest: the size of each file, and a checksum of each piece of it.
+It is found again by the files, or by the content, that it is made from.
 
 The only file below probe/ that reads the environment: a user's task may open shards, which are
 indexed in the cache, before any room above has been imported.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
+from samecurve.errors import UserError
 
 MANIFEST = "checksums.json"
 _PIECE = 1 << 20  # bytes with one checksum
@@ -130,3 +133,31 @@ def _stamp(home: Path, files: Mapping[str, tuple[int, int, list[int]]]) -> None:
             home / MANIFEST,
             {name: (size, times[name], sums) for name, (size, _, sums) in files.items()},
         )
+
+
+def stamp_file(file: Path) -> list[str | int]:
+    """Path, size and time of the last change. UserError: the file is missing."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise UserError(
+            f"{file}: {error.strerror}", "make it again, or copy it again", "data.source"
+        ) from None
+    return [str(file), status.st_size, status.st_mtime_ns]
+
+
+def cache_key(identity: object) -> str:
+    """The name of an entry. identity: everything that the entry is made from, as JSON holds it."""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+
+
+def keep_texts(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
+    """Files with these texts, by name, in a directory that is named by their content."""
+    home = folder / hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:24]
+
+    def make(scratch: Path) -> None:
+        for name, text in texts.items():
+            (scratch / name).write_text(text)
+
+    cache_entry(home, make)
+    return {name: home / name for name in texts}

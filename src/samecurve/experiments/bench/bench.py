@@ -46,8 +46,8 @@ from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe
-from samecurve.run.directory.provenance import surroundings
-from samecurve.tasks.registry import entry_of
+from samecurve.run.directory.attempt import surroundings
+from samecurve.tasks import entry_of
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 

@@ -28,7 +28,7 @@ from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import probe
-from samecurve.run.directory.provenance import surroundings
+from samecurve.run.directory.attempt import surroundings
 from samecurve.terminal import echo
 from samecurve.units import show_bytes, show_count
 from samecurve.worker.jobs.collectives_job import CollectiveJob, time_rank

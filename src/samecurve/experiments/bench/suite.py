@@ -35,7 +35,7 @@ from samecurve.launch.pool import Pool
 from samecurve.observe.journal import read_events
 from samecurve.probe.gpus import AMD, NVIDIA
 from samecurve.run.describe import describe
-from samecurve.run.directory.provenance import surroundings
+from samecurve.run.directory.attempt import surroundings
 from samecurve.run.directory.run_directory import Run
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.protocols import StoredArrays
-from samecurve.core.weights.digest import combined, digest
+from samecurve.core.weights import combined, digest
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner, Trajectory
 from samecurve.experiments.layouts import Layout

@@ -21,7 +21,7 @@ from samecurve.experiments.verify.verify_report import columns, conclusion, head
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
-from samecurve.tasks.registry import entry_of
+from samecurve.tasks import entry_of
 from samecurve.terminal import echo
 
 _CPU_RANKS = 3  # world sizes 2 and 3

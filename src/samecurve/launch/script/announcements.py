@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from samecurve.launch.script.misuse import LONG
-from samecurve.watch.silence import HangLimit
+from samecurve.watch import HangLimit
 from samecurve.watch.verdict import name_ranks
 
 _LEFT = 10.0  # seconds after which a rank that has left is missed

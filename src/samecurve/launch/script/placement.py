@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.launch.gpu_settings import gpu_settings, user_settings, without_user_settings
-from samecurve.probe import cpu, nvidia
+from samecurve.probe import cpu_cores, nvidia
 from samecurve.probe.gpus import Gpus, find_gpus
 from samecurve.units import counted, show_bytes
 from samecurve.worker.cluster_env import local_environment
@@ -182,7 +182,7 @@ def settings(
     wanted = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": str(max(1, cpu.cores() // placement.processes)),
+        "OMP_NUM_THREADS": str(max(1, cpu_cores() // placement.processes)),
         **gpu_settings(placement.gpus.vendor),
     }
     kept = user_settings(wanted, environment)

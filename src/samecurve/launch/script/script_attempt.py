@@ -27,12 +27,10 @@ from samecurve.launch.supervisor import (
     RankGroup,
     RankReport,
 )
-from samecurve.probe import nvidia
-from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.probe import nvidia, oom_kills, oom_kills_since
 from samecurve.units import counted, show_seconds
+from samecurve.watch import HangLimit, clear_hang_files
 from samecurve.watch.hang_watch import HangWatch
-from samecurve.watch.live_ranks import clear_hang_files
-from samecurve.watch.silence import HangLimit
 
 if TYPE_CHECKING:
     from samecurve.diagnose.notes import FailureNote

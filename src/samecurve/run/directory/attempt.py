@@ -1,10 +1,28 @@
-"""A start of a run, in the form in which every rank gets it."""
+"""A start of a run, in the form in which every rank gets it; the logs that its processes print to;
+and what the journal says of it: its surroundings (versions, host, the commit of the working
+directory), its seconds, and those of the command's earlier starts.
+
+No engine is imported. Surroundings that can't be known are left out, so that a run never fails
+because of them.
+"""
 
 import json
 import os
+import platform
+import socket
+import subprocess
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+import samecurve
+from samecurve.core.events import Event
+from samecurve.core.planning.machine import Machine
+from samecurve.watch import clear_hang_files
 
 
 @dataclass(frozen=True)
@@ -49,3 +67,142 @@ class Attempt:
 
 def new_attempt_name() -> str:
     return f"{time.time_ns():x}-{os.getpid()}"
+
+
+_LIBRARIES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax")}
+_PATIENCE = 5.0  # seconds, for git
+
+
+def surroundings(engine: str, machine: Machine) -> dict[str, object]:
+    """The surroundings, for the journal.
+
+    Its `commit` ends with `-dirty` where the working directory has changes, and is absent where the
+    directory is no repository.
+    """
+    versions = {"samecurve": samecurve.__version__, "python": platform.python_version()}
+    for name in (*_LIBRARIES[engine], "numpy", "safetensors"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    values: dict[str, object] = {
+        "versions": versions,
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "host_bytes": machine.host_bytes,
+        "hosts": machine.hosts,
+    }
+    commit = _commit()
+    if commit:
+        values["commit"] = commit
+    return values
+
+
+def _commit() -> str:
+    """The working directory's commit; '' where there is no repository, or no git."""
+    git = [
+        "git",
+        "--no-optional-locks",
+        "-c",
+        "core.fsmonitor=false",
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        "--abbrev=40",
+    ]
+    try:
+        return subprocess.run(
+            git,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=True,
+        ).stdout.strip()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+
+
+def log_to(path: Path, attempt: str = "") -> None:
+    """Send all that this process and its libraries print to a file.
+
+    attempt: written there first, since the file keeps what earlier attempts printed.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    if attempt:
+        from samecurve.diagnose.tracebacks import ATTEMPT_LINE
+
+        with suppress(OSError):  # a full disk
+            os.write(descriptor, f"{ATTEMPT_LINE} {attempt}\n".encode())
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def clear_logs(logs: Path) -> None:
+    """Remove what the ranks of an earlier start left for the launcher and the hang watch."""
+    for kind in ("failure-*.json", "process-*.json"):
+        for path in logs.glob(kind):
+            path.unlink()
+    clear_hang_files(logs)
+
+
+class StartupClock:
+    """Times the parts of a start."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
+
+
+def machine_load() -> dict[str, Any]:
+    """The machine's load average, and its cores."""
+    return {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
+
+
+def after_others(
+    record: Callable[[Event], None], earlier: Earlier, *, resumed_at: int
+) -> Callable[[Event], None]:
+    """Wrap record(), for a start that follows others of the same command.
+
+    A `recovered` line follows the first step. The last line has the whole command's goodput.
+
+    resumed_at: the step that this start goes on from.
+    """
+    recovery: list[float] = []  # the seconds of the recovery, once it is over
+
+    def recorded(event: Event) -> None:
+        if event.kind in {"finished", "stopped"}:
+            totals = _totals(event, earlier, recovery)
+            event = replace(event, values={**event.values, **totals})
+        record(event)
+        if event.kind == "step" and not recovery:
+            recovery.append(round(event.time - earlier.failed, 3))
+            record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed_at}))
+
+    return recorded
+
+
+def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
+    """The totals of all starts: wall seconds, steps, goodput, and the seconds of each recovery.
+
+    Goodput is the share of the wall seconds in steps that still count.
+    """
+    wall = event.time - earlier.began
+    useful = earlier.useful + event.values["goodput"] * event.values["seconds"]
+    return {
+        "seconds": wall,
+        "steps": earlier.steps + event.values["steps"],
+        "goodput": useful / wall,
+        "recoveries": [*earlier.recoveries, *recovery],
+    }

@@ -3,6 +3,7 @@ signals, which every rank may get.
 """
 
 import json
+import math
 import os
 import signal
 import time
@@ -12,10 +13,19 @@ from samecurve.core.events import REQUESTS, Request
 from samecurve.core.system.files import regular_only, write_all
 from samecurve.run.directory.run_directory import Run
 
+_MOST_SAVING = 0.01  # share of the time in which training may stand still for saves by the clock
 _LOOK = 0.05  # seconds between two looks at the file
 # the launcher sends it where the control file can't be written, or is not its own
 STOP_SIGNAL = signal.SIGUSR1
 _NOTHING = (0,) * len(REQUESTS)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop. nohup has SIGHUP ignored, and then it stays ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def ask(run: Run, attempt: str, request: Request) -> None:
@@ -26,7 +36,7 @@ def ask(run: Run, attempt: str, request: Request) -> None:
 
 
 class Requests:
-    """The requests to this rank, from the control file and from signals.
+    """The requests to this rank, from the control file, from signals and from the clock.
 
     control: None: another rank reads the control file.
     """
@@ -37,6 +47,14 @@ class Requests:
 
     def stop(self) -> None:
         self._stops += 1
+
+    def saved(self, blocked: float) -> None:
+        """Count the time until the next save from now on.
+
+        blocked: seconds in which training stood still for the last save
+        """
+        if self._control is not None:
+            self._control.saved(blocked)
 
     def pending(self) -> Sequence[int]:
         """How many new requests there are of each of events.REQUESTS."""
@@ -50,14 +68,25 @@ class Requests:
 
 
 class ControlFile:
-    """The requests to this attempt, read by one rank.
+    """The requests to this attempt, read by one rank, and saves that go by the clock.
 
-    Asked in each step, it looks at the file twenty times a second at most.
+    Asked in each step, it looks at the file and the clock twenty times a second at most. All ranks
+    agree on the step of a save as they do where somebody asks for one.
+
+    save_seconds: between saves; 0: none goes by the clock
     """
 
-    def __init__(self, run: Run, attempt: str) -> None:
+    def __init__(self, run: Run, attempt: str, save_seconds: float = 0.0) -> None:
         self._path, self._attempt, self._position = run.control, attempt, 0
         self._next_look = 0.0
+        self._save_seconds = save_seconds
+        self._next_save = time.monotonic() + save_seconds if save_seconds else math.inf
+
+    def saved(self, blocked: float) -> None:
+        """Count the time until the next save by the clock from now on, as Requests.saved() does."""
+        if self._save_seconds:
+            gap = max(self._save_seconds, blocked / _MOST_SAVING)
+            self._next_save = time.monotonic() + gap
 
     def pending(self) -> Sequence[int]:
         """How many new requests there are of each of events.REQUESTS."""
@@ -65,6 +94,15 @@ class ControlFile:
         if now < self._next_look:
             return _NOTHING
         self._next_look = now + _LOOK
+        counts = self._read()
+        if now >= self._next_save:
+            self._next_save = math.inf  # until the save is published
+            counts = [*counts]
+            counts[REQUESTS.index("save")] += 1
+        return counts
+
+    def _read(self) -> Sequence[int]:
+        """The new requests in the file."""
         try:
             if os.stat(self._path).st_size <= self._position:
                 return _NOTHING

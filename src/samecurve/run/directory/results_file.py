@@ -1,11 +1,11 @@
 """results.json: the results of a run, for programs and tables, made from its journal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
-from samecurve.core.evaluation.confusion import class_names, class_scores, is_confusion
+from samecurve.core.evaluation import class_names, class_scores, is_confusion
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
@@ -15,7 +15,7 @@ from samecurve.run.directory.run_directory import Run
 
 def write_results(run: Run, plan: Plan, config: Config) -> None:
     """Write results.json into the run's directory, at the end of the run."""
-    write_json(run.home / "results.json", results(read_events(run.journal), plan, config))
+    write_json(run.results, results(read_events(run.journal), plan, config))
 
 
 def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, Any]:
@@ -24,7 +24,8 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
     events: of all starts. Seconds and throughput are those of the steps after the first.
     """
     steps = [event.values for event in events if event.kind == "step"]
-    timed = steps[1:]
+    # somebody may have edited the journal
+    timed = [step for step in steps[1:] if _is_number(step, "seconds", "samples_per_second")]
     seconds = sum(step["seconds"] for step in timed)
     samples = sum(step["samples_per_second"] * step["seconds"] for step in timed)
     end = events[-1].values
@@ -44,7 +45,7 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
             "samples": plan.samples,
             "steps": len(steps),
             "epochs": len(steps) / plan.order.steps_per_epoch,
-            "loss": steps[-1]["loss"] if steps else None,
+            "loss": steps[-1].get("loss") if steps else None,
             "step_seconds": seconds,
             "samples_per_second": samples / seconds if seconds else None,
             "peak_memory_bytes_by_device": end.get("memory_bytes_by_device"),
@@ -55,6 +56,11 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
         "test": _measured(events, "tested", plan),
         "config": flatten(config),
     }
+
+
+def _is_number(values: Mapping[str, Any], *names: str) -> bool:
+    """Whether these values are there, and are numbers."""
+    return all(isinstance(values.get(name), int | float) for name in names)
 
 
 def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:

@@ -12,8 +12,13 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.user_class.class_place import TASK_PICKLE, find_pickled_class
-from samecurve.watch.live_ranks import live_ranks
+from samecurve.tasks.user_class.class_place import (
+    SOURCE_INDEX,
+    SOURCES,
+    TASK_PICKLE,
+    find_pickled_class,
+)
+from samecurve.watch import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
@@ -40,6 +45,10 @@ class Run:
     @property
     def control(self) -> Path:
         return self.home / "control.jsonl"
+
+    @property
+    def results(self) -> Path:
+        return self.home / "results.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -81,6 +90,7 @@ class Run:
         files = [self.config, self.plan, self.journal, self.control, self.task, self.base]
         files.append(self.home / "lock")
         folders = [self.checkpoints, self.logs, self.assets, self.initial, self.home / "samples"]
+        folders.append(self.home / SOURCES)
         for folder in (self.logs, self.assets, self.home / "samples"):
             if folder.is_dir() and not folder.is_symlink():
                 files += [path for path in folder.iterdir() if not path.is_dir()]
@@ -153,6 +163,18 @@ class Run:
         """config.yaml as it stands, with the present place of a class that the run keeps."""
         document = read_file(self.config, regular=True)
         find_pickled_class(document, self.home)
+        return document
+
+    def document_for_use(self) -> Document:
+        """config.yaml as the trained model is used with it: its task is the code that was trained.
+
+        That is the run's own copy of the source where the files themselves have changed.
+        """
+        document = self.read_document()
+        if (self.home / SOURCES / SOURCE_INDEX).is_file():
+            from samecurve.tasks.user_class.kept_source import used_document
+
+            used_document(self.home, document)
         return document
 
     def read_plan(self) -> Plan:

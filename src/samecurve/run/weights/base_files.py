@@ -18,7 +18,9 @@ from samecurve.core.system.files import read_file_bytes
 from samecurve.errors import RunError, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import Origin
+from samecurve.run.weights.foreign_weights import WHERE
 from samecurve.run.weights.initial_weights import placed, read_initial_weights
+from samecurve.run.weights.opened_checkpoint import open_checkpoint
 from samecurve.units import first_and_count
 
 _MOST_JSON = 1 << 24  # bytes of base.json
@@ -80,6 +82,9 @@ def choose_base(
         return None
     if before and not path.exists():
         _refuse_other(before, None)
+    if Run(path).exists():  # of a run, the weights lie in its newest checkpoint
+        is_same_run = before is not None and Path(before.path).parent.parent == path.resolve()
+        path = Path(before.path) if before and is_same_run else open_checkpoint(path, WHERE).path
     with placed(config, path):
         source = read_initial_weights(path, config, facts)
     now = Base.of(path)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.manifest import MANIFEST
+from samecurve.checkpoint.manifest import DTYPES, MANIFEST
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -25,8 +25,7 @@ from samecurve.units import first_and_count
 WHERE = "--init-from"
 # what DistributedDataParallel, DataParallel and torch.compile put before names
 _WRAPPERS = ("module.", "_orig_mod.")
-STORED_DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32"}
-_NUMPY_DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
+STORED_DTYPES = {name: stored for stored, name in DTYPES.items()}  # numpy's name -> a file's
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,15 @@ def read_source(path: Path) -> ForeignWeights:
     if (path / MANIFEST).is_file() or Run(path).exists():
         checkpoint = open_checkpoint(path, WHERE)
         weights = checkpoint.weights
+        if weights.base_digest is not None:
+            raise UserError(
+                f"{path} keeps only what was trained on a frozen base, not the base itself",
+                f"`samecurve export {path} --to DIR` writes the whole model: --init-from DIR",
+                WHERE,
+            )
         arrays = {
             name: SourceArray(
-                _NUMPY_DTYPES[weights.dtype(name)],
+                DTYPES[weights.dtype(name)],
                 weights.shape(name),
                 partial(weights.__getitem__, name),
             )

@@ -21,7 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, ModelArrays
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.system.files import sync_directory, write_json
-from samecurve.core.weights.weight_check import check_weights
+from samecurve.core.weights import check_weights
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import SCRATCH, Run
 from samecurve.run.resume import Origin
@@ -39,7 +39,7 @@ from samecurve.tasks import entry_of
 from samecurve.units import first_and_count, show_bytes, show_count
 
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
-_EIGHT_BYTES = {"float64", "int64", "complex128"}  # others are copied in four
+_EIGHT_BYTES = {"float64", "int64", "uint64", "complex128"}  # others are copied in four
 
 
 @dataclass(frozen=True)

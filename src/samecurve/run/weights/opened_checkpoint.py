@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
-from samecurve.checkpoint.store import hold, newest
+from samecurve.checkpoint.store import best_first, checkpoints, hold, newest
+from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
-from samecurve.core.weights.weight_check import AVERAGE
+from samecurve.core.weights import AVERAGE
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
@@ -86,7 +87,7 @@ class OpenedCheckpoint:
     def config(self) -> Config:
         """The run's config. UserError: it names code that is not trusted."""
         check_trusted(self.run, trust=self.trust, where="RUN")
-        return self.run.read_config(Tasks())
+        return load(self.run.document_for_use(), Tasks()).config
 
     @cached_property
     def task(self) -> "EngineAdapter":
@@ -122,6 +123,34 @@ def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> O
             if not tries_left or checkpoint.exists():
                 raise
     raise AssertionError("unreachable")
+
+
+def best_checkpoint(path: Path, where: str = "RUN") -> Path:
+    """The checkpoint of a run whose evaluation was the best, among those that are kept and whole.
+
+    where: the argument that names the run
+
+    UserError: the path is no run, or none of its checkpoints was evaluated at its own step.
+    """
+    run = Run(path)
+    run.check(where)
+    if not run.exists():
+        raise UserError(
+            f"{path} is no run directory, whose best checkpoint could be chosen",
+            "the run's directory; or leave --best (best=True) out to name one checkpoint",
+            where,
+        )
+    for checkpoint in best_first(checkpoints(run.checkpoints), run.read_plan().best):
+        try:
+            verify(checkpoint)
+            return checkpoint
+        except CorruptCheckpointError:
+            continue
+    raise UserError(
+        f"none of the checkpoints of {path} was evaluated at its own step",
+        "--eval-every N --set train.save_every=N when it is trained: then each better one is saved",
+        where,
+    )
 
 
 @contextmanager

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.run.weights.base_arrays import OnBase, base_weights
 from samecurve.run.weights.base_files import Base
-from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
+from samecurve.run.weights.opened_checkpoint import (
+    OpenedCheckpoint,
+    best_checkpoint,
+    open_checkpoint,
+)
 
 if TYPE_CHECKING:
     from samecurve.core.protocols import StoredArrays
 
 
-def load(run: Any, *, trust: bool = False) -> Any:
+def load(run: Any, *, best: bool = False, trust: bool = False) -> Any:
     """The model of a run with its weights, in eval mode.
 
     A torch.nn.Module; a flax.nnx.Module for a user task that jax trained.
@@ -20,14 +24,17 @@ def load(run: Any, *, trust: bool = False) -> Any:
     run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
         samecurve.train() returned
 
+    best: of a run, the checkpoint whose evaluation was the best, in place of the newest
+
     trust: run the code that the run's config names, though it came with the run or lies outside of
         the working directory
 
     Warns of a damaged checkpoint passed over.
     """
-    checkpoint = open_checkpoint(
-        Path(getattr(run, "directory", run)), "samecurve.load", trust=trust
-    )
+    path = Path(getattr(run, "directory", run))
+    if best:
+        path = best_checkpoint(path, "samecurve.load")
+    checkpoint = open_checkpoint(path, "samecurve.load", trust=trust)
     for note in checkpoint.notes:
         warnings.warn(note, stacklevel=2)
     return trained_model(checkpoint)

@@ -9,8 +9,7 @@ from typing import Any
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.task_methods import TaskMethods
-from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.protocol import MEMBERS, TaskMethods
 
 NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
 _WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # in place of loss()

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.data_kinds import FORM, parameters_of
-
-Columns = dict[str, NDArray[Any]]
+from samecurve.tasks.adapter.data_kinds import FORM, Columns, parameters_of
 
 
 class Collation:
@@ -40,18 +38,19 @@ class Collation:
             )
         return columns_of(columns, len(ids), self.name)
 
-
-def samples_of(raw: Any, count: int, origin: str) -> list[Any]:
-    """The samples for collate(): items as they are, or one dict for each row of columns."""
-    if isinstance(raw, list):
-        _check_number(len(raw), count, origin)
-        return raw
-    _check_names(raw, count, origin)
-    for name, column in raw.items():
-        length = len(column) if getattr(column, "ndim", 1) else 0
-        if length != count:
-            raise _wrong_length(str(name), (length,), count, origin)
-    return [{name: column[row] for name, column in raw.items()} for row in range(count)]
+    def samples_of(self, raw: Any, count: int, origin: str) -> list[Any]:
+        """The samples that the method is given: items as they are, or a dict for each row of
+        columns.
+        """
+        if isinstance(raw, list):
+            _check_number(len(raw), count, origin)
+            return raw
+        _check_names(raw, count, origin)
+        for name, column in raw.items():
+            length = len(column) if getattr(column, "ndim", 1) else 0
+            if length != count:
+                raise _wrong_length(str(name), (length,), count, origin)
+        return [{name: column[row] for name, column in raw.items()} for row in range(count)]
 
 
 def stacked(raw: Any, count: int, origin: str) -> Columns:

@@ -8,8 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from numpy.typing import NDArray
+
 from samecurve.errors import UserError
 
+Columns = dict[str, NDArray[Any]]  # arrays with one row a sample
 _OF_CONTAINERS = (dict.__getitem__, list.__getitem__, tuple.__getitem__)
 FORM = (
     "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
-from samecurve.core.evaluation.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.evaluation import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.events import BESIDE_METRICS
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays

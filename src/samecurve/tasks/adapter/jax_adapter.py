@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, StoredArrays
-from samecurve.core.split_check.additivity import MEAN
-from samecurve.core.weights.weight_check import check_weights
+from samecurve.core.split_check import MEAN
+from samecurve.core.weights import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
 from samecurve.jax_engine.model import (

@@ -10,16 +10,24 @@ from copy import deepcopy
 from functools import cached_property
 from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
-from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
+from samecurve.tasks.adapter.data_kinds import (
+    Columns,
+    count_samples,
+    is_from,
+    is_torch,
+    parameters_of,
+)
 from samecurve.tasks.user_class.user_errors import calling, end_copy, raise_explained
+
+if TYPE_CHECKING:  # few tasks have a collate()
+    from samecurve.tasks.adapter.columns import Collation
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 _SHARDS = "samecurve.data.shards.source"  # where Shards is; few runs import it
@@ -36,7 +44,7 @@ class Rows:
     """
 
     def __init__(
-        self, data: Any, what: str, path: Path | None, collation: Collation | None = None
+        self, data: Any, what: str, path: Path | None, collation: "Collation | None" = None
     ) -> None:
         self._what, self._path, self._collation = what, path, collation
         self._origin = f"the data of {what}"
@@ -102,8 +110,16 @@ class Rows:
         if self._collation is None:
             if _are_columns(raw, len(ids)):
                 return dict(raw)
-            return stacked(raw, len(ids), self._origin)
-        return self._collated(samples_of(raw, len(ids), self._origin), ids, epoch)
+            return self._stacked(raw, len(ids), self._origin)
+        samples = self._collation.samples_of(raw, len(ids), self._origin)
+        return self._collated(samples, ids, epoch)
+
+    @cached_property
+    def _stacked(self) -> Callable[[Any, int, str], Columns]:
+        """Makes columns of what is not yet such; arrays of numbers by name never come to it."""
+        from samecurve.tasks.adapter.columns import stacked
+
+        return stacked
 
     def _collated(self, samples: list[Any], ids: Ids, epoch: int) -> Columns:
         assert self._collation is not None
@@ -129,7 +145,7 @@ class Rows:
             whose task has, are not read again.
         """
         if self._collation:
-            self._check_collation(self._collation.name)
+            self._check_collation(self._collation)
         if is_known or self._own_fingerprint:
             return
         for epoch in (0, 1) if self.by_epoch else (0,):
@@ -143,7 +159,7 @@ class Rows:
                     f'"{name}" of row {row_id}', together[name][place], alone[name][0]
                 )
 
-    def _check_collation(self, name: str) -> None:
+    def _check_collation(self, collation: "Collation") -> None:
         """UserError: collate() gives other arrays for the same samples, or rows in another order.
 
         A collate() that sorts samples by their length does the latter.
@@ -151,7 +167,7 @@ class Rows:
         ids = self._spread()
         with calling(self._origin, self._path):
             raw = self._read_raw(ids, 0)
-        samples = samples_of(raw, len(ids), self._origin)
+        name, samples = collation.name, collation.samples_of(raw, len(ids), self._origin)
         first = self._collated(deepcopy(samples), ids, 0)  # it may take them apart
         again = self._collated(deepcopy(samples), ids, 0)
         turned = self._collated(samples[::-1], ids[::-1], 0)

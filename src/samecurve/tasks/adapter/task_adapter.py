@@ -12,23 +12,22 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from samecurve.core.config.document import suggest
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config, section_argument
 from samecurve.core.planning.facts import Facts
-from samecurve.core.weights.initial_values import Initial
+from samecurve.core.protocols import Initial
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
-from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.adapter.task_methods import TaskMethods
-from samecurve.tasks.adapter.user_call import UserCall
-from samecurve.tasks.free_sections import section_argument
-from samecurve.tasks.protocol import MEMBERS
-from samecurve.tasks.user_class.user_errors import calling
+from samecurve.tasks.protocol import MEMBERS, TaskMethods
+from samecurve.tasks.user_class.user_errors import UserCall, calling
+
+if TYPE_CHECKING:
+    from samecurve.tasks.adapter.columns import Collation
 
 
 class TaskAdapter:
@@ -106,7 +105,7 @@ class TaskAdapter:
                 return None
             return Rows(data, f"{self.name}.{method}()", self._file, self._collation())
 
-    def _collation(self) -> Collation | None:
+    def _collation(self) -> "Collation | None":
         """How samples of unlike length become arrays. UserError: this engine can't have that."""
         collate = self.methods.collate
         if collate is None:
@@ -126,6 +125,8 @@ class TaskAdapter:
                 "pad the rows to one length in the data, and take collate() out; or --engine torch",
                 "task",
             )
+        from samecurve.tasks.adapter.columns import Collation
+
         return Collation(collate, name)
 
     @cached_property

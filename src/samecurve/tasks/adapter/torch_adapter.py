@@ -14,14 +14,14 @@ from torch import nn
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
-from samecurve.core.split_check.additivity import MEAN
+from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
-from samecurve.torch_engine.model.initial_values import FirstValues, on_meta
+from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
-from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
+from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.step.precision import as_weights, attention_of_any_length
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ class TorchAdapter(EngineAdapter):
         """
         from samecurve.torch_engine.model.model_weights import load_weights
 
+        self._refuse_other_shapes(weights)
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
@@ -199,6 +200,7 @@ class TorchAdapter(EngineAdapter):
         from samecurve.torch_engine.model.frozen_base import check_same_base, model_digest
         from samecurve.torch_engine.model.model_weights import load_weights
 
+        self._refuse_other_shapes(weights)
         first_values = FirstValues(self, seed, lambda _: None)
         model = cast_weights(first_values.build(), self._config.train.precision)
         freeze(model, self._config.optimizer.rules)
@@ -207,6 +209,21 @@ class TorchAdapter(EngineAdapter):
         load_weights(model, weights, optional=frozen)
         check_same_base(model_digest(model), digest, path)
         return model
+
+    def _refuse_other_shapes(self, weights: StoredArrays) -> None:
+        """Compare the model with weights before it takes memory: a run may come from anywhere.
+
+        UserError: the weights are not this model's.
+        """
+        from samecurve.core.weights import check_weights
+        from samecurve.tasks.adapter.torch_facts import model_arrays
+
+        described = model_arrays(self, self._config, may_take_memory=False)
+        if described is None:
+            return
+        shapes = {name: weights.shape(name) for name in weights}
+        optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
+        check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
 
     def respond(
         self,

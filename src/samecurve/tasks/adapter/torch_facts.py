@@ -6,7 +6,7 @@ The model is built without values and is not trained.
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -18,11 +18,11 @@ from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
-from samecurve.torch_engine.model.initial_values import on_meta
+from samecurve.torch_engine.model.model_builder import on_meta
 from samecurve.torch_engine.model.model_setup import freeze, repeated_blocks, sharding_facts
 from samecurve.torch_engine.model.model_weights import describe_arrays
 from samecurve.torch_engine.model.user_model import TrainingMode, coupling_layers, kept_in_eval
-from samecurve.torch_engine.optimizers.optimizer_params import hidden_matrices
+from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
 from samecurve.torch_engine.optimizers.user_optimizer import try_optimizer
 from samecurve.torch_engine.randomness.dropout_layers import dropout_layers
 
@@ -79,9 +79,25 @@ def describe_model(
     }
 
 
-def model_arrays(adapter: EngineAdapter, config: Config) -> DescribedArrays:
-    """The arrays of the model, and which of them are not trained."""
-    model = _outline(adapter)
+@overload
+def model_arrays(adapter: EngineAdapter, config: Config) -> DescribedArrays: ...
+@overload
+def model_arrays(
+    adapter: EngineAdapter, config: Config, *, may_take_memory: bool
+) -> DescribedArrays | None: ...
+def model_arrays(
+    adapter: EngineAdapter, config: Config, *, may_take_memory: bool = True
+) -> DescribedArrays | None:
+    """The arrays of the model, and which of them are not trained.
+
+    None: it can't be built without values, and may take no memory
+    """
+    try:
+        model = _without_values(adapter)
+    except RuntimeError:
+        if not may_take_memory:
+            return None
+        model = _outline(adapter)
     freeze(model, config.optimizer.rules)
     frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
     return DescribedArrays(**describe_arrays(model), frozen=frozen, frozen_base=adapter.frozen_base)
@@ -130,14 +146,19 @@ def _optimizer_facts(
 
 def _outline(adapter: EngineAdapter) -> nn.Module:
     """The model without values, or with values where it can't be built without."""
-    model: nn.Module
     try:
-        with on_meta(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of values that go nowhere
-            model = adapter.model()
+        return _without_values(adapter)
     except RuntimeError:
         with torch.random.fork_rng(devices=[]):
-            model = adapter.model()
+            model: nn.Module = adapter.model()
+        return model
+
+
+def _without_values(adapter: EngineAdapter) -> nn.Module:
+    """The model on the meta device. RuntimeError: its code looks at values."""
+    with on_meta(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that go nowhere
+        model: nn.Module = adapter.model()
     return model
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import START
-from samecurve.core.split_check.additivity import MEAN, Trial, compare_parts
+from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
-from samecurve.torch_engine.randomness.sample_numbers import keyed_trial
+from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.gathered_features import Features, check_rows
 from samecurve.torch_engine.step.precision import as_weights

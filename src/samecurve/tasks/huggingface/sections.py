@@ -16,9 +16,8 @@ from pydantic import (
 )
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import DataSection
-from samecurve.tasks.free_sections import check_finite
-from samecurve.tasks.text.source_files import STANDARD_LIBRARY
+from samecurve.core.config.sections import DataSection, check_finite
+from samecurve.tasks.text import STANDARD_LIBRARY
 
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.confusion import CLASS_WEIGHT
+from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Source
+from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import stamp_file
 from samecurve.tasks.classification import summarize_classes
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.prepared_data import (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from samecurve.core.evaluation.confusion import CLASS_WEIGHT
+from samecurve.core.evaluation import CLASS_WEIGHT
+from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import keep_texts
 from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.huggingface.adapter import (
     BASE,

@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.text.source_files import files_of_source, no_files
-from samecurve.tasks.text.token_files import check_cached_tokens, check_whole_tokens, id_blocks
+from samecurve.tasks.text import (
+    check_cached_tokens,
+    check_whole_tokens,
+    files_of_source,
+    id_blocks,
+    no_files,
+)
 from samecurve.tasks.text.tokenizer import (
     PROBED,
     ByteTokenizer,

@@ -1,4 +1,4 @@
-"""The decoder of torch_model.py in flax; checkpoints pass between the two.
+"""The decoder of torch_task.py in flax; checkpoints pass between the two.
 
 Names, matrix layouts ([out, in]) and arithmetic are the same. Everything is computed in the
 parameters' own type; with `narrow` products are computed in that type, while norms and the

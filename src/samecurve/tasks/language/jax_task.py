@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.tasks.language.jax_model import Decoder
 from samecurve.tasks.language.task import LanguageTask, NextLogits
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from samecurve.core.config.section import Section
+from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
-from samecurve.core.config.values import MOST_LAYERS
 
 Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from samecurve.core.planning.memory import logit_rows
-from samecurve.core.weights.initial_values import Initial
+from samecurve.core.protocols import Initial
 from samecurve.tasks.language.sections import LanguageModel
 
 
@@ -123,7 +123,7 @@ def _formulas(
         ),
         "bytes_per_sample": (
             f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
-            f" {outside_words}), counted from torch_model.py"
+            f" {outside_words}), counted from torch_task.py"
         ),
         **{
             f"scratch.{kind}": (

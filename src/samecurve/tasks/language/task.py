@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Source
-from samecurve.core.weights.initial_values import Initial
-from samecurve.data.spread import spread_out
-from samecurve.data.tokens import TokenWindows, window_count
+from samecurve.core.protocols import Initial, Source
+from samecurve.data import TokenWindows, spread_out, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data

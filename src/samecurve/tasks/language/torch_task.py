@@ -1,17 +1,122 @@
-"""The language task with PyTorch."""
+"""The language task with PyTorch, and its model: a Llama-style decoder with RMSNorm, rotary
+positions, grouped-query attention and SwiGLU.
+
+Names and layouts are those of Hugging Face's Llama. No operation has a fixed number format, so a
+float64 model computes in float64 throughout.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.task import LanguageTask, NextLogits
-from samecurve.tasks.language.torch_model import Decoder
+from samecurve.torch_engine.model.cross_entropy import Head
+
+
+def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, head_size] of position times theta^(-2i/d).
+
+    The two halves of a head are rotated against each other.
+    """
+    evens = torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device)
+    rates = theta ** (-evens / head_size)
+    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions to x [batch, heads, length, head_size]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = fields.num_heads, fields.groups, fields.head_size
+        self.q_proj = nn.Linear(fields.hidden_size, self.heads * self.size, bias=False)
+        self.k_proj = nn.Linear(fields.hidden_size, self.groups * self.size, bias=False)
+        self.v_proj = nn.Linear(fields.hidden_size, self.groups * self.size, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.size, fields.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+
+        def split(y: Tensor, heads: int) -> Tensor:
+            return y.view(batch, length, heads, self.size).transpose(1, 2)
+
+        q = split(self.q_proj(x), self.heads)
+        k = split(self.k_proj(x), self.groups)
+        v = split(self.v_proj(x), self.groups)
+        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.groups != self.heads
+        )
+        return cast("Tensor", self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(fields.hidden_size, fields.inner, bias=False)
+        self.up_proj = nn.Linear(fields.hidden_size, fields.inner, bias=False)
+        self.down_proj = nn.Linear(fields.inner, fields.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.self_attn = Attention(fields)
+        self.post_attention_layernorm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.mlp = FeedForward(fields)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class Decoder(nn.Module):
+    """Tokens [batch, length] -> logits [batch, length, vocab]; with labels, the loss of Head."""
+
+    def __init__(self, fields: LanguageModel, vocab: int) -> None:
+        super().__init__()
+        self.fields = fields
+        self.embed_tokens = nn.Embedding(vocab, fields.hidden_size)
+        self.layers = nn.ModuleList(Block(fields) for _ in range(fields.num_layers))
+        self.norm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.lm_head = Head(fields.hidden_size, vocab)
+        if fields.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        # kept for the last length: making them takes 0.1 ms on a CPU, ten kernels on a GPU
+        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, *, score: bool = False) -> Any:
+        x = self.embed_tokens(tokens)
+        cos, sin = self._rotary(x)
+        for block in self.layers:
+            x = block(x, cos, sin)
+        return self.lm_head(self.norm(x), labels, score=score)
+
+    def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # tensors made in inference mode can't be used in training
+        key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())
+        if self._angles is None or self._angles[0] != key:
+            self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)
+        return self._angles[1]
 
 
 class TorchLanguage(LanguageTask):

@@ -1,1 +1,114 @@
-"""Parts that every task on text needs: the files of a source, tokenizers, files of token ids."""
+"""Parts that every task on text needs: tokenizers, and the files of text and of token ids.
+
+Files of text are those that a source names (a file, a glob, a directory, the standard library).
+Files of token ids hold one number after another: a user's `.bin`, and the cache's.
+"""
+
+import glob
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+
+STANDARD_LIBRARY = "python-stdlib"
+
+
+def files_of_source(source: str) -> list[Path]:
+    """Files of the standard library, below a directory, or that a path or a glob names.
+
+    Empty where there are none.
+    """
+    if source == STANDARD_LIBRARY:
+        return standard_library()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return files_below(path)
+    if path.is_file():
+        return [path]
+    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    return sorted(match for match in matches if match.is_file())
+
+
+def no_files(source: str, remedy: str) -> UserError:
+    """The error for a source that names no file."""
+    nothing = "no such file, directory or match"
+    if Path(source).expanduser().is_dir():
+        nothing = "an empty directory"
+    return UserError(f"data source {source}: {nothing}", remedy, "data.source")
+
+
+def standard_library() -> list[Path]:
+    """The sorted .py files of this Python's standard library: real text without a download.
+
+    Tests of the standard library are left out.
+    """
+    skipped = {"test", "tests", "idle_test", "lib2to3", "__pycache__"}
+    skipped |= {"site-packages", "dist-packages"}
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = [name for name in subfolders if name not in skipped]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
+
+
+def files_below(root: Path) -> list[Path]:
+    """A directory's files, without hidden ones and run directories.
+
+    A run that reads what it writes could never be resumed.
+    """
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if not name.startswith(".") and not _is_run(Path(folder, name))
+        ]
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
+
+
+_BLOCK = 1 << 22  # ids that are read at once
+
+
+def check_whole_tokens(path: Path, dtype: str) -> None:
+    """UserError: the file's size is no multiple of a token's size."""
+    size = path.stat().st_size
+    if size % np.dtype(dtype).itemsize == 0:
+        return
+    remedy = "was it copied whole?"
+    if size % 2 == 0:
+        remedy = "--set data.token_dtype=uint16, if that is what it holds"
+    raise UserError(
+        f"{path} has {size} bytes, which are no whole number of {dtype} tokens",
+        remedy,
+        "data.token_dtype",
+    )
+
+
+def id_blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
+    """The ids of a file, several at a time."""
+    if not path.stat().st_size:  # an empty file can't be mapped
+        return
+    ids = np.memmap(path, dtype, "r")
+    for first in range(0, len(ids), _BLOCK):
+        yield np.asarray(ids[first : first + _BLOCK])
+
+
+def check_cached_tokens(path: Path, dtype: str, num_tokens: int) -> None:
+    """UserError: a token file of the cache has another size than when it was made."""
+    if path.stat().st_size != num_tokens * np.dtype(dtype).itemsize:
+        raise UserError(
+            f"the token file {path} has been cut off",
+            f"remove {path.parent}: it is made anew",
+            "data",
+        )

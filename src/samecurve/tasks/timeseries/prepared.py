@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.timeseries import synthetic
 from samecurve.tasks.timeseries.csv_files import read_csv
 from samecurve.tasks.timeseries.har_files import files_of, read_har

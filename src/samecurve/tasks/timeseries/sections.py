@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samecurve.core.config.section import Section
+from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
-from samecurve.core.config.values import MOST_LAYERS
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]

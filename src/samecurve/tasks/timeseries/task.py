@@ -15,8 +15,8 @@ import numpy as np
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
+from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import keep_texts
 from samecurve.tasks.classification import accuracy, macro_f1, summarize_classes, weigh_classes
 from samecurve.tasks.timeseries.prepared import Prepared, prepare_windows, stamp_windows
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel

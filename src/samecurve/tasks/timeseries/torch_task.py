@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.evaluation.confusion import CLASS_WEIGHT
+from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import class_loss, count_answers, widened

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from samecurve.core.config.document import Document
 
 TASK_PICKLE = "task.pickle"  # the file of a pickled class, in a run directory too
+SOURCES, SOURCE_INDEX = "source", "source.json"  # a run's copy of a class's source, and its index
 
 
 class Place(NamedTuple):

@@ -7,14 +7,14 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.class_place import Place, is_pickled
+from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, Place, is_pickled
 from samecurve.tasks.user_class.class_source import no_class, read_source
 from samecurve.tasks.user_class.pickled_class import load_pickled
 from samecurve.tasks.user_class.user_errors import StartedWhileLoading, calling
@@ -34,7 +34,7 @@ def load_class(task: Place) -> type:
         if is_pickled(task.path):
             with calling("loading it", task.path):
                 return load_pickled(task.path)
-        module = _imported(task) if task.module else _module(task.path)
+        module = _imported(task) if task.module else _of_file(task.path)
     except StartedWhileLoading:
         raise _starts_too_early(task) from None
     task_class = getattr(module, task.name, None)
@@ -77,6 +77,50 @@ def _imported(task: Place) -> ModuleType:
             return importlib.import_module(task.module)
 
 
+def _of_file(path: Path) -> ModuleType:
+    """The file as a module, taken from a run's own copy of its source if it lies in one."""
+    home = next((home for home in path.resolve().parents if home.name == SOURCES), None)
+    if home is None or not (home / SOURCE_INDEX).is_file():
+        return _module(path)
+    from samecurve.tasks.user_class.kept_source import read_kept_source
+
+    kept = read_kept_source(home.parent)
+    if kept is None:
+        return _module(path)
+    tops = {Path(name).parts[0].removesuffix(".py") for name in kept.files}
+    with _instead_of_others(home, tops), _beside(str(home)):
+        if not kept.module:
+            return _module(path, "".join(sorted(kept.files.values())))
+        with calling("importing it", path):
+            return importlib.import_module(kept.module)
+
+
+@contextmanager
+def _instead_of_others(home: Path, tops: Collection[str]) -> Iterator[None]:
+    """Hide modules of the same names that were imported from elsewhere, while the block loads.
+
+    home: where the modules are to come from
+    tops: names of modules and packages, without a dot
+    """
+    hidden = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in tops
+        and not Path(getattr(module, "__file__", None) or "").is_relative_to(home)
+    }
+    for name in hidden:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        of_hidden = {name.partition(".")[0] for name in hidden}
+        for name in list(sys.modules):
+            if name.partition(".")[0] in of_hidden:
+                del sys.modules[name]
+        sys.modules.update(hidden)
+
+
 class _UncachedLoader(SourceFileLoader):
     """A loader that compiles the file each time.
 
@@ -88,13 +132,16 @@ class _UncachedLoader(SourceFileLoader):
         return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
 
 
-def _module(path: Path) -> ModuleType:
+def _module(path: Path, neighbours: str = "") -> ModuleType:
     """The file as a module, named after its path and content.
 
     The module can be found under that name, so that objects of its classes can be pickled.
+
+    neighbours: the digests of modules that belong to it, where they are known
     """
     absolute = path.resolve()
-    digest = hashlib.sha256(bytes(absolute) + b"\0" + read_source(path)).hexdigest()[:12]
+    content = bytes(absolute) + b"\0" + read_source(path) + neighbours.encode()
+    digest = hashlib.sha256(content).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
     name = f"samecurve_user_{stem}_{digest}"
     if name in sys.modules:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.config.values import Recompute
+from samecurve.core.config.section import Recompute
 from samecurve.torch_engine.model.cross_entropy import Head, Kernel, compilable_loss
 from samecurve.torch_engine.model.model_setup import recompute, repeated_blocks
 from samecurve.torch_engine.randomness.dropout_layers import KeyedDropout

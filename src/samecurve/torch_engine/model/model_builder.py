@@ -1,18 +1,206 @@
-"""The model of a task, built for each device of a process.
+"""The model of a task, built for each device of a process, with its first values.
 
-The first values follow the task's rule; without a rule they are the model's own, as the first rank
-drew them. The layers are changed as the plan says (number format, dropout, norms, recompute).
+The first values follow the task's rule, from the seed; without a rule they are the model's own, as
+the first rank drew them. The layers are changed as the plan says (number format, dropout, norms,
+recompute).
 """
 
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Task
+from samecurve.core.weights import values
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.initial_values import FirstValues
-from samecurve.torch_engine.model.model_setup import cast_weights, freeze, recompute
+from samecurve.torch_engine.model.model_setup import (
+    Initialize,
+    InitializeModule,
+    Materializer,
+    cast_weights,
+    freeze,
+    leave_empty,
+    parameters_on_meta,
+    recompute,
+    seeded,
+)
 from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step.setup import EngineSetup
+
+Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
+IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
+
+# Methods and functions of nn.init that give a tensor other values in place: nothing happens on
+# meta, but torch imports its compiler to find that out, which takes half as long as all of torch.
+_IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "erfinv_", "clamp_")
+
+
+def nothing_given(_name: str) -> bool:
+    """No parameter has values from elsewhere (see IsGiven)."""
+    return False
+
+
+def all_given(_name: str) -> bool:
+    """Every parameter has values from elsewhere (see IsGiven)."""
+    return True
+
+
+class FirstValues:
+    """The first values of one task's models."""
+
+    def __init__(self, task: Task, seed: int, share: Share) -> None:
+        self._task, self._seed, self._share = task, seed, share
+
+    def build(self) -> nn.Module:
+        """Build the model: on the meta device where all values follow from the seed, else with the
+        values that the model gave itself.
+        """
+        model = self._build_on_meta()
+        return self._build_with_values() if model is None else model
+
+    def materializer(
+        self, model: nn.Module, device: torch.device, is_given: IsGiven = nothing_given
+    ) -> Materializer:
+        """The object that makes real what build() left on the meta device.
+
+        is_given: parameters that stay empty
+        """
+        rule = self.initialize_module(model)
+        if is_given is all_given:
+            return Materializer(model, device, leave_empty)
+        if rule is None:
+            return Materializer(model, device, _unless(is_given, self.initialize))
+        return Materializer(model, device, leave_empty, _unless_all(is_given, rule))
+
+    def _build_on_meta(self) -> nn.Module | None:
+        """The model without its parameters' values, its buffers real, if the task gives a rule for
+        every one of them.
+        """
+        try:
+            with on_meta():
+                model: nn.Module = self._task.model()
+        except RuntimeError:
+            return None  # the model computes with values while it is built
+        has_rules = all(
+            parameter.is_meta and self._has_rule(name, parameter)
+            for name, parameter in model.named_parameters()
+        )
+        if not has_rules:
+            return None
+        if any(True for _ in model.buffers()):
+            if not self._initializes_modules:
+                return None
+            with seeded(self._seed), parameters_on_meta():
+                model = self._task.model()
+            self._share(list(model.buffers()))
+        return model
+
+    @property
+    def _initializes_modules(self) -> bool:
+        return self._task.init_module is not None
+
+    def _has_rule(self, name: str, parameter: nn.Parameter) -> bool:
+        shape = tuple(parameter.shape)
+        return self._initializes_modules or self._task.initial(name, shape) is not None
+
+    def initialize_module(self, model: nn.Module) -> InitializeModule | None:
+        """The function that gives a module of this model its own first values by the task's rule;
+        None: the task has rules for single parameters.
+
+        A module draws from (seed, its name), on a CPU: the same numbers on whatever devices.
+        """
+        rule = self._task.init_module
+        if rule is None:
+            return None
+
+        def initialize(name: str, module: nn.Module) -> None:
+            key = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+            with seeded(int.from_bytes(key[:7], "little")):
+                rule(model, module)
+
+        return initialize
+
+    def _build_with_values(self) -> nn.Module:
+        """The model with its own values, or the task's rule where there is one; the same on every
+        rank.
+        """
+        with seeded(self._seed):
+            random.seed(self._seed)
+            np.random.seed(self._seed % (1 << 32))
+            model: nn.Module = self._task.model()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if self._task.initial(name, tuple(parameter.shape)) is not None:
+                    self.initialize(name, parameter)
+        tensors: Sequence[torch.Tensor] = [p.detach() for p in model.parameters()]
+        self._share([*tensors, *model.buffers()])
+        return model
+
+    def initialize(self, name: str, tensor: torch.Tensor) -> None:
+        """Give a parameter the values that the task's rule has for its name.
+
+        UserError: the rule is none.
+        """
+        shape = tuple(tensor.shape)
+        initial = self._task.initial(name, shape)
+        assert initial is not None
+        if initial.std < 0:
+            raise UserError(
+                f"initial({name}) has standard deviation {initial.std}",
+                "0 or more, or None to keep the model's own values",
+                "task",
+            )
+        tensor.copy_(torch.from_numpy(values(self._seed, name, shape, initial)))
+
+
+def _unless(is_given: IsGiven, initialize: Initialize) -> Initialize:
+    def initialize_others(name: str, tensor: torch.Tensor) -> None:
+        if not is_given(name):
+            initialize(name, tensor)
+
+    return initialize_others
+
+
+def _unless_all(is_given: IsGiven, rule: InitializeModule) -> InitializeModule:
+    """A module's own parameters are drawn together."""
+
+    def initialize_others(name: str, module: nn.Module) -> None:
+        prefix = f"{name}." if name else ""
+        own = [f"{prefix}{key}" for key, _ in module.named_parameters(recurse=False)]
+        if not all(map(is_given, own)):
+            rule(name, module)
+
+    return initialize_others
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Let tensors that are made within have no values."""
+    with torch.device("meta"), _WithoutValues():
+        yield
+
+
+class _WithoutValues(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if func.__name__ in _IN_PLACE:
+            tensor = args[0] if args else options["tensor"]  # as nn.init passes it on
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **options)
 
 
 class ModelBuilder:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from samecurve.core.config.param_groups import ParamRules
-from samecurve.core.config.values import Precision, Recompute
+from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.step.precision import weight_dtype
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.strategies.base import Strategy
 
 

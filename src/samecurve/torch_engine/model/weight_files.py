@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer_params import local_view
+from samecurve.torch_engine.optimizers.optimizer import local_view
 
 PICKLED = (".pt", ".pth", ".bin")
 # the files that a directory is searched for; the first one that is there is read
@@ -35,10 +35,21 @@ _SAFETENSORS_DTYPES = {
     "BF16": "bfloat16",
     "I64": "int64",
     "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "BOOL": "bool",
     "C64": "complex64",
 }
 # formats that are read as they are; other floating values are read as float32, which holds them
-_KEPT_DTYPES = {torch.float64, torch.int64, torch.int32, torch.complex128}
+_KEPT_DTYPES = {
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.bool,
+    torch.complex128,
+}
 _WHERE = "--init-from"
 
 

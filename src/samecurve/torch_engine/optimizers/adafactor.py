@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import count_name, grouped
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, count_name, grouped
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _DECAY_POWER = -0.8  # of the number of updates: the share of the newest squares in the means

@@ -16,8 +16,12 @@ import torch
 
 from samecurve.core.planning.optimizer import block_size
 from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, count_name, grouped
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import (
+    BuiltInOptimizer,
+    OptimizerParam,
+    count_name,
+    grouped,
+)
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _EXPONENTS = 7  # powers of ten below 1 that levels reach down to

@@ -5,8 +5,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, OptimizerUpdate
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import (
+    BuiltInOptimizer,
+    OptimizerParam,
+    OptimizerUpdate,
+)
 from samecurve.torch_engine.step.setup import EngineSetup, Update
 
 # name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer

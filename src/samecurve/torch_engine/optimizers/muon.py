@@ -17,8 +17,12 @@ import torch
 
 from samecurve.core.planning.optimizer import muon_names
 from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, grouped
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, is_sharded
+from samecurve.torch_engine.optimizers.optimizer import (
+    BuiltInOptimizer,
+    OptimizerParam,
+    grouped,
+    is_sharded,
+)
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that moves singular values to 1

@@ -16,7 +16,7 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.randomness.generators import GeneratorWatch
 from samecurve.units import first_and_count
 

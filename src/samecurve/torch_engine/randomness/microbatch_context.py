@@ -1,6 +1,6 @@
 """The microbatch that is being computed on a device: its keys, and how many numbers it has drawn.
 
-Random functions, dropout layers and synchronised BatchNorm layers ask for it.
+Random functions, dropout layers, synchronised BatchNorm layers and samecurve.rng(batch) ask for it.
 """
 
 import random
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -264,3 +265,40 @@ def seed_host(step_key: int) -> None:
     """
     random.seed(step_key)
     np.random.seed(step_key % 2**32)
+
+
+_NAME = "samecurve.rng"
+
+
+class TorchSampleNumbers:
+    """Random numbers for the rows of the microbatch that is being computed."""
+
+    def __init__(self, context: MicroBatchContext) -> None:
+        self._context = context
+
+    def _next(self) -> tuple[KeyedNumbers, int]:
+        self._context.sites.any_drawn = True
+        return self._context.named_numbers, self._context.call_number(_NAME)
+
+    def _shaped(self, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return values.view(len(values), *shape)
+
+    def uniform(self, *shape: int, dtype: str = "float32") -> torch.Tensor:
+        numbers, draw = self._next()
+        return self._shaped(numbers.uniform(draw, [prod(shape)], getattr(torch, dtype)), shape)
+
+    def normal(self, *shape: int, dtype: str = "float32") -> torch.Tensor:
+        numbers, draw = self._next()
+        return self._shaped(numbers.normal(draw, [prod(shape)], getattr(torch, dtype)), shape)
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        numbers, draw = self._next()
+        return self._shaped(numbers.integers(draw, [prod(shape)], low, high), shape)
+
+    def bernoulli(self, p: float, *shape: int) -> torch.Tensor:
+        return self.uniform(*shape) < p
+
+
+def numbers_in_work() -> TorchSampleNumbers | None:
+    context = context_in_work()
+    return TorchSampleNumbers(context) if context and context.rows else None

@@ -1,5 +1,5 @@
 """Replaces torch's random functions while an engine lives. On a thread that computes a microbatch,
-random_functions.py and dropout_functions.py draw the numbers; elsewhere the original function does.
+served_functions.py draws the numbers; elsewhere the original function does.
 
 A TorchFunctionMode would not do: it is not in force where a block is computed again in backward,
 nor where compiled code runs. Names under which other modules have imported a function are replaced
@@ -11,40 +11,24 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import _VF, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.rnn import PackedSequence
 
-from samecurve.torch_engine.randomness.dropout_functions import (
-    DropoutKind,
-    attention,
-    dropout,
-    recurrent,
-    rrelu,
-)
-from samecurve.torch_engine.randomness.microbatch_context import context_in_work
-from samecurve.torch_engine.randomness.random_functions import (
-    bernoulli_values,
-    exponential_values,
-    fill_in_place,
-    multinomial,
-    new_tensor,
-    normal,
-    normal_values,
-    randint,
-    randperm,
-    row_by_row,
-    torch_bernoulli,
-    torch_normal,
-    uniform,
-    uniform_values,
+from samecurve.core.determinism.sample_keys import RowKeys
+from samecurve.core.sample_numbers import serving
+from samecurve.torch_engine.randomness.microbatch_context import (
+    MicroBatchContext,
+    StagedKeys,
+    context_in_work,
+    numbers_in_work,
 )
 
 # Any: a function of torch takes its arguments in several forms.
@@ -52,6 +36,23 @@ Function = Callable[..., Any]
 Serve = Callable[..., Any]  # (original, microbatch, *arguments, **options)
 _MARK = "samecurve_mark"  # the attribute of a generator's state that holds a DrawMark
 _ATTENTION = "scaled_dot_product_attention"
+# the names that are replaced; served_functions.py has what stands in their place
+_DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+_INNER = (
+    *_DROPOUTS,
+    *(f"{name}_" for name in _DROPOUTS),
+    *("rrelu", "rrelu_", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+)
+_TORCH = (
+    *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal"),
+    *("bernoulli", "multinomial", "randperm", "poisson", "binomial"),
+    *("_standard_gamma", "_sample_dirichlet"),
+    *_INNER,
+)
+_METHODS = (
+    *("uniform_", "normal_", "exponential_", "bernoulli_"),
+    *("random_", "log_normal_", "cauchy_", "geometric_", "bernoulli", "multinomial"),
+)
 _ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal")  # those that may come by position
 _DRAWING_IN_TRAINING = (
     "dropout",
@@ -139,6 +140,21 @@ class KeyedFunctions:
             _REPLACED.release()
 
 
+@contextmanager
+def keyed_trial(rows: int) -> Iterator[None]:
+    """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
+
+    rows: of the microbatch that is tried
+    """
+    functions = KeyedFunctions()
+    keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))
+    try:
+        with serving(numbers_in_work), MicroBatchContext(torch.device("cpu")).within(keys):
+            yield
+    finally:
+        functions.close()
+
+
 def _rename(functions: dict[int, Function]) -> None:
     """Replace functions under the names that other modules have imported them by.
 
@@ -157,14 +173,9 @@ def _rename(functions: dict[int, Function]) -> None:
 
 def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 - see make
     wrapped = _uncompiled if break_graphs else _as_it_is
-    tables: list[tuple[Any, dict[str, Serve]]] = [
-        (torch, _torch_functions()),
-        (_VF, _inner_functions()),
-        (torch.Tensor, _tensor_methods()),
-    ]
-    for owner, functions in tables:
-        for name, serve in functions.items():
-            function = wrapped(_served(getattr(owner, name), serve))
+    for owner, names in ((torch, _TORCH), (_VF, _INNER), (torch.Tensor, _METHODS)):
+        for name in names:
+            function = wrapped(_served(owner, name))
             if break_graphs and owner is torch.Tensor:
                 function = _broken_where_it_is_traced(function)
             yield Replacement.of(owner, name, function)
@@ -181,68 +192,24 @@ def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 
 _REPLACED = ReplacedFunctions(_replacements)  # of the process, as torch's functions are
 
 
-def _torch_functions() -> dict[str, Serve]:
-    """Functions in place of those of `torch`, by name."""
-    empty, empty_like = torch.empty, torch.empty_like
-    return {
-        "rand": partial(new_tensor, "torch.rand", uniform, empty),
-        "randn": partial(new_tensor, "torch.randn", normal, empty),
-        "rand_like": partial(new_tensor, "torch.rand_like", uniform, empty_like),
-        "randn_like": partial(new_tensor, "torch.randn_like", normal, empty_like),
-        "randint": partial(randint, "torch.randint", empty),
-        "randint_like": partial(randint, "torch.randint_like", empty_like),
-        "normal": torch_normal,
-        "bernoulli": torch_bernoulli,
-        "multinomial": multinomial,
-        "randperm": randperm,
-        "poisson": partial(row_by_row, "torch.poisson"),
-        "binomial": partial(row_by_row, "torch.binomial"),
-        "_standard_gamma": partial(row_by_row, "torch._standard_gamma"),
-        "_sample_dirichlet": partial(row_by_row, "torch._sample_dirichlet"),
-        **_inner_functions(),
-    }
+def _served(owner: Any, name: str) -> Function:
+    """The function of this name, which follows the samples while a microbatch is computed.
 
+    The functions that draw are imported by the first draw: most models draw nothing.
+    """
+    original: Function = getattr(owner, name)
+    serve: Serve | None = None
 
-def _inner_functions() -> dict[str, Serve]:
-    """Functions in place of those of `torch._VF`, through which torch.nn calls, and of `torch`."""
-    kinds = (
-        DropoutKind("dropout"),
-        DropoutKind("feature_dropout", channels=True),
-        DropoutKind("alpha_dropout", alpha=True),
-        DropoutKind("feature_alpha_dropout", channels=True, alpha=True),
-    )
-    functions: dict[str, Serve] = {}
-    for kind in kinds:
-        functions[kind.name] = partial(dropout, kind)
-        functions[f"{kind.name}_"] = partial(dropout, replace(kind, inplace=True))
-    functions["rrelu"], functions["rrelu_"] = partial(rrelu, False), partial(rrelu, True)
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        functions[name] = partial(recurrent, name)
-    return functions
-
-
-def _tensor_methods() -> dict[str, Serve]:
-    """Functions in place of methods of `torch.Tensor`, by name."""
-    in_place: dict[str, Callable[..., torch.Tensor]] = {
-        "uniform_": uniform_values,
-        "normal_": normal_values,
-        "exponential_": exponential_values,
-        "bernoulli_": bernoulli_values,
-    }
-    methods: dict[str, Serve] = {
-        name: partial(fill_in_place, f"Tensor.{name}", values) for name, values in in_place.items()
-    }
-    for name in ("random_", "log_normal_", "cauchy_", "geometric_"):
-        methods[name] = partial(row_by_row, f"Tensor.{name}")
-    return {**methods, "bernoulli": torch_bernoulli, "multinomial": multinomial}
-
-
-def _served(original: Function, serve: Serve) -> Function:
     @functools.wraps(original)
     def function(*arguments: Any, **options: Any) -> Any:
+        nonlocal serve
         context = context_in_work()
         if context is None or not context.rows or _is_traced():
             return original(*arguments, **options)
+        if serve is None:
+            from samecurve.torch_engine.randomness.served_functions import served_functions
+
+            serve = served_functions(owner)[name]
         return serve(original, context, *arguments, **options)
 
     return function
@@ -287,7 +254,7 @@ def _broken_where_it_is_traced(method: Function) -> Function:
 
 def _with_dropout_p(original: Function, wrapped: Callable[[Function], Function]) -> Function:
     """scaled_dot_product_attention, with torch's own kernels where nothing is dropped."""
-    served = wrapped(_served(original, attention))
+    served = wrapped(_served(F, _ATTENTION))
 
     @functools.wraps(original)
     def function(

@@ -9,7 +9,7 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.sample_keys import step_key
-from samecurve.core.split_check.additivity import TOLERANCE, Trial, compare_repeats
+from samecurve.core.split_check import TOLERANCE, Trial, compare_repeats
 from samecurve.core.split_check.split_errors import Evidence, explain, explain_draws, explain_state
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.microbatch_context import seed_host

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import combinations
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check.additivity import TOLERANCE, Finding, Format, compare_repeats
+from samecurve.core.split_check import TOLERANCE, Finding, Format, compare_repeats
 from samecurve.core.split_check.split_errors import (
     Backward,
     Evidence,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from samecurve.core.split_check.additivity import (
+from samecurve.core.split_check import (
     DOUBTFUL,
     GRADIENTS,
     SURE,

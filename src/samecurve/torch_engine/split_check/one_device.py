@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check.additivity import (
+from samecurve.core.split_check import (
     GRADIENTS,
     SURE,
     compare_gradients,
@@ -24,9 +24,12 @@ from samecurve.core.split_check.additivity import (
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
+from samecurve.torch_engine.split_check.trial_gradients import (
+    GradientRest,
+    Gradients,
+)
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
@@ -90,11 +93,9 @@ def _tried_on_one_device(
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(task))
         model = _built_with(setup, weights, buffers)
-        layout = replace(setup.plan.layout, shards=1)
-        plan = replace(setup.plan, layout=layout)
-        strategy = Strategy(plan, setup.comm, setup.devices)
+        strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
-        alone = Trials(replace(setup, plan=plan, strategy=strategy), rows, stage)
+        alone = Trials(replace(setup, strategy=strategy), rows, stage)
         alone.step, alone.phase_number, alone.format = (
             trials.step,
             trials.phase_number,

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check.additivity import (
+from samecurve.core.split_check import (
     DOUBTFUL,
     TOLERANCE,
     Finding,

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.strategies.base import Strategy
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from samecurve.core.protocols import MicroBatch
-from samecurve.core.split_check.additivity import GradientNorms
-from samecurve.torch_engine.optimizers.optimizer_params import is_sharded
+from samecurve.core.split_check import GradientNorms
+from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.step.setup import EngineSetup
 
 Gradients = dict[str, torch.Tensor]  # by the parameter's name; of sharded ones this process's part

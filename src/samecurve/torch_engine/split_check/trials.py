@@ -15,7 +15,7 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
-from samecurve.core.split_check.additivity import Format, Trial
+from samecurve.core.split_check import Format, Trial
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys

@@ -7,7 +7,7 @@ import torch
 
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.determinism.sample_keys import step_key
-from samecurve.core.evaluation.eval_sums import SumSpecs
+from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Progress
 from samecurve.torch_engine.randomness.microbatch_context import seed_host
 from samecurve.torch_engine.step.gathered_features import FeatureTable, Part

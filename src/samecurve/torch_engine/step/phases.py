@@ -14,8 +14,7 @@ import torch
 
 from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
 from samecurve.torch_engine.step.setup import State, Update
 from samecurve.torch_engine.step.training_step import TrainingStep
 

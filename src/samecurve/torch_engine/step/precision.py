@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samecurve.core.config.values import Precision
+from samecurve.core.config.section import Precision
 from samecurve.core.determinism.step_arithmetic import next_loss_scale
 
 Parameters = ParamSpec("Parameters")

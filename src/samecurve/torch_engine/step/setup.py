@@ -13,8 +13,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Task
-from samecurve.torch_engine.optimizers.optimizer import OptimizerUpdate
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext

@@ -1,0 +1,35 @@
+"""The strategies of this engine by name.
+
+A strategy is one class, one row in core/strategies.py, one entry here, and a layout in
+tests/test_promise.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from samecurve.core.planning.plan import Plan
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.base import Strategy
+
+# name -> module:class, imported when it is used: torch's DDP and FSDP take a second or two
+STRATEGIES: Mapping[str, str] = {
+    "single": "base:Strategy",  # the base of all, as it is
+    "dp": "dp:DP",
+    "ddp": "ddp:DDP",
+    "fsdp": "fsdp:FSDP",
+    "hsdp": "fsdp:FSDP",
+}
+_EXACT = "exact:Exact"  # single, dp and ddp, where every bit counts
+
+
+def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
+    """The plan's strategy, for these devices of this process."""
+    module, _, name = (
+        _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
+    ).partition(":")
+    strategy_class: Any = getattr(import_module(f"{__package__}.{module}"), name)
+    strategy: Strategy = strategy_class(plan, comm, devices)
+    return strategy

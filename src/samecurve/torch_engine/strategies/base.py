@@ -12,7 +12,7 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers
 
 T = TypeVar("T")

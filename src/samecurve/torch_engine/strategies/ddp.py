@@ -16,7 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.process_group import Comm, Peers, end_group, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.process_group import (
+    SENT_AS_BYTES,
+    Comm,
+    Peers,
+    end_group,
+    sum_bucket,
+    sum_bucket_as,
+)
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 
@@ -61,8 +68,13 @@ class DDP(Strategy):
         super().distribute(models, materialize)
         device, group = self._devices[0], self._comm.group
         assert group is not None
+        call = ModelCall(models[0])
+        # DDP would send them as they are; every rank has the same values already
+        unsendable = [name for name, each in call.named_buffers() if each.dtype in SENT_AS_BYTES]
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model  # noqa: SLF001
+        ignore(call, unsendable)
         self._ddp = DistributedDataParallel(
-            ModelCall(models[0]),
+            call,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             gradient_as_bucket_view=True,

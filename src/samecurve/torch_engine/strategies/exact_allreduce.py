@@ -17,7 +17,7 @@ from torch import nn
 from torch._C._distributed_c10d import Work
 
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
-from samecurve.torch_engine.optimizers.optimizer_params import local_view
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 
 # torch 2.13 renamed it

@@ -28,7 +28,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
-from samecurve.torch_engine.optimizers.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import (
     AllGatherComplex,
     Comm,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.text_tokenizer import PairLayout, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import TokenRows

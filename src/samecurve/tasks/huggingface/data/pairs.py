@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.tasks.huggingface.data.token_rows import TokenRows, padded
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource, has_column
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.protocols import Source
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
-from samecurve.data.spread import spread_out
+from samecurve.data import spread_out
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve.tasks.huggingface.data.sources import InputFile
 from samecurve.tasks.huggingface.data.tokenized_source import SourceNotes, TokenizedSource
-from samecurve.tasks.text.token_files import check_whole_tokens, id_blocks
+from samecurve.tasks.text import check_whole_tokens, id_blocks
 
 _FORMAT = 1
 _HEADER = 20240520  # the first number in the header of llm.c's token files, of 1024 bytes

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
-from samecurve.tasks.cache_entries import stamp_file
 from samecurve.tasks.huggingface.data.document_columns import Kind
 from samecurve.tasks.huggingface.data.splits import (
     ALL,
@@ -19,7 +19,7 @@ from samecurve.tasks.huggingface.data.splits import (
     describe_splits,
     split_in_name,
 )
-from samecurve.tasks.text.source_files import (
+from samecurve.tasks.text import (
     STANDARD_LIBRARY,
     files_below,
     files_of_source,

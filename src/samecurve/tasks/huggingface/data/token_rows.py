@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.sample_keys import mix
-from samecurve.data.tokens import IGNORED
+from samecurve.data import IGNORED
 from samecurve.tasks.huggingface.data.row_layout import Rows
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 

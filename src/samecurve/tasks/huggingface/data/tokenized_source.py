@@ -19,19 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
-from samecurve.probe.environment import child_environment
+from samecurve.probe import child_environment
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_documents, run_job
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
-from samecurve.tasks.text.token_files import check_cached_tokens
+from samecurve.tasks.text import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache

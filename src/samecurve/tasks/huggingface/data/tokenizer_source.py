@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
-from samecurve.tasks.cache_entries import cache_key, stamp_file
 from samecurve.tasks.huggingface.data.text_tokenizer import (
     END,
     MASK,

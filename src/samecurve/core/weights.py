@@ -1,10 +1,18 @@
-"""Whether a checkpoint's arrays are those of a model: the same question, and the same words, under
-each engine.
+"""Arrays of a model, the same under each engine: their initial values, their digests, and whether a
+checkpoint's arrays are those of the model.
+
+Initial values are a pure function of (seed, parameter name, shape): equal under every strategy,
+world and engine. Two states are equal to the last bit if, and only if, their digests are.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from samecurve.core.protocols import Checkpoint
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.protocols import Checkpoint, Initial
 from samecurve.errors import RunError, UserError
 
 AVERAGE = "ema/"  # before the names of a moving average of the weights
@@ -95,3 +103,29 @@ def _some(names: Sequence[str]) -> str:
     if len(names) <= 4:
         return first
     return f"{first} and {len(names) - 4} more"
+
+
+DIGEST_BYTES = 16  # of a SHA-256: enough that no two arrays ever meet
+
+
+def digest(array: NDArray[Any]) -> bytes:
+    """The digest of an array's values, type and shape."""
+    sha256 = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha256.digest()[:DIGEST_BYTES]
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """The digest of all arrays of a state, whatever the order in which they were hashed."""
+    lines = [f"{name} {of_array}" for name, of_array in sorted(digests.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> NDArray[np.float32]:
+    """Drawn by numpy in float32 (and only widened from there)."""
+    if initial.std == 0:
+        return np.full(shape, initial.mean, dtype=np.float32)
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = np.random.Generator(np.random.PCG64DXSM(int.from_bytes(key[:16], "little")))
+    normal = generator.standard_normal(shape, dtype=np.float32)
+    return normal * np.float32(initial.std) + np.float32(initial.mean)
