@@ -21,7 +21,9 @@ def names_of(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("devices", "nohup"), [("cpu", False), ("cpu:2", True)], ids=["closed", "nohup"]
+    ("devices", "nohup"),
+    [("cpu", False), pytest.param("cpu:2", True, marks=pytest.mark.long)],
+    ids=["closed", "nohup"],
 )
 def test_a_closed_terminal(*, devices: str, nohup: bool, tmp_path: Path, corpus: Path) -> None:
     config, run = write_config(tmp_path, corpus, steps=10**6, save=10**6), tmp_path / "run"
