@@ -32,7 +32,7 @@ def gpu_plan() -> Plan:
 
 
 def test_jax_may_take_what_the_plan_counts_on(gpu_plan: Plan) -> None:
-    assert runtime.environment(gpu_plan, {}) == {"XLA_CLIENT_MEM_FRACTION": "0.9"}
+    assert runtime.environment(gpu_plan, {}) == {"XLA_CLIENT_MEM_FRACTION": "0.95"}
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         assert runtime.environment(gpu_plan, {name: "0.5"}) == {}  # jax refuses both together
 
