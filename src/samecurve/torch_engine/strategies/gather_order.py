@@ -79,7 +79,8 @@ class GatherOrder:
         self._sums.append(partial(self._sum_gradients, group, group.post_backward))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
-        group.pre_forward = partial(self._pre_forward, group.pre_forward)
+        if number:  # the root's gradients are always summed at the end
+            group.pre_forward = partial(self._pre_forward, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
