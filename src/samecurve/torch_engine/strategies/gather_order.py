@@ -386,5 +386,5 @@ def _groups_of(module: nn.Module) -> list[Any]:
     groups: list[Any] = []
     for state in _states_of(module):
         several = getattr(state, "_fsdp_param_groups", None)
-        groups += [state._fsdp_param_group] if several is None else several  # noqa: SLF001 - as above
+        groups += [state._fsdp_param_group] if several is None else several  # noqa: SLF001
     return [group for group in groups if group is not None]
