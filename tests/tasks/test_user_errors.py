@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from samecurve.errors import Interrupted, UserError
+from samecurve.errors import Interrupted, SamecurveError, UserError
 from samecurve.tasks.user_class.user_errors import calling
 
 
@@ -165,6 +165,15 @@ class Errors:
     def relative_path(self, _batch: Any) -> Any:
         return Path("rows.npy").read_bytes()
 
+    def not_a_file(self, _batch: Any) -> Any:
+        return Path("/").read_bytes()
+
+    def other_letters(self, _batch: Any) -> Any:
+        return b"caf\xe9".decode("utf-8")
+
+    def whole_batch(self, batch: Any) -> Any:
+        return nn.Linear(2, 2)(batch)
+
     def unlike_all(self, _batch: Any) -> Any:
         raise ValueError("no such class: 7")
 
@@ -186,6 +195,9 @@ REMEDIES = {
     "index_without_row": "num_embeddings must be larger than the largest index",
     "other_shape": "the input has 2 features in its last dimension, and the layer takes 3",
     "relative_path": f"a relative path begins where samecurve is started, here {Path.cwd()}",
+    "not_a_file": "remove or rename it, and run the same command again",
+    "other_letters": "the file is not utf-8: open(path, encoding=...)",
+    "whole_batch": 'batch is a mapping with the keys "x", "label": give one of them, batch["x"]',
     "unlike_all": "this line of your code raises the error: correct it there",
 }
 
@@ -193,7 +205,7 @@ REMEDIES = {
 @pytest.mark.parametrize("method", REMEDIES)
 def test_a_remedy_is_a_line_to_write(method: str) -> None:
     batch = {"x": torch.ones(2, 2), "label": torch.ones(2, dtype=torch.int64)}
-    with pytest.raises(UserError) as raised, calling("My.loss()", Path(__file__)):
+    with pytest.raises(SamecurveError) as raised, calling("My.loss()", Path(__file__)):
         getattr(Errors(), method)(batch)
     assert REMEDIES[method] in raised.value.remedy
 

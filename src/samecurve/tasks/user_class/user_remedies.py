@@ -1,4 +1,4 @@
-"""What to do about an error that a user's own code has raised: the line to write, where one helps.
+"""The remedy for an error that a user's own code has raised: the line to write, where one helps.
 
 A remedy looks at the error, at the expression that raised it, and at the values of the names in it.
 Nothing of the user's is called for that.
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 
 from samecurve.core.config.document import suggest
+from samecurve.core.system.files import explain_os_error
 from samecurve.errors import message_of
 
 _MOST_KEYS = 12  # that are named
@@ -90,13 +91,21 @@ def _of_the_message(error: BaseException, _at: object) -> str:
     return ""
 
 
-def _of_a_path(error: BaseException, _at: object) -> str:
-    if not isinstance(error, FileNotFoundError):
+def _of_a_file(error: BaseException, _at: object) -> str:
+    """The remedy for a file that can't be read; '': the error is another one."""
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"the file is not {error.encoding}: open(path, encoding=...) with the encoding that it"
+            " has, or iconv -f latin1 -t utf-8 OLD > NEW"
+        )
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return ""
-    return (
-        f"a relative path begins where samecurve is started, here {Path.cwd()}: start it elsewhere,"
-        " or make the path from __file__"
-    )
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"a relative path begins where samecurve is started, here {Path.cwd()}: start it"
+            " elsewhere, or make the path from __file__"
+        )
+    return explain_os_error(error, Path(error.filename), "run the same command again")[1]
 
 
 def _of_an_attribute(error: BaseException, at: TracebackType | None) -> str:
@@ -158,6 +167,11 @@ def _of_a_mapping_unpacked(error: BaseException, at: TracebackType | None) -> st
                     return _take_by_name(ast.unparse(statement.value), mapping)
     if isinstance(error, TypeError) and "str" in message_of(error):
         return _of_unpacked(at)
+    if isinstance(error, TypeError) and "must be Tensor, not dict" in message_of(error):
+        for name, value in at.tb_frame.f_locals.items():
+            if isinstance(value, dict) and value:
+                one = f'{name}["{next(iter(value))}"]'
+                return f"{name} is a mapping{_keys(value)}: give one of them, {one}"
     return ""
 
 
@@ -249,6 +263,6 @@ _REMEDIES: Sequence[Callable[[BaseException, TracebackType | None], str]] = (
     _of_a_key,
     _of_a_mapping_unpacked,
     _of_an_attribute,
-    _of_a_path,
+    _of_a_file,
     _of_the_message,
 )
