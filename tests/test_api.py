@@ -144,6 +144,7 @@ print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in 
     assert text_of(cells[3]).endswith("3 True finished False\n")
 
 
+@pytest.mark.long
 def test_a_class_of_a_script_and_of_a_session(tmp_path: Path) -> None:
     """A script without a guard runs once, and its ranks have what it has set. Another session goes
     on with the run; the run directory has the class, wherever it is moved to.

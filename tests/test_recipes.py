@@ -15,6 +15,7 @@ _BLOCK = r"\n\n```(?:python|yaml)?\n((?:.*\n)*?)```$"
 _NEW = re.compile(r"^New file `(.+)`:" + _BLOCK, re.MULTILINE)
 _EDIT = re.compile(r"^In `(.+?)`, (below|in place of) the line `(.+)`:" + _BLOCK, re.MULTILINE)
 _CHECK = re.compile(r"^Check:" + _BLOCK, re.MULTILINE)
+_LONG = {"a config field", "an optimizer", "a known failure"}  # a recipe takes some 10 s
 RECIPES = dict(_RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 
@@ -24,7 +25,9 @@ def test_the_page_has_the_recipes() -> None:
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in _LONG)) for name in RECIPES]
+)
 def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     # compiled modules are copied, to be compiled once, but none that is being written

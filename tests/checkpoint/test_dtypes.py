@@ -104,7 +104,7 @@ class Task:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (["cpu:2", "fsdp"], ["cpu", "single"]),
+        pytest.param(["cpu:2", "fsdp"], ["cpu", "single"], marks=pytest.mark.long),
         pytest.param(["cpu:2", "ddp"], ["cpu:2", "dp"], marks=pytest.mark.long),
         pytest.param(["cpu", "single"], ["cpu:2", "fsdp"], marks=pytest.mark.long),
     ],

@@ -262,7 +262,7 @@ def test_refusals_that_follow_from_the_task() -> None:
             plan(config(devices={"use": "0", "memory": gibibytes << 30}), GPUS, wide)
     with pytest.raises(UserError, match="flash computes in bf16 and f16 only"):
         plan(config(), GPUS, replace(FACTS, narrow_only="model.attention flash"))
-    with pytest.raises(UserError, match="data has changed"):
+    with pytest.raises(UserError, match="has changed since this run began"):
         plan(config(), GPUS, replace(FACTS, fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
     with pytest.raises(UserError, match="began with seed 0"):
         plan(config(train={"seed": 1}), GPUS, FACTS, plan(config(), GPUS, FACTS).fixed)

@@ -145,6 +145,8 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
         ("Tesla V100-SXM2-32GB", "f16", 125),
         ("NVIDIA GeForce RTX 4090", "bf16", 165),
         ("AMD Instinct MI300X (gfx942)", "bf16", 1307),
+        ("AMD gfx942", "bf16", 1307),
+        ("AMD Instinct MI300A (gfx942)", "bf16", None),
         ("NVIDIA A10G", "bf16", None),
         ("AMD EPYC", "f32", None),
     ],

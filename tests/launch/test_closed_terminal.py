@@ -21,7 +21,9 @@ def names_of(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("devices", "nohup"), [("cpu", False), ("cpu:2", True)], ids=["closed", "nohup"]
+    ("devices", "nohup"),
+    [("cpu", False), pytest.param("cpu:2", True, marks=pytest.mark.long)],
+    ids=["closed", "nohup"],
 )
 def test_a_closed_terminal(*, devices: str, nohup: bool, tmp_path: Path, corpus: Path) -> None:
     config, run = write_config(tmp_path, corpus, steps=10**6, save=10**6), tmp_path / "run"
@@ -29,8 +31,8 @@ def test_a_closed_terminal(*, devices: str, nohup: bool, tmp_path: Path, corpus:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # whatever started the tests may have it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
         os.execv(line[0], line)
     try:
         until(lambda: os.read(terminal, 1 << 16) and steps_written(run) > 3)

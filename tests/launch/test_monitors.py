@@ -104,6 +104,7 @@ def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path
     assert _events(run)[-1].kind == "stopped"
 
 
+@pytest.mark.long
 def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -90,6 +90,7 @@ def wait_for(home: Path, text: str, ranks: int = 2) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_ddp_script_runs_as_it_is_twice_at_once(tmp_path: Path) -> None:
     """The ranks of each run meet over the port that was held for them, and agree on the weights."""
     homes = [tmp_path / "one", tmp_path / "two"]

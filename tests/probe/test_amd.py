@@ -87,3 +87,11 @@ def test_training_sees_the_cards_that_run_sees(
     shown = capsys.readouterr().out
     assert "plan   world 2   ddp over nccl" in shown
     assert "2 of 2 visible devices" in shown
+
+
+def test_the_maker_is_named_once(topology: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Firmware begins a card's name with it or does not."""
+    for name in ("AMD Instinct MI300X (gfx942)", "Instinct MI300X (gfx942)"):
+        monkeypatch.setattr(gpus, "_read_name", lambda _values, name=name: name)
+        names = {gpu.name for gpu in gpus.amd_devices({}, topology)}
+        assert names == {"AMD Instinct MI300X (gfx942)"}

@@ -127,6 +127,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_resume_goes_on(
     assert not list(run.glob("**/model*.safetensors"))
 
 
+@pytest.mark.long
 def test_another_base_is_refused(pool: Pool, tmp_path: Path, cache: Path) -> None:
     """By the launcher from its files, and by the ranks from its values, whoever wrote them."""
     make_base(tmp_path)

@@ -68,12 +68,12 @@ def task_of(config: Config, cache: Path) -> TorchHuggingFace:
 @pytest.mark.parametrize(
     ("model", "how", "precision"),
     [
-        ("llama", "none", "bf16"),
         ("llama", "selective", "bf16"),
         ("mixtral", "none", "f32"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ("llama", "none", "bf16"),
                 ("llama", "block", "bf16"),
                 ("llama", "none", "f32"),
                 ("llama", "block", "f32"),

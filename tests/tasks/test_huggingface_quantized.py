@@ -129,7 +129,7 @@ def test_dora_s_magnitudes_are_those_of_the_packed_weights(pool: Pool, tmp_path:
     check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=5, near=1e-10)
 
 
-@pytest.mark.parametrize("quantize", ["bf16", *_PACKED])
+@pytest.mark.parametrize("quantize", [pytest.param("bf16", marks=pytest.mark.long), *_PACKED])
 def test_a_run_is_that_of_the_packed_values_and_is_exported_with_them(
     quantize: Quantize, pool: Pool, tmp_path: Path, cache: Path
 ) -> None:
@@ -211,6 +211,7 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     assert described.bytes_per_sample == whole.bytes_per_sample
 
 
+@pytest.mark.long
 def test_a_base_in_bf16_takes_half_and_trains_alike_under_bf16(
     pool: Pool, tmp_path: Path, cache: Path
 ) -> None:

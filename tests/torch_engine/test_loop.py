@@ -187,15 +187,17 @@ def test_each_microbatch_gives_the_same_means() -> None:
     ("returned", "says"),
     [
         ('{"kl": Mean(1, 1)}', 'gives kl, but no "loss"'),
-        ('{"loss": Mean(model(batch["x"]).sum(), 1), "lr": Mean(1, 1)}', "gives 'lr', a name that"),
-        ('{"loss": Mean(model(batch["x"]).sum(), 1), "kl": 1.0}', 'no single Mean as "kl"'),
+        ('{"loss": loss, "lr": Mean(1, 1)}', "gives 'lr', a name that"),
+        ('{"loss": loss, "kl": 1.0}', 'no single Mean as "kl"'),
     ],
 )
 def test_other_means_are_refused_before_anything_starts(
     returned: str, says: str, tmp_path: Path
 ) -> None:
     source = (HERE / "loops.py").read_text() + (
-        f"\n\nclass Wrong(Base):\n    def loss(self, model, batch):\n        return {returned}\n"
+        "\n\nclass Wrong(Base):\n    def loss(self, model, batch):\n"
+        '        loss = Mean(model(batch["x"]).sum(), len(batch["x"]))\n'
+        f"        return {returned}\n"
     )
     (tmp_path / "mine.py").write_text(source)
     config = config_of("Annealed").model_copy(update={"task": f"{tmp_path}/mine.py:Wrong"})

@@ -595,6 +595,7 @@ def test_all_that_draws_is_one_curve(pool: Pool, tmp_path: Path) -> None:
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 
+@pytest.mark.long
 def test_all_that_draws_has_the_same_bits(pool: Pool, tmp_path: Path) -> None:
     verdicts = compare(config_of(exact=True), ["dp:2", "ddp:3"], pool, tmp_path, steps=3, near=0.0)
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 2, verdicts

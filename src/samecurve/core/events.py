@@ -1,9 +1,10 @@
-"""The events of a run: the lines of journal.jsonl; and the activities of its heartbeat.
+"""The events of a run: the lines of journal.jsonl; the activities of its heartbeat; requests to it.
 
 `step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
 holds 500 updates.
 """
 
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
@@ -35,6 +36,14 @@ REQUESTS: tuple[Request, ...] = get_args(Request)
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 # the values of an `evaluated` or `tested` line that are no metrics
 BESIDE_METRICS = frozenset({"seconds", "best_loss", "best_value", "best_step"})
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop. nohup has SIGHUP ignored, and then it stays ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 class Beat(NamedTuple):

@@ -12,7 +12,7 @@ from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.memory import USABLE
+from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
@@ -37,7 +37,9 @@ def probe_batch(config: Config) -> Facts:
     config_plan = plan(config, machine, facts)
     num_devices = config_plan.layout.num_devices
     share = -(-config_plan.batch.global_batch_size // num_devices)
-    limit = int(min(device.memory for device in config_plan.layout.devices) * USABLE)
+    limit = int(
+        min(one.memory * usable_share(one.kind, one.memory) for one in config_plan.layout.devices)
+    )
     if config.devices.memory:
         limit = min(limit, config.devices.memory)
     echo(

@@ -7,7 +7,7 @@ import jax
 from jax.extend.backend import clear_backends
 from jax.stages import Wrapped
 
-from samecurve.core.planning.memory import USABLE
+from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import pip_command
 from samecurve.errors import RunError, UserError
@@ -34,7 +34,8 @@ def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
     if plan.layout.devices[0].kind != "cpu":
         if any(name in environment for name in _MEMORY_SHARE):
             return {}
-        return {_MEMORY_SHARE[0]: f"{USABLE:g}"}  # else jax takes 75 %
+        share = min(usable_share(one.kind, one.memory) for one in plan.layout.devices)
+        return {_MEMORY_SHARE[0]: f"{share:g}"}  # else jax takes 75 %
     flags = environment.get("XLA_FLAGS", "")
     more = [flag for flag in _NO_STUCK_TIMEOUT if flag.partition("=")[0] not in flags]
     return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from samecurve.run.directory.control import stop_signals
+from samecurve.core.events import stop_signals
 
 # seconds in which several signals count as one: a parent with several threads sends its children
 # the signal of its death once for each thread

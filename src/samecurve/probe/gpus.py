@@ -85,7 +85,8 @@ def _read_gpus(topology: Path) -> list[_Gpu]:
                 if bank.get("heap_type") in _FRAME_BUFFERS
             )
             unique_id = f"GPU-{values.get('unique_id', 0):016x}"
-            gpus.append(_Gpu(f"AMD {_read_name(values)}", memory, unique_id))
+            name = f"AMD {_read_name(values).removeprefix('AMD ')}"
+            gpus.append(_Gpu(name, memory, unique_id))
     return gpus
 
 

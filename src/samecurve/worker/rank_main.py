@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
 from samecurve.core.evaluation.early_stop import check_goals
-from samecurve.core.events import Event
+from samecurve.core.events import Event, stop_signals
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -34,7 +34,7 @@ from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
-from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests, stop_signals
+from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.watch import announce, answering

@@ -9,13 +9,13 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import FitCheck, Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
-    USABLE,
     MemoryOptions,
     MemoryTerm,
     PassingTerm,
     sample_bytes,
     settled,
     state_terms,
+    usable_share,
 )
 from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.core.strategies import StrategySpec, auto_strategy
@@ -86,7 +86,9 @@ def memory_room(
         shards=shards,
         sharing_process=len(devices) // world_size if one_process else 1,
     )
-    usable = min(device.memory * USABLE, options.limit or float("inf"))
+    usable = min(
+        device.memory * usable_share(device.kind, device.memory), options.limit or float("inf")
+    )
     return MemoryRoom(device, terms, usable)
 
 
@@ -111,7 +113,8 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
         world_size=layout.world_size,
     )
     device, each = room.device, sample_bytes(options, facts)
-    usable = f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
+    share = usable_share(device.kind, device.memory)
+    usable = f"{show_bytes(device.memory)}, of which {share:.0%} are planned with"
     if options.limit:
         usable = f"{show_bytes(room.usable)} to use (devices.memory)"
     if room.left < (each or 0):

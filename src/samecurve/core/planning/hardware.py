@@ -239,7 +239,8 @@ DEVICES = (
         inside=LINKS["Infinity Fabric"],
         between=_ROCE,
         source="AMD Instinct MI300X data sheet",
-        driver_pattern="MI300X",
+        # without the card's name only the architecture is known; it has MI300X or MI325X
+        driver_pattern="(MI300X|MI325X|AMD gfx942)",
     ),
     DeviceSpec(
         name="MI250X",

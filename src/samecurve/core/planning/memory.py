@@ -21,11 +21,19 @@ from samecurve.core.strategies import StrategySpec
 _ACTIVATION_SHARE: Mapping[Precision, float] = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
 # the process itself: libraries, context, allocator slack
 _RESERVED = {"cpu": 400 << 20, "cuda": 800 << 20}
-USABLE = 0.9  # share of a device's memory that the plan counts on
+_LARGE_GPU = 64 * 10**9  # bytes
 # numbers in a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
 # least and most rows of a chunk: a two-byte gradient summed over more rows might overflow
 _LOGIT_ROWS = (64, 8192)
+
+
+def usable_share(kind: str, memory: int) -> float:
+    """The share of a device's memory that the plan counts on; memory: bytes.
+
+    What a large GPU loses to its context and to gaps is a smaller share of it.
+    """
+    return 0.95 if kind == "cuda" and memory >= _LARGE_GPU else 0.9
 
 
 def logit_rows(vocab: int, kind: str) -> int:

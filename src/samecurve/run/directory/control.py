@@ -20,14 +20,6 @@ STOP_SIGNAL = signal.SIGUSR1
 _NOTHING = (0,) * len(REQUESTS)
 
 
-def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for a stop. nohup has SIGHUP ignored, and then it stays ignored."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return numbers
-
-
 def ask(run: Run, attempt: str, request: Request) -> None:
     """Send a request to a live attempt: one whole line."""
     line = json.dumps({"time": time.time(), "attempt": attempt, "request": request})

@@ -71,8 +71,9 @@ class DDP(Strategy):
         call = ModelCall(models[0])
         # DDP would send them as they are; every rank has the same values already
         unsendable = [name for name, each in call.named_buffers() if each.dtype in SENT_AS_BYTES]
-        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model  # noqa: SLF001
-        ignore(call, unsendable)
+        if unsendable:
+            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model  # noqa: SLF001
+            ignore(call, unsendable)
         self._ddp = DistributedDataParallel(
             call,
             device_ids=[device.index] if device.type == "cuda" else None,

@@ -11,7 +11,6 @@ that every rank skipped in that first pass is given its place in the order by it
 list of blocks.
 """
 
-import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +23,12 @@ from torch.utils._pytree import tree_map_only
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-
-_END = -1  # the event at the end of a forward pass, and of a backward pass
+from samecurve.torch_engine.strategies.gather_events import (
+    END,
+    add_skipped_blocks,
+    is_sum,
+    skipped_blocks,
+)
 
 
 class GatherOrder:
@@ -107,9 +110,9 @@ class GatherOrder:
         if self._has_inner_backward:
             for group in self._groups:
                 _gather_for_backward(group)
-        self._reach(_END)
+        self._reach(END)
         self._in_forward = False
-        forward = self._order[: self._order.index(_END)]
+        forward = self._order[: self._order.index(END)]
         self._called = list(dict.fromkeys(event // 2 for event in reversed(forward)))
 
     def finish(self) -> None:
@@ -121,7 +124,7 @@ class GatherOrder:
                 self._order.clear()
         else:
             last = self._at
-            self._reach(_END)
+            self._reach(END)
             if self._at > last + 1:
                 for group in self._groups:
                     group.finalize_backward()  # waits for the sums
@@ -133,13 +136,13 @@ class GatherOrder:
         """Keep the order of a pass without skipped blocks. In a model that skips some, gradients
         are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
         """
-        called = {event // 2 for event in self._order if event != _END}
-        skipped = _skipped_blocks(called, self._titles)
+        called = {event // 2 for event in self._order if event != END}
+        skipped = skipped_blocks(called, self._titles)
         if (skipped or self._has_diverged) and not self._skips:
             self._skips = True
             self._order.clear()
         else:
-            _add_skipped_blocks(self._order, skipped)
+            add_skipped_blocks(self._order, skipped)
 
     def _reshard(self) -> None:
         for group in self._groups:
@@ -166,8 +169,8 @@ class GatherOrder:
         Otherwise the next pass is made in lockstep, too: blocks are skipped, or a text is generated
         whose length follows from the rows.
         """
-        self._reach(_END)
-        gathers = self._order[: self._order.index(_END)]
+        self._reach(END)
+        gathers = self._order[: self._order.index(END)]
         if self._skips or self._has_diverged or len(gathers) > len(set(gathers)):
             self._order.clear()
         self._watches = self._in_forward = False
@@ -276,8 +279,8 @@ class GatherOrder:
             due = self._agree(event) if self._learns else self._next(event)
             if due != event and self._prefetches and not self._learns:
                 return False
-            if due != event and _is_sum(due) and due // 2 in self._awaited:
-                if _is_sum(event) and not self._learns:
+            if due != event and is_sum(due) and due // 2 in self._awaited:
+                if is_sum(event) and not self._learns:
                     return False
                 raise self._disagreement({event, due})
             self._at += 1
@@ -293,7 +296,7 @@ class GatherOrder:
         UserError: this rank's event does not come in this pass any more
         """
         rest = self._order[self._at :]
-        if event not in rest[: rest.index(_END) + 1] and not self._prefetches:
+        if event not in rest[: rest.index(END) + 1] and not self._prefetches:
             raise self._disagreement({event, rest[0]})
         return rest[0]
 
@@ -309,23 +312,23 @@ class GatherOrder:
 
     def _choose(self, events: set[int]) -> int:
         """Blocks go forward in the order of their numbers, and backward in the order of calls."""
-        gathers = [event for event in events if event != _END and not _is_sum(event)]
+        gathers = [event for event in events if event != END and not is_sum(event)]
         if self._in_forward:
             return min(gathers)
-        called = self._order[: self._order.index(_END)]
+        called = self._order[: self._order.index(END)]
 
         def last_call(event: int) -> int:
             gather = event - event % 2
             return max((at for at, one in enumerate(called) if one == gather), default=-1)
 
-        sums = [event for event in events if _is_sum(event)]
+        sums = [event for event in events if is_sum(event)]
         return max(gathers or sums, key=last_call)
 
     def _take_part(self, event: int) -> None:
         """Do with the other ranks what this rank's own pass does not."""
         group = self._groups[event // 2]
         with self._taking_part():
-            if _is_sum(event):
+            if is_sum(event):
                 group.wait_for_unshard()
                 self._summed.add(event // 2)
                 self._sums[event // 2]()
@@ -344,7 +347,7 @@ class GatherOrder:
             self._takes_part, self._prefetches = False, prefetches
 
     def _disagreement(self, events: set[int]) -> UserError:
-        titles = sorted({self._titles[event // 2] for event in events if event != _END})
+        titles = sorted({self._titles[event // 2] for event in events if event != END})
         return UserError(
             f"fsdp: {' or '.join(titles)} is called in another order by some ranks than by others,"
             " or than in the first step, and its weights are gathered by all ranks together",
@@ -365,54 +368,9 @@ def _begin_anew(state_or_group: Any) -> None:
         state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001 - as above
 
 
-def _is_sum(event: int) -> bool:
-    return event != _END and event % 2 == 1
-
-
 def _needing_gradient(tensor: torch.Tensor) -> torch.Tensor:
     is_real = tensor.is_floating_point() or tensor.is_complex()
     return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
-
-
-def _add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:
-    """Give blocks that no rank has called a place in the order, beside those of their list.
-
-    order: a forward and a backward pass, each with its end; changed in place
-    blocks: the groups of each
-    """
-    end = order.index(_END)
-    forward, backward = order[:end], order[end + 1 : -1]
-    for groups in blocks:
-        gathers = [2 * group for group in groups]
-        lower = max((event for event in forward if event < gathers[0]), default=None)
-        at = 0 if lower is None else len(forward) - forward[::-1].index(lower)
-        later = forward[at : at + 1]
-        forward[at:at] = gathers
-        if backward:
-            sums = [gather + 1 for gather in reversed(gathers)]
-            backward = [event for event in backward if event not in sums]
-            at = backward.index(later[0] + 1) + 1 if later else 0
-            backward[at:at] = [*gathers, *sums]
-    order[:] = [*forward, _END, *backward, _END]
-
-
-def _skipped_blocks(called: set[int], titles: list[str]) -> list[list[int]]:
-    """The groups that no rank has called, by block: those in lists of which a block was called."""
-    called_blocks = [pair for group in called for pair in _blocks(titles[group])]
-    lists = {before for before, _ in called_blocks}
-    skipped: dict[str, list[int]] = {}
-    for group in sorted(set(range(len(titles))) - called):
-        for before, block in _blocks(titles[group]):  # the outermost one that was not called
-            if before in lists and (before, block) not in called_blocks:
-                skipped.setdefault(block, []).append(group)
-                break
-    return list(skipped.values())
-
-
-def _blocks(title: str) -> list[tuple[str, str]]:
-    """(list, block) for each numbered block that a module lies in: layers, layers.3."""
-    ends = [match.span() for match in re.finditer(r"(?<=\.)\d+(?=\.|$)", title)]
-    return [(title[:begin], title[:end]) for begin, end in ends]
 
 
 def _states_of(module: nn.Module) -> list[Any]:
