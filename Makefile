@@ -5,15 +5,28 @@ BIN := .venv/bin
 HAS_GPUS = nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -c 'import torch; torch.cuda.init()' 2>/dev/null
 DEVICES = $(shell $(HAS_GPUS) && echo auto || echo cpu:2)
 
+# .venv is made by a Python that is new enough, or not at all
+FIT = import sys; v = sys.version_info; sys.exit(v < (3, 11) and "error: %s is Python %d.%d; Samecurve \
+needs 3.11 or newer" % (sys.argv[1], v[0], v[1]) or 0)
+AGAIN = make $(or $(MAKECMDGOALS),demo) PYTHON=python3.11
+VENV = @if test -x $(BIN)/python; then \
+	  $(BIN)/python -c '$(FIT)' $(BIN)/python || { echo '  remedy: rm -rf .venv; $(AGAIN)' >&2; exit 1; }; \
+	else \
+	  { command -v $(PYTHON) >/dev/null || { echo 'error: there is no $(PYTHON)' >&2; false; }; } && \
+	  $(PYTHON) -c '$(FIT)' $(PYTHON) || \
+	    { echo '  remedy: install Python 3.11 or newer; $(AGAIN)' >&2; exit 1; }; \
+	  $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }; \
+	fi
+
 .PHONY: demo test test-long lint bench docs clean
 
 .venv/.run: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e .
 	touch $@
 
 .venv/.test: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@ .venv/.run
 
@@ -35,7 +48,7 @@ test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600
 
 .venv/.bench: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,bench]'
 	touch $@ .venv/.test .venv/.run
 

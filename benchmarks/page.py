@@ -37,6 +37,8 @@ How to read the tables:
 - The sides of one table took turns in one run on one machine. The machines are small and shared, \
 so ratios are more reliable than absolute times.
 - A figure is the median over `n` turns. "least and most" is the range over the turns.
+- A difference or a ratio is taken within each turn, and its median is shown. So two columns of \
+times don't subtract or divide to a third column.
 - `python -m benchmarks.page` makes the page from `benchmarks/results/`; nothing is written by \
 hand."""
 

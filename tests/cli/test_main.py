@@ -1,5 +1,6 @@
 """The command answers at once: nothing heavy is imported before it is needed."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from commands import refused, write_config
-from samecurve.cli.main import VERBS, cli
+from samecurve.cli.main import VERBS, cli, main
 
 
 def quickest(arguments: list[str], cwd: Path) -> float:
@@ -93,6 +94,21 @@ def test_a_verb_that_is_not_there(
     tmp_path: Path,
 ) -> None:
     assert says in refused(monkeypatch, capsys, verb, cwd=tmp_path)
+
+
+def test_what_nobody_expected_asks_for_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.import_module("samecurve.cli.schema"), "echo", None)
+    monkeypatch.setattr(sys, "argv", ["samecurve", "schema"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last):" in said
+    assert "\nerror: TypeError: 'NoneType' object is not callable\n" in said
+    assert said.splitlines()[-1].startswith("  remedy: no line of your own led there")
+    assert "report it" in said.splitlines()[-1]
 
 
 def test_the_readme_has_each_verb_and_help_lists_them_in_order() -> None:

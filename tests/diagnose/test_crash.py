@@ -14,7 +14,7 @@ from test_known_failures import fits
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes, write_note
 from samecurve.diagnose.tracebacks import ATTEMPT_LINE, last_traceback
-from samecurve.errors import RunError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.probe import oom_kills
 
 HEAD = "Traceback (most recent call last):\n"
@@ -173,6 +173,52 @@ def test_a_fault_of_one_rank_s_own_names_it(tmp_path: Path) -> None:
 def test_a_script_is_promised_no_save(tmp_path: Path) -> None:
     assert "last save" in explain([], {1: KILL}, tmp_path, world_size=2).remedy
     assert "last save" not in explain([], {1: KILL}, tmp_path, world_size=2, resumes=False).remedy
+
+
+OURS = '  File "/x/src/samecurve/torch_engine/step/training_step.py", line 3, in step\n    x.y\n'
+LIBRARY = '  File "/x/site-packages/torch/optim/adamw.py", line 3, in step\n    x.y\n'
+USERS = '  File "/home/me/samecurve/my_task.py", line 3, in loss\n    x.y\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "is_reported"),
+    [
+        (OURS, "AttributeError: no y", True),
+        (OURS + LIBRARY, "RuntimeError: no y", True),
+        (OURS + USERS, "AttributeError: no y", False),
+        (LIBRARY, "AttributeError: no y", False),
+        (OURS.replace("torch_engine/step", "observe"), "KeyError: 'y'", True),
+        (OURS, "OSError: [Errno 112] Host is down", False),
+        (OURS, "torch.distributed.DistBackendError: unlike all", False),
+    ],
+)
+def test_a_fault_of_our_own_asks_for_a_report(
+    frames: str, error: str, *, is_reported: bool, tmp_path: Path
+) -> None:
+    """With what to send: the same command again would fail again."""
+    remedy = fits_one(explain([], {0: 1}, logs_of(tmp_path, f"{HEAD}{frames}{error}\n")))
+    wanted = ("report it", "this text", "`samecurve --version`", "config.yaml and plan.json")
+    assert [words in remedy for words in wanted] == [is_reported] * len(wanted)
+
+
+def fits_one(error: SamecurveError) -> str:
+    fits(error)
+    return error.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGSEGV, "PYTHONFAULTHANDLER=1"),
+        (signal.SIGBUS, "/dev/shm"),
+        (signal.SIGILL, "`lscpu`"),
+        (signal.SIGABRT, "same command again"),
+    ],
+)
+def test_a_signal_that_would_come_again_has_another_remedy(
+    number: signal.Signals, words: str, tmp_path: Path
+) -> None:
+    assert words in explain([], {1: -number}, tmp_path, world_size=2).remedy
 
 
 def test_notes_come_back_in_order(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import slow
 from commands import refused, samecurve
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.experiments.bench import suite_text
 from samecurve.experiments.bench.suite import SUITES, SuiteRun, run_suite
 from samecurve.worker.jobs.profile_job import watch_rank
 from tiny import MACHINE, config_of, tiny_values
@@ -49,6 +50,7 @@ def test_what_failed_is_named_and_alone_is_measured_again(
         schedule=ProfileSchedule(warm=1, timed=3, traced=0),
         machine=MACHINE,
         home=tmp_path / "suite",
+        load=0.25,
         strategies="ddp,fsdp,hsdp",
         ranks=pool,
         job=slow.fails_under_fsdp,
@@ -84,6 +86,7 @@ def test_what_failed_is_named_and_alone_is_measured_again(
         ("fsdp:2", False),
     ]
     assert max(entry["apart"] for entry in entries) < 1e-12
+    assert {(entry["load"], entry["cores"]) for entry in entries} == {(0.25, MACHINE.cores)}
     assert (suite.home / "suite.md").read_text().count("| little |") == 3
 
 
@@ -110,6 +113,27 @@ def test_a_result_of_another_config_is_none(
     ):
         assert run_suite(run, [config], as_json=False) == 0
         assert ("kept from before" in capsys.readouterr().err) == kept
+
+
+def test_a_busy_machine_and_speed_ups_beyond_its_cores_are_named() -> None:
+    def entry(layout: str, speedup: float, **values: Any) -> dict[str, Any]:
+        world = int(layout.partition(":")[2] or 1)
+        measured = {"model": "little", "status": "measured", "load": 4.4, "cores": 2}
+        sizes = {"layout": layout, "world": world, "threads": 2 // world, "engine": "torch"}
+        return {**measured, **sizes, "speedup": speedup, **values}
+
+    entries = [entry("single", 1.0), entry("ddp:2", 2.5), entry("fsdp:2", 1.05)]
+    lines = suite_text.notes("cpu", entries)[1:]
+    assert lines[0].startswith("odd    little ddp:2: faster than cores explain, so single was held")
+    assert lines[1].startswith(
+        "busy   other programs wanted the cores when this began (load 4.4 on 2)"
+    )
+    quiet = [{**one, "load": 0.3} for one in entries]
+    assert [line[:4] for line in suite_text.notes("cpu", quiet)[1:]] == ["odd "]
+    on_gpus = [{**one, "cores": None, "speedup": min(one["speedup"], 2.1)} for one in entries]
+    assert suite_text.notes("nvidia", on_gpus)[1:] == []
+    of_before = [{name: one[name] for name in one if name != "load"} for one in entries]
+    assert suite_text.notes("cpu", of_before)[1:] == []
 
 
 def test_the_suites_name_models_that_are_there() -> None:

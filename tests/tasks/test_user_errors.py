@@ -4,11 +4,13 @@ import os
 import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from samecurve.errors import Interrupted, UserError
+from samecurve.errors import Interrupted, SamecurveError, UserError
 from samecurve.tasks.user_class.user_errors import calling
 
 
@@ -97,3 +99,116 @@ def test_an_input_of_another_type_than_the_weights_is_cast() -> None:
     with pytest.raises(UserError) as raised, calling("My.loss()", Path(__file__)):
         torch.nn.Linear(3, 3)(torch.ones(2, 3, dtype=torch.float64))
     assert raised.value.remedy.endswith("x.to(next(model.parameters()).dtype)")
+
+
+class Errors:
+    """A task in which one line of each method is wrong, as people often write it."""
+
+    def __init__(self) -> None:
+        self.fields = {"width": 3}
+
+    def wrong_key(self, batch: Any) -> Any:
+        return batch["lable"].sum() + batch["x"].sum()
+
+    def wrong_key_in_lines(self, batch: Any) -> Any:
+        return sum(
+            [
+                batch["x"].sum(),
+                batch["image"].sum(),
+            ]
+        )
+
+    def wrong_field(self, _batch: Any) -> Any:
+        return nn.Linear(2, self.fields["widht"])
+
+    def number_for_a_key(self, batch: Any) -> Any:
+        return batch[0]
+
+    def unpacked(self, batch: Any) -> Any:
+        x, y, z = batch
+        return x, y, z
+
+    def unpacked_in_two(self, batch: Any) -> Any:
+        x, label = batch
+        return nn.functional.relu(x) + label
+
+    def unpacked_and_asked(self, batch: Any) -> Any:
+        x, _label = batch
+        return x.view(-1)
+
+    def attribute(self, batch: Any) -> Any:
+        return batch.x
+
+    def moved(self, batch: Any) -> Any:
+        return batch.to("cpu")
+
+    def moved_alone(self, batch: Any) -> Any:
+        return batch["x"].cuda()
+
+    def on_another_device(self, _batch: Any) -> Any:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found cuda:0 and cpu!"
+        )
+
+    def label_without_class(self, batch: Any) -> Any:
+        return nn.functional.cross_entropy(batch["x"], batch["label"] + 5)
+
+    def label_of_floats(self, batch: Any) -> Any:
+        return nn.functional.nll_loss(batch["x"], batch["label"].int())
+
+    def index_without_row(self, batch: Any) -> Any:
+        return nn.Embedding(2, 2)(batch["label"] + 7)
+
+    def other_shape(self, batch: Any) -> Any:
+        return nn.Linear(3, 2)(batch["x"])
+
+    def relative_path(self, _batch: Any) -> Any:
+        return Path("rows.npy").read_bytes()
+
+    def not_a_file(self, _batch: Any) -> Any:
+        return Path("/").read_bytes()
+
+    def other_letters(self, _batch: Any) -> Any:
+        return b"caf\xe9".decode("utf-8")
+
+    def whole_batch(self, batch: Any) -> Any:
+        return nn.Linear(2, 2)(batch)
+
+    def unlike_all(self, _batch: Any) -> Any:
+        raise ValueError("no such class: 7")
+
+
+REMEDIES = {
+    "wrong_key": 'batch is a mapping with the keys "x", "label"; did you mean label?',
+    "wrong_key_in_lines": 'batch is a mapping with the keys "x", "label"',
+    "wrong_field": 'self.fields is a mapping with the keys "width"; did you mean width?',
+    "number_for_a_key": 'batch is a mapping with the keys "x", "label"',
+    "unpacked": 'take its values by name, batch["x"], batch["label"]',
+    "unpacked_in_two": 'take its values by name, batch["x"], batch["label"]',
+    "unpacked_and_asked": 'take its values by name, batch["x"], batch["label"]',
+    "attribute": 'it is a mapping: write ["x"] for .x',
+    "moved": "leave .to() out: its tensors are on the run's device already",
+    "moved_alone": "model and batch are on the run's device already",
+    "on_another_device": "make the tensor on the batch's device: device=x.device",
+    "label_without_class": "label 6 has no class: labels count from 0",
+    "label_of_floats": "labels are whole numbers of 64 bits",
+    "index_without_row": "num_embeddings must be larger than the largest index",
+    "other_shape": "the input has 2 features in its last dimension, and the layer takes 3",
+    "relative_path": f"a relative path begins where samecurve is started, here {Path.cwd()}",
+    "not_a_file": "remove or rename it, and run the same command again",
+    "other_letters": "the file is not utf-8: open(path, encoding=...)",
+    "whole_batch": 'batch is a mapping with the keys "x", "label": give one of them, batch["x"]',
+    "unlike_all": "this line of your code raises the error: correct it there",
+}
+
+
+@pytest.mark.parametrize("method", REMEDIES)
+def test_a_remedy_is_a_line_to_write(method: str) -> None:
+    batch = {"x": torch.ones(2, 2), "label": torch.ones(2, dtype=torch.int64)}
+    with pytest.raises(SamecurveError) as raised, calling("My.loss()", Path(__file__)):
+        getattr(Errors(), method)(batch)
+    assert REMEDIES[method] in raised.value.remedy
+
+
+def test_every_method_with_an_error_has_its_remedy() -> None:
+    assert {name for name in vars(Errors) if not name.startswith("_")} == REMEDIES.keys()

@@ -164,6 +164,23 @@ class Penalised(Plain):
         return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
+class LayerDrop(Skips):
+    """Layers are skipped at random; those that fsdp wraps are computed and not used, as wav2vec2's
+    are. The input asks for a gradient, as there.
+    """
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            x.requires_grad = True
+        for layer in self.layers:
+            is_skipped = self.training and bool(torch.rand([]) < 0.5)
+            if not is_skipped or getattr(layer, "_is_fsdp_managed_module", False):
+                y = torch.tanh(layer(x))
+            if not is_skipped:
+                x = x + y
+        return x
+
+
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -319,6 +336,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "seldom": Seldom,
     "mixture": Mixture,
     "skips": Skips,
+    "layer drop": LayerDrop,
     "asks world": AsksWorld,
     "fourier": Fourier,
     "penalised": Penalised,

@@ -186,6 +186,12 @@ def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(trained(pool, tmp_path, config_for(kind, layout)), plain_loop(kind))
 
 
+def test_layers_skipped_at_random_are_one_curve(pool: Pool, tmp_path: Path) -> None:
+    kind = "layer drop"
+    alone = trained(InProcess(), tmp_path / "alone", config_for(kind))
+    assert_same(trained(pool, tmp_path / "fsdp", config_for(kind, "fsdp:2/2")), alone)
+
+
 def test_a_task_s_code_sees_no_other_process() -> None:
     reduce = dist.all_reduce
     view = OneDeviceView()

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ import click
 
 from samecurve import __version__
 from samecurve.cli.options import dashes
-from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c
+from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c, message_of
 from samecurve.terminal import echo, shorten
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
@@ -118,11 +119,19 @@ def main() -> None:
             path = shorten(str(error.filename), 200)
             echo(f"error: {path}: {error.strerror}\n  remedy: a shorter path", err=True)
             sys.exit(UserError.exit_code)
-        # what is still buffered can't be written either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(error, BrokenPipeError):
-            echo(_os_error_text(error), err=True)
+        _leave_without_output(error)
+    except Exception as error:  # of our own: whatever a user's code raises has been explained
+        traceback.print_exc()
+        echo(_fault_text(error), err=True)
         sys.exit(1)
+
+
+def _leave_without_output(error: OSError) -> NoReturn:
+    """Leave because of an OSError: what is still buffered can't be written either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not isinstance(error, BrokenPipeError):
+        echo(_os_error_text(error), err=True)
+    sys.exit(1)
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -158,6 +167,17 @@ def _os_error_text(error: OSError) -> str:
         error, Path(os.fsdecode(error.filename)), "run the same command again"
     )
     return f"error: {cause}\n  remedy: {remedy}"
+
+
+def _fault_text(error: Exception) -> str:
+    """The message for an error that no lower layer has handled."""
+    from samecurve.diagnose.crash import remedy_of
+    from samecurve.diagnose.tracebacks import last_traceback
+
+    cause = f"{type(error).__name__}: {message_of(error)}".rstrip(": ")
+    read = last_traceback("".join(traceback.format_exception(error)))
+    remedy = remedy_of(read, "this text, and the config") if read else ""
+    return f"error: {shorten(cause, 400)}" + (f"\n  remedy: {remedy}" if remedy else "")
 
 
 def _error_text(error: SamecurveError) -> str:

@@ -23,18 +23,37 @@ SAME_CALLS = (
     "every rank must take the same number of steps and make the same calls: look for data of"
     " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank"
 )
+# the remedy for a fault of this program's own, which goes on with what else to send
+_REPORT = (
+    "no line of your own led there, so it may be a fault of Samecurve: report it where you have"
+    " Samecurve from, with the command, `samecurve --version`,"
+)
 _MAX_FRAMES = 11  # lines of an unknown failure's traceback
 _MAX_FRAMES_KNOWN = 7  # lines of a known failure's traceback
 _MAX_CAUSE = 400  # characters
 _MAX_RANKS = 8  # ranks that are named one by one
 _USER_LINE = re.compile(r"\.py:\d+$")  # a place in the user's own code
+# errors that a machine or another process causes
+_FROM_OUTSIDE = re.compile(
+    r"(?:\w+\.)*(?:\w*OSError|Connection\w*Error|Dist\w+Error|TimeoutError|PermissionError"
+    r"|FileNotFoundError|BlockingIOError|MemoryError|OutOfMemoryError|AcceleratorError)\b"
+)
 _SAME_COMMAND = "the same command again goes on from the last save, where there is one"
 _RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
 _SIGNAL_MEANS = {
     "SIGABRT": "; a library did so: its last words are below, if it had any",
-    "SIGSEGV": ": native code failed; PYTHONFAULTHANDLER=1 shows where it was called",
+    "SIGSEGV": ": native code failed",
     "SIGBUS": ": a file that it had mapped lost its room, often /dev/shm",
     "SIGILL": ": a library was built for another CPU",
+}
+
+
+# what helps where the same command would end in the same way
+_SIGNAL_REMEDIES = {
+    "SIGSEGV": "PYTHONFAULTHANDLER=1 before the same command: the log then has the line of Python"
+    " that called the native code",
+    "SIGBUS": "see `df -h /dev/shm` and `df -h`; a container gets more by docker run --shm-size=8g",
+    "SIGILL": "install torch, and other packages with native code, as built for this CPU (`lscpu`)",
 }
 
 
@@ -187,23 +206,34 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
     """Explain an unknown failure by its traceback and the user's own line in the traceback."""
     message, *more = traceback.error.splitlines()
     more_lines = [line for line in more if line.strip()][: MAX_LINES - 1]
-    frame = traceback.user_frame
-    if frame is None:
-        remedy = _SAME_COMMAND
-    else:
-        place = f"{frame.path}:{frame.line}"
-        if frame.function:
-            place += f", in {frame.function},"
-        remedy = f"{place} is where your own code led there"
-        if frame is traceback.frames[-1]:
-            remedy = f"{place} is the line to correct"
+    remedy = remedy_of(traceback, "this text, the log, config.yaml and plan.json of the run")
+    if remedy.startswith(_REPORT):
+        remedy += f"; {_SAME_COMMAND}"
     return RunError(
         f"rank {rank}: {clip(message, _MAX_CAUSE)}",
-        remedy,
+        remedy or _SAME_COMMAND,
         again=True,
         trace=_join_lines(*traceback.show_frames(_MAX_FRAMES), *map(clip, more_lines), others),
         log=log,
     )
+
+
+def remedy_of(traceback: Traceback, to_send: str) -> str:
+    """The remedy for an unknown failure: the user's own line, or a report; '': neither helps.
+
+    to_send: what belongs to a report
+    """
+    frame = traceback.user_frame
+    if frame is None:
+        of_ours = any(frame.is_ours for frame in traceback.frames)
+        from_outside = _FROM_OUTSIDE.match(traceback.error)
+        return f"{_REPORT} {to_send}" if of_ours and not from_outside else ""
+    place = f"{frame.path}:{frame.line}"
+    if frame.function:
+        place += f", in {frame.function},"
+    if frame is traceback.frames[-1]:
+        return f"{place} is the line to correct"
+    return f"{place} is where your own code led there"
 
 
 def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple[str, str, bool]:
@@ -212,7 +242,8 @@ def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple
     if signal_name == "SIGTERM":
         return cause, f"{_SAME_COMMAND}; to stop a run, signal its launcher", True
     if signal_name != "SIGKILL":
-        return cause + _SIGNAL_MEANS.get(signal_name, ""), _SAME_COMMAND, True
+        remedy = _SIGNAL_REMEDIES.get(signal_name, _SAME_COMMAND)
+        return cause + _SIGNAL_MEANS.get(signal_name, ""), remedy, True
     if oom_kills is None:
         return f"{cause}; the kernel does so when memory runs out", _SAME_COMMAND, True
     if oom_kills == 0:

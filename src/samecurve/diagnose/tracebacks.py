@@ -27,7 +27,10 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
-_OUR_ROOMS = "core|torch_engine|jax_engine|data|tasks|run|watch|worker|launch|checkpoint"
+_OUR_ROOMS = (
+    "core|convert|simulation|data|probe|checkpoint|observe|diagnose|torch_engine|jax_engine|report"
+    "|tasks|watch|run|worker|launch|experiments|ui|cli|api"
+)
 _LAUNCHER_FILES = re.compile(
     r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"
     r"|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api)\.py$"
@@ -39,12 +42,15 @@ _WRAPPER_FILES = re.compile(
     r"/torch/nn/modules/module\.py$|/torch/distributed/c10d_logger\.py$"
     r"|/torch/utils/_contextlib\.py$|/torch/_utils\.py$"
 )
+_OUR_FILES = re.compile(
+    rf"/samecurve/(?:(?!launch/script/)(?:{_OUR_ROOMS})/|(?:errors|terminal|units)\.py$)"
+)
 _LIBRARY_FILES = re.compile(
-    rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|/samecurve/(?:{_OUR_ROOMS})/"
+    rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|{_OUR_FILES.pattern}|/samecurve/launch/"
 )
 _PATH_TO_LIBRARY = re.compile(
     r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/"
-    rf"|^.*/(?=samecurve/(?:{_OUR_ROOMS}|observe)/)"
+    rf"|^.*/(?=samecurve/(?:{_OUR_ROOMS})/)"
 )
 
 
@@ -59,6 +65,11 @@ class Frame:
     def is_users(self) -> bool:
         """Whether the frame is in the user's own code."""
         return not _LIBRARY_FILES.search(self.path)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the frame is in this program's code, and not in what starts a script."""
+        return bool(_OUR_FILES.search(self.path))
 
     @property
     def is_launchers(self) -> bool:

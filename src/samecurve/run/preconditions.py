@@ -155,7 +155,7 @@ def make_home(home: Path) -> None:
     except OSError as error:
         raise UserError(
             f"{home} can't be written: {error.strerror}",
-            "another --save-dir, or mend its permissions",
+            "another --save-dir, or the right to write there (chmod, chown)",
             "--save-dir",
         ) from None
 

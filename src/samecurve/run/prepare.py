@@ -248,6 +248,6 @@ def _claimed(run: Run) -> Iterator[Lock]:
             raise
         raise UserError(
             f"{error.filename or run.home} can't be written: {error.strerror}",
-            "another --save-dir, or mend this one",
+            "another --save-dir, or see what `ls -ld` says of this one",
             "--save-dir",
         ) from None

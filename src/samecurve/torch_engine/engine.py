@@ -101,7 +101,7 @@ class TorchEngine:
         self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
         self._exit_stack.enter_context(serving(numbers_in_work))
-        if comm.group is not None:
+        if torch.distributed.is_initialized():
             from samecurve.torch_engine.model.one_device_view import OneDeviceView
 
             self._exit_stack.callback(OneDeviceView().close)

@@ -171,7 +171,7 @@ def explain_os_error(error: OSError, path: Path, then: str = _GO_ON) -> tuple[st
     """Explain why a file or directory can't be written or read. Returns the cause and the remedy.
 
     path: the file or directory
-    then: what to do once the cause is mended
+    then: what to do once the cause is gone
     """
     place = path.absolute()
     while not os.path.lexists(place):
@@ -186,19 +186,24 @@ def explain_os_error(error: OSError, path: Path, then: str = _GO_ON) -> tuple[st
             f"{missing} is missing: removed or renamed, or its disk is not mounted",
             f"put it back where it was, and {then} (what was moved as a whole: under its new name)",
         )
+    permissions = f"give yourself the right to it (`ls -ld {place}`, chmod, chown)"
     known = {
+        errno.EISDIR: ("it is a directory, where a file is needed", "remove or rename it"),
+        errno.ENOTDIR: ("a file lies where a directory is needed", "remove or rename it"),
+        errno.EEXIST: ("it exists already", "remove or rename it"),
         errno.ENOSPC: ("no space is left on its disk", "free some space (`df -h`)"),
         errno.EDQUOT: ("the quota of its disk is used up", "free some space (`quota`)"),
         errno.EROFS: (
             "its file system is read-only; a disk with errors becomes so",
             "`dmesg` says why; mount it writable again",
         ),
-        errno.EACCES: ("permission denied", "mend its permissions"),
-        errno.EPERM: ("operation not permitted", "mend its permissions"),
-        errno.EIO: ("its disk has failed", "`dmesg` says more; mend it, or copy the run elsewhere"),
+        errno.EACCES: ("permission denied", permissions),
+        errno.EPERM: ("operation not permitted", permissions),
+        errno.EIO: ("its disk has failed", "`dmesg` says more; copy the run to another disk"),
         errno.EMFILE: ("this process may open no more files", "`ulimit -n 65536`"),
     }
-    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "mend that"))
+    other = (error.strerror or str(error), f"see what `ls -ld {place}` and `dmesg` say of it")
+    cause, remedy = known.get(error.errno or 0, other)
     return f"{path}: {cause}", f"{remedy}, and {then}"
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING
 from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
+from samecurve.experiments.bench.doubts import busy_machine, doubtful_speedups, speedup_bound
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
-
-_ODD = 1.1  # a speed-up beyond this multiple of its bound is doubtful
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
@@ -142,7 +141,9 @@ def notes(bench: Bench, rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"memory what a process has had resident, libraries included{_shared_memory(measured)}"
         )
-    lines += [*_doubts(bench, base, measured), _flops_note(bench)]
+    cores = bench.cores if bench.cpu else None
+    doubts = (doubtful_speedups(base, measured, cores), busy_machine(bench.load, cores))
+    lines += [*filter(None, doubts), _flops_note(bench)]
     short = [row["layout"] for row in measured if row["steps"]["timed"] < bench.schedule.timed]
     if short:
         lines.append(f"steps  an epoch's short tail is left out: {', '.join(short)}")
@@ -171,7 +172,7 @@ def _core_notes(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
             " bring no more cores, so this shows what sharing out costs, not how GPUs scale"
         )
     else:
-        bound = max(_bound(bench, base, row) for row in measured)
+        bound = max(speedup_bound(base, row, cores) for row in measured)
         note = (
             f"cpu    ranks share {cores} cores, {_thread_counts(measured)}: a speed-up is bounded"
             f" by cores, here by {bound:.3g}. This shows what sharing out costs, not how GPUs scale"
@@ -204,41 +205,6 @@ def _shared_memory(measured: Sequence[Row]) -> str:
         return ""
     how = "divided by" if shared[0]["engine"] == "jax" else "of the one process for all"
     return f"; {', '.join(row['layout'] for row in shared)}: {how} its devices"
-
-
-def _bound(bench: Bench, base: Row, row: Row) -> float:
-    """The bound of a layout's speed-up: its devices (CPU: cores) divided by the baseline's."""
-    if bench.cpu and bench.plans[0].layout.engine == "torch":
-        cores = min(row["world"] * row["threads"], bench.cores)
-        base_cores = min(base["world"] * base["threads"], bench.cores)
-        return float(cores / base_cores)
-    return float(row["world"] / base["world"])
-
-
-def _doubts(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
-    """Warnings: speed-ups that are not plausible, and a machine that was busy."""
-    lines = []
-    too_fast = [
-        row["layout"] for row in measured if row["speedup"] > _ODD * _bound(bench, base, row)
-    ]
-    if too_fast:
-        resource = "cores" if bench.cpu else "devices"
-        doubt = (
-            f"odd    {', '.join(too_fast)}: faster than {resource}"
-            f" explain, so {base['layout']} was held up, or a smaller share fits caches better"
-        )
-        if bench.cpu:
-            doubt += (
-                ". Threads of one process wait for each other at every operation: where other"
-                " programs want the cores, that costs most"
-            )
-        lines.append(doubt)
-    if bench.cpu and bench.load > max(1.0, bench.cores / 2):
-        lines.append(
-            f"busy   other programs wanted the cores when this began (load {bench.load:.1f} on"
-            f" {bench.cores}): the measurements are noisy"
-        )
-    return lines
 
 
 def _flops_note(bench: Bench) -> str:

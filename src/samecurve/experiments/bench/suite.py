@@ -7,9 +7,11 @@ where it stopped. A combination that fails does not affect the others.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
@@ -99,6 +101,7 @@ class SuiteRun:
 
     worlds, strategies: values of the flags; None: one device and all, and every strategy
     home: directory of the result files and the summary
+    load: load average when the suite begins
     ranks, job: processes to use in place of new ones, and their work; for tests
     """
 
@@ -106,6 +109,7 @@ class SuiteRun:
     schedule: ProfileSchedule
     machine: Machine
     home: Path
+    load: float = field(default_factory=lambda: psutil.getloadavg()[0])
     worlds: str | None = None
     strategies: str | None = None
     ranks: Pool | None = None
@@ -161,12 +165,20 @@ class SuiteRun:
             "model": model,
             **_numbers(result),
             **steps,
+            "load": self.load,
+            "cores": self._cores(layout_plan),
             "platform": environment,
             "config": layout_plan.config.model_dump(mode="json"),
             "key": key,
         }
         write_json(file, entry)
         return entry
+
+    def _cores(self, layout_plan: LayoutPlan) -> int | None:
+        """The cores that CPU ranks share; None: the devices are GPUs."""
+        plan = layout_plan.plan
+        on_cpu = plan is not None and plan.layout.devices[0].kind == "cpu"
+        return self.machine.cores if on_cpu else None
 
     def _key(self, layout_plan: LayoutPlan, versions: object) -> str:
         """A key of everything that a result depends on."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.measurement.profile_types import ProfileSchedule
+from samecurve.experiments.bench.doubts import busy_machine, doubtful_speedups
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import counted, show_bytes, show_count
 
@@ -62,23 +63,41 @@ def _measured_cells(entries: Sequence[Entry]) -> list[list[str]]:
 def as_text(name: str, entries: Sequence[Entry]) -> str:
     """A table of the measured combinations, then the refused ones with their reasons."""
     table = table_text([Column(title) for title in _COLUMNS], _measured_cells(entries), indent=0)
-    return "\n".join([table, *_notes(name, entries)])
+    return "\n".join([table, *notes(name, entries)])
 
 
 def markdown(name: str, entries: Sequence[Entry]) -> str:
     """The text of as_text() in Markdown."""
     rows = [list(_COLUMNS), ["---"] * len(_COLUMNS), *_measured_cells(entries)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return "\n\n".join([table, *_notes(name, entries)]) + "\n"
+    return "\n\n".join([table, *notes(name, entries)]) + "\n"
 
 
-def _notes(name: str, entries: Sequence[Entry]) -> list[str]:
-    notes = [
+def notes(name: str, entries: Sequence[Entry]) -> list[str]:
+    """Lines below the table: what its columns mean, what was refused, and doubts."""
+    lines = [
         f"suite {name}: medians of the timed steps. speed-up: samples a second against the model's"
         " first layout; apart: the largest relative distance of a loss to that layout's",
     ]
     refused = [entry for entry in entries if entry["status"] == "refused"]
-    return notes + [f"{entry['model']} {entry['layout']}: {_reason(entry)}" for entry in refused]
+    lines += [f"{entry['model']} {entry['layout']}: {_reason(entry)}" for entry in refused]
+    return lines + _doubts(entries)
+
+
+def _doubts(entries: Sequence[Entry]) -> list[str]:
+    """Warnings: speed-ups that are not plausible, and a machine that was busy.
+
+    Results of earlier versions lack the load, and say nothing of it.
+    """
+    measured = [entry for entry in entries if entry["status"] == "measured" and "load" in entry]
+    lines = []
+    for model in dict.fromkeys(entry["model"] for entry in measured):
+        base, *rows = [entry for entry in measured if entry["model"] == model]
+        lines.append(doubtful_speedups(base, rows, base["cores"], f"{model} "))
+    if measured:
+        busiest = max(measured, key=lambda entry: entry["load"])
+        lines.append(busy_machine(busiest["load"], busiest["cores"]))
+    return [line for line in lines if line]
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:

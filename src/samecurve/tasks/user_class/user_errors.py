@@ -5,15 +5,14 @@ that is called for every microbatch: what it asks for by name is known when the 
 that a call looks at no signature.
 """
 
-import dis
 import errno
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import TracebackType
 from typing import Any, NoReturn
 
 import samecurve
@@ -34,8 +33,6 @@ _TRANSIENT = {
     errno.EREMOTEIO,
     errno.EAGAIN,
 }
-# torch's words for an input of another type than the weights
-_UNLIKE_TYPES = ("mat1 and mat2 must have the same dtype", "and bias type (", "and weight type (")
 
 
 class StartedWhileLoading(BaseException):
@@ -114,7 +111,10 @@ def explain_raised(
         )
     notes = getattr(error, "__notes__", ())
     cause = ": ".join([what, *notes, type(error).__name__, message_of(error)]).rstrip(": ")
-    remedy = _remedy(error, path)
+    from samecurve.tasks.user_class.user_remedies import remedy_for
+
+    places = _places(error, path)
+    remedy = remedy_for(error, _origin_of(path), places[-1] if places else None)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         transient = error.errno in _TRANSIENT or isinstance(error, ConnectionError | TimeoutError)
         if transient:
@@ -122,85 +122,36 @@ def explain_raised(
                 "a disk or a network failed, not the program: the same command again goes on from"
                 " the last save"
             )
-        return RunError(cause, remedy, _where(error, path), again=transient)
-    return kind(cause, remedy, _where(error, path))
+        return RunError(cause, remedy, _where(places, path), again=transient)
+    return kind(cause, remedy, _where(places, path))
 
 
-def _remedy(error: BaseException, path: Path) -> str:
-    """The most likely remedy; for what people often forget, the line to write."""
-    if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
-        return "that program is called Samecurve now: from samecurve import Mean"
-    if isinstance(error, ModuleNotFoundError):
-        return f"install {error.name}, or put it beside {Path(_origin_of(path)).name}"
-    if isinstance(error, AttributeError) and "before Module.__init__() call" in message_of(error):
-        return "super().__init__() as the first line of the module's own __init__"
-    if "mixed torch.Tensor and DTensor" in message_of(error):
-        return (
-            "fsdp gathers a block's weights while the block (an element of a ModuleList or"
-            " Sequential) is called: call it as a whole, and read weights outside of blocks; or"
-            " --strategy ddp"
-        )
-    if isinstance(error, AttributeError) and _of_another_phase(error):
-        return (
-            "nothing passes from one phase to the next: compute it in each phase, in those that"
-            " don't train it under torch.no_grad() or with .detach(); noise that both want alike is"
-            " a column of the data"
-        )
-    if isinstance(error, AttributeError) and _forgot_init(error):
-        return (
-            f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
-            " model and data sections"
-        )
-    if any(sign in message_of(error) for sign in _UNLIKE_TYPES):
-        return "cast the input to the weights' type: x.to(next(model.parameters()).dtype)"
-    return "this line of your code raises the error: correct it there"
-
-
-def _of_another_phase(error: AttributeError) -> bool:
-    """Whether the missing attribute is one that the task's methods set, in another phase."""
-    kind = type(error.obj)
-    if not getattr(kind, "phases", None) or isinstance(error.obj, type):
-        return False
-    methods = [method for base in kind.__mro__ for method in vars(base).values()]
-    codes = [getattr(method, "__code__", None) for method in methods]
-    return any(
-        step.opname == "STORE_ATTR" and step.argval == error.name
-        for code in codes
-        if code is not None
-        for step in dis.get_instructions(code)
-    )
-
-
-def _forgot_init(error: AttributeError) -> bool:
-    """Whether the missing attribute belongs to a class of the user's that has no __init__."""
-    kind = type(error.obj)
-    return (
-        error.obj is not None
-        and kind.__init__ is object.__init__
-        and not isinstance(error.obj, type | ModuleType)
-    )
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """The innermost line of the user's: in the task's directory, but not in a library there."""
+def _places(error: BaseException, path: Path) -> list[TracebackType]:
+    """The places in the user's code: in the task's directory, but not in a library there."""
     home = path.resolve().parent
     places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     libraries = [place for place in places if not home.is_relative_to(place)]
     libraries.append(Path(samecurve.__file__).parent)
 
-    def is_users(file: Path) -> bool:
-        here = is_pickled(path) or file.is_relative_to(home)  # a session's code is anywhere
-        return here and not any(map(file.is_relative_to, libraries))
+    def is_users(file: str) -> bool:
+        if file.startswith("<frozen"):
+            return False
+        here = is_pickled(path) or Path(file).is_relative_to(home)  # a session's code is anywhere
+        return here and not any(map(Path(file).is_relative_to, libraries))
 
-    frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith("<frozen") and is_users(Path(frame.filename))
-    ]
-    if not user_frames:
+    found, at = [], error.__traceback__
+    while at is not None:
+        if is_users(at.tb_frame.f_code.co_filename):
+            found.append(at)
+        at = at.tb_next
+    return found
+
+
+def _where(places: Sequence[TracebackType], path: Path) -> str:
+    """The innermost of the user's lines."""
+    if not places:
         return _origin_of(path)
-    return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
+    return f"{_shown(places[-1].tb_frame.f_code.co_filename)}:{places[-1].tb_lineno}"
 
 
 def _origin_of(path: Path) -> str:

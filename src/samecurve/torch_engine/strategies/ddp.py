@@ -72,8 +72,8 @@ class DDP(Strategy):
         # DDP would send them as they are; every rank has the same values already
         unsendable = [name for name, each in call.named_buffers() if each.dtype in SENT_AS_BYTES]
         if unsendable:
-            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model  # noqa: SLF001
-            ignore(call, unsendable)
+            wrapper: Any = DistributedDataParallel
+            wrapper._set_params_and_buffers_to_ignore_for_model(call, unsendable)  # noqa: SLF001
         self._ddp = DistributedDataParallel(
             call,
             device_ids=[device.index] if device.type == "cuda" else None,

@@ -65,7 +65,8 @@ class GatherOrder:
         for name, module in root.named_modules():
             for state in _states_of(module):
                 self._states.append(state)
-                callback = partial(self._end_backward, state._root_post_backward_final_callback)  # noqa: SLF001
+                end = state._root_post_backward_final_callback  # noqa: SLF001 - public nowhere
+                callback = partial(self._end_backward, end)
                 state._root_post_backward_final_callback = callback  # noqa: SLF001
             for group in _groups_of(module):
                 if id(group) not in watched:  # several modules may share one
@@ -79,7 +80,8 @@ class GatherOrder:
         self._sums.append(partial(self._sum_gradients, group, group.post_backward))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
-        group.pre_forward = partial(self._pre_forward, group.pre_forward)
+        if number:  # the root's gradients are always summed at the end
+            group.pre_forward = partial(self._pre_forward, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -364,7 +366,7 @@ def _gather_for_backward(group: Any) -> None:
 
 
 def _begin_anew(state_or_group: Any) -> None:
-    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001 - public nowhere
+    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001 - as above
         state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001 - as above
 
 
@@ -383,6 +385,6 @@ def _groups_of(module: nn.Module) -> list[Any]:
     """The groups of weights that fully_shard() made of a module; torch before 2.13 made one."""
     groups: list[Any] = []
     for state in _states_of(module):
-        found = getattr(state, "_fsdp_param_groups", None)
-        groups += [state._fsdp_param_group] if found is None else found  # noqa: SLF001 - as above
+        several = getattr(state, "_fsdp_param_groups", None)
+        groups += [state._fsdp_param_group] if several is None else several  # noqa: SLF001
     return [group for group in groups if group is not None]
