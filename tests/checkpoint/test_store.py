@@ -120,7 +120,7 @@ def test_a_failed_save_stops_the_run(tmp_path: Path) -> None:
     one.save(1, pieces(1, 0), {})
     one.close()
     (tmp_path / ".step-00000002.t").write_text("a file where the directory should be")
-    with pytest.raises(RunError, match="File exists"):
+    with pytest.raises(RunError, match="it exists already"):
         one.save(2, pieces(1, 0), {})
     two = store(tmp_path, 0, 2)
     two.save(3, pieces(2, 0), {})
