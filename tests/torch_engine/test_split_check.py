@@ -227,6 +227,17 @@ def test_a_model_that_asks_how_it_is_sharded_is_compared_with_one_device(pool: P
     assert "model: the model computes something else under fsdp than on one device" in one
 
 
+def test_a_model_that_is_too_large_to_compare_is_said(pool: Pool) -> None:
+    for said in pool.run(2, said_of_a_large_model):
+        assert "fsdp was not compared with one device: the whole model is too large" in said
+
+
+def said_of_a_large_model(index: int, group: dist.ProcessGroup) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samecurve.torch_engine.split_check.one_device._LARGEST", 1)
+        return said_under_fsdp(index, group, "plain")
+
+
 def said_under_fsdp(_index: int, group: dist.ProcessGroup, kind: str) -> str:
     devices = {"use": "cpu:2", "strategy": "fsdp"}
     return said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)

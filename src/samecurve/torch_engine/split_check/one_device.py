@@ -9,7 +9,7 @@ outside of the strategy, where a whole copy has room.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -38,33 +38,38 @@ _LARGEST = 200_000_000  # parameters of a model that is computed whole
 _ROOM = 4  # copies of the weights for which a GPU must have memory
 
 
-def error_beside_one_device(
+class Comparison(NamedTuple):
+    """What comparing a sharded run with one device has shown."""
+
+    error: UserError | None = None  # the loss or its gradient is another one on one device
+    left_out: str = ""  # why they were not compared
+
+
+def compare_with_one_device(
     setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
-) -> UserError | None:
-    """The error of a loss or gradient that is another one under this strategy than on one device;
-    None: it is the same, or it can't be computed. All ranks call it together.
-    """
+) -> Comparison:
+    """Compare the loss and its gradient for few samples. All ranks call it together."""
     if not _has_room(setup):
-        return None
+        return Comparison(left_out="the whole model is too large for one rank")
     try:
         with trials.trying(trials.step, few, [few]):
             sharded = trials.tried(few, with_gradient=True)
         trials.put_back()
         alone = _tried_on_one_device(setup, rows, stage, trials, few)
-    except RAISED:  # what can not be computed is told by the other trials
+    except RAISED as error:
         trials.put_back()
-        return None
+        return Comparison(left_out=error.cause if isinstance(error, UserError) else f"{error}")
     one, other = alone.losses["loss"], sharded.losses["loss"]
     strategy = setup.plan.layout.strategy
     if finding := compare_repeats(one, other, SURE[trials.format]):
-        return explain_sharded(strategy, finding)
+        return Comparison(explain_sharded(strategy, finding))
     if alone.gradients is None or sharded.gradients is None:
-        return None
+        return Comparison(left_out="its gradient can't be computed by itself")
     rest = GradientRest(sharded.gradients)
     rest.subtract(_own_parts(setup, alone.gradients))
     norms = rest.norms(setup)
     finding = compare_gradients(other, [one], norms, GRADIENTS[trials.format])
-    return explain_sharded(strategy, finding) if finding else None
+    return Comparison(explain_sharded(strategy, finding) if finding else None)
 
 
 def _has_room(setup: EngineSetup) -> bool:

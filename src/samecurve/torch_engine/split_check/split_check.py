@@ -95,6 +95,7 @@ class SplitCheck:
         self._rows, self._stage = rows, stage
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
+        self._notes: list[str] = []
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
 
     def run(self) -> SplitVerdict:
@@ -107,7 +108,7 @@ class SplitCheck:
             steady |= verdict.steady
             if verdict.error:
                 break
-        notes = () if verdict.error else self._judge.rounded
+        notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
         return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
 
     def _verdict_of_phase(self) -> SplitVerdict:
@@ -341,12 +342,15 @@ class SplitCheck:
             return self._judge.error_of_gradients(tried)
 
     def _error_beside_one_device(self) -> UserError | None:
-        from samecurve.torch_engine.split_check.one_device import error_beside_one_device
+        from samecurve.torch_engine.split_check.one_device import compare_with_one_device
 
         few = self._trials.samples[:_FEW]
-        return self._judge.shared(
-            error_beside_one_device(self._setup, self._rows, self._stage, self._trials, few)
-        )
+        compared = compare_with_one_device(self._setup, self._rows, self._stage, self._trials, few)
+        if compared.left_out:
+            strategy = self._plan.layout.strategy
+            note = f"{strategy} was not compared with one device: {compared.left_out}"
+            self._notes.append(f"{note}; samecurve verify compares whole steps")
+        return self._judge.shared(compared.error)
 
     def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
         from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
