@@ -57,9 +57,9 @@ UNSHOWN = {
     "docs/same-batch.md": {"same/same.yaml"},
     "docs/split-check.md": {"clip.yaml"},
     "docs/strategies.md": {"large.yaml", "greedy.py", "unused.py"},
-    "docs/task-engines.md": {"dropout.py", "unused.py"},
+    "docs/task-engines.md": {"dropout.py"},
     "docs/task-errors.md": {
-        *("mean.py", "noise.py", "typo.py", "unused.py", "noinit.yaml", "raises.yaml"),
+        *("mean.py", "noise.py", "typo.py", "noinit.yaml", "raises.yaml"),
     },
     "docs/task-optimizer.md": {"cut.py", "factors.py", "radam.py"},
     "docs/tasks.md": {"own/ring.yaml"},

@@ -121,6 +121,19 @@ def trained(
     )
 
 
+def before_and_after(
+    _index: int, _group: Any, values: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """The notes of a run, and the arrays of its start and of its end."""
+    engine, plan, state, feed = opened(values)
+    first = {piece.name: piece.buffer for piece in engine.gather(state)}
+    for step, batch in feed:
+        state, stats = engine.step(state, batch, plan.lr_at(step), [0] * len(REQUESTS))
+        stats.read()
+    last = {piece.name: piece.buffer for piece in engine.gather(state)}
+    return engine.notes, first, last
+
+
 def conjugates(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences;
     and a sum of complex leaves over devices.

@@ -196,7 +196,6 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
         ),
         (small("dropout"), "Dropout drop draws its masks by the device", "samecurve.rng(batch)"),
         (small("counts"), "parameter count holds int32", "float32"),
-        (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
         (
             small("noise"),
             "the loss depends on random numbers of",
@@ -245,6 +244,35 @@ def test_what_a_task_of_ones_own_gets_wrong_is_said(
     cause, what_to_do = pool.run(1, jobs.failure, values)[0]
     assert says in cause
     assert remedy in what_to_do
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "exact"),
+    [
+        ("adamw", "cpu:2", False),
+        pytest.param("sgd", "cpu:1", False, marks=pytest.mark.long),
+        pytest.param("sgd", "cpu:2", True, marks=pytest.mark.long),
+    ],
+)
+def test_what_the_loss_does_not_use_stays_as_it_is(
+    name: str, devices: str, *, exact: bool, pool: Pool
+) -> None:
+    """Its weights and their state, with a large decay; and the note goes into the checkpoint."""
+    values = small(
+        "unused",
+        devices=devices,
+        strategy="fsdp" if name == "adamw" else "auto",
+        optimizer={"name": name, "lr": 1e-2, "weight_decay": 0.5},
+        train={"steps": 3, "exact": exact},
+    )
+    notes, first, last = pool.run(1, jobs.before_and_after, values)[0]
+    assert len(notes) == 1
+    assert "the loss does not use spare.bias, spare.kernel: they stay as they are" in notes[0]
+    spare = [name for name in last if "spare" in name]
+    assert {"loop/late/spare.kernel", "model/spare.kernel"} <= set(spare)
+    for array in spare:
+        np.testing.assert_array_equal(last[array], first.get(array, 0))
+    assert (last["model/head.kernel"] != first["model/head.kernel"]).all()
 
 
 def test_without_jax_the_extra_is_named(

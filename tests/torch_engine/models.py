@@ -264,6 +264,19 @@ class RareNorm(Plain):
         return logits  # type: ignore[no-any-return]
 
 
+class Late(Plain):
+    """A layer that one row needs, which comes first in step 3 of 6, and a head that none needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rare, self.pooler = nn.Linear(WIDTH, 2), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        rows = (x[:, 0] > 1.9).nonzero()[:, 0]
+        return logits.index_add(0, rows, self.rare(x[rows])) if len(rows) else logits
+
+
 class Pretrained(Plain):
     """As from_pretrained() gives it; what is frozen as a whole stays in eval mode."""
 
@@ -344,6 +357,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "frozen": Frozen,
     "half frozen": HalfFrozen,
     "rare norm": RareNorm,
+    "late": Late,
     "backbones": Backbones,
     "compiled": Compiled,
     "spectral": Spectral,
@@ -394,3 +408,22 @@ class Task:
 
     def eval_data(self) -> Source:
         return Source()
+
+
+class Own(Task):
+    """With an optimizer of its own."""
+
+    elementwise = True
+
+    def optimizer(self, params: Any, lr: float) -> Any:
+        return torch.optim.AdamW(params, lr=lr, weight_decay=0.5)
+
+
+class Phased(Task):
+    """Two phases, of which the second uses none of its parameters in the first step."""
+
+    phases = {"body": ("layers.*", "head.*"), "late": ("rare.*", "pooler.*")}
+
+    def loss(self, model: Any, batch: Any, phase: str) -> Mean:  # type: ignore[override]
+        del phase
+        return super().loss(model, batch)

@@ -17,6 +17,7 @@ from samecurve import Mean
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError
+from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine.engine import TorchEngine
@@ -185,7 +186,6 @@ def test_a_stopped_run_goes_on_elsewhere(pool: Pool, tmp_path: Path) -> None:
 MISTAKES = {
     "Halved": r'features\(\) gives "z" of shape \(\d, 4\) for \d+ samples',
     "NoGradient": r"nothing that batch_loss\(\) looks at has a gradient: features\(\) gives z",
-    "Unused": r"the loss does not use head\.weight, head\.bias",
     "NoMean": r"NoMean\.batch_loss\(\) returns Tensor of shape \(\), not a samecurve\.Mean",
 }
 
@@ -195,6 +195,15 @@ def test_mistakes_in_features_are_told(name: str, tmp_path: Path) -> None:
     config = with_layout(config_of(name, batch={"accumulate": 2}), "single", 1)
     with pytest.raises(SamecurveError, match=MISTAKES[name]):
         trained(Alone(), tmp_path, config)
+
+
+def test_a_loss_over_the_batch_need_not_use_every_parameter(pool: Pool, tmp_path: Path) -> None:
+    config = config_of("Unused", batch={"accumulate": 2})
+    alone = trained(Alone(), tmp_path / "alone", with_layout(config, "single", 1))
+    check_equal(trained(pool, tmp_path / "fsdp", with_layout(config, "fsdp", 2)), alone)
+    journal = tmp_path / "fsdp" / "journal.jsonl"
+    warned = [one.values["text"] for one in read_events(journal) if one.kind == "warned"]
+    assert sum("does not use head.weight, head.bias: they stay" in text for text in warned) == 1
 
 
 class TwoLosses(Contrastive):

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from models import WIDTH
 from torch import nn
 
+from one_curve import check_one_curve
+from rank_runs import train_on_ranks
 from samecurve.checkpoint.format import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
@@ -98,7 +100,9 @@ class InProcess:
 
 
 def plain_loop(kind: str) -> Result:
-    """What anybody would write for one device. Gradients are zeroed, not dropped."""
+    """What anybody would write for one device. Gradients are zeroed, not dropped, once a parameter
+    has had one.
+    """
     config = config_for(kind)
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
@@ -120,7 +124,7 @@ def plain_loop(kind: str) -> Result:
         for group in optimizer.param_groups:
             group["lr"] = made.lr_at(step)
         for parameter in named.values():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if optimizer.state[parameter] else None
         model.train()
         for name, part in model.named_modules():
             if name.startswith(("norms", "frozen")):
@@ -166,11 +170,12 @@ KINDS = [
     "asks world",
     "fourier",
     "penalised",
+    "late",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),
     *((kind, "ddp:2/2") for kind in ("dict", "read", "reentrant", "seldom", "mixture")),
-    *(("mixture", layout) for layout in LAYOUTS),
+    *((kind, layout) for kind in ("mixture", "late") for layout in LAYOUTS),
 }
 
 
@@ -184,6 +189,61 @@ IN_SHORT = {  # the others: make test-long
 )
 def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(trained(pool, tmp_path, config_for(kind, layout)), plain_loop(kind))
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("Task", "adamw"),
+        ("Own", "adamw"),
+        *(
+            pytest.param(task, name, marks=pytest.mark.long)
+            for task, name in [
+                ("Phased", "adamw"),
+                *(("Task", name) for name in ("sgd", "muon", "adafactor")),
+            ]
+        ),
+    ],
+)
+def test_parameters_that_are_not_used_yet_are_left_as_they_are(
+    task: str, name: str, pool: Pool, tmp_path: Path
+) -> None:
+    """In runs that go on elsewhere before the first use of a layer, and after it, too; with the
+    state of each optimizer, whose weight decay is large.
+    """
+    config = config_for("late").model_copy(update={"task": f"{HERE}/models.py:{task}"})
+    optimizer = {"name": name, "lr": 1e-2, "clip": 0.3}
+    if task != "Own":
+        optimizer["weight_decay"] = 0.5
+    config = config.model_copy(update={"optimizer": config.optimizer.model_validate(optimizer)})
+    check_one_curve(config, ["single..fsdp:2..dp:2"], pool, tmp_path, steps=STEPS, near=1e-11)
+
+
+def test_what_the_loss_does_not_use_is_said_once_and_keeps_its_bits(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """The watch ends with the first epoch (step 3), and the run goes on elsewhere after step 2."""
+    home = tmp_path / "run"
+    for layout, resume, stop_at in (("single:1", None, 2), ("ddp:2", 2, 4), ("fsdp:2", 4, None)):
+        config = config_for("late", layout, save_every=1, keep=0)
+        made = plan(config, MACHINE, open_task(config, "").facts())
+        events = train_on_ranks(pool, home, config, made, resume=resume, stop_at=stop_at)
+    said = [(event.step, event.values["text"]) for event in events if event.kind == "warned"]
+    assert [step for step, _ in said] == [3]
+    assert "the loss does not use pooler.weight, pooler.bias: they stay as they are" in said[0][1]
+    saved = [load(home / "checkpoints" / f"step-{step:08d}").arrays for step in (2, 3, 6)]
+    first, third, last = ({name: arrays[name].copy() for name in arrays} for arrays in saved)
+    late = [{name: int(one[name]) for name in one if "/late/" in name} for one in (first, last)]
+    names = [
+        f"loop/late/{layer}.{kind}" for layer in ("rare", "pooler") for kind in ("weight", "bias")
+    ]
+    assert late[0] == dict.fromkeys(names, 0)
+    for name, value in first.items():
+        if "pooler" in name:
+            np.testing.assert_array_equal(last[name], value)
+    assert (third["model/rare.weight"] != first["model/rare.weight"]).all()
+    assert last["optimizer/step"] == 6
+    assert last["optimizer/step/late/1"] == 4
 
 
 def test_layers_skipped_at_random_are_one_curve(pool: Pool, tmp_path: Path) -> None:
@@ -229,6 +289,7 @@ def test_what_fsdp_cannot_gather_is_refused_before_a_weight_is_taken_for_another
     ("kind", "layout", "train"),
     [
         ("seldom", "ddp:2", {"exact": True}),
+        ("late", "ddp:2", {"exact": True}),
         ("rare norm", "ddp:4", {}),  # all of the pool
         ("method", "fsdp:2", {"recompute": "block"}),
         *(

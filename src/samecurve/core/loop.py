@@ -92,6 +92,8 @@ def train(
         requests = _UNASKED if is_alone else _LateRequests(context.requests)
         state, metrics = engine.step(state, batch, lr, requests)
         requested = logger.add(step, batch, lr, metrics)
+        if engine.notes:
+            _record_notes(context, step + 1)
         if is_alone and any(counts := context.requests.pending()):
             requested |= requests_in(counts)
         if is_saving:
@@ -167,6 +169,12 @@ def _check_split(context: LoopContext[State, Staged], state: State, done: int) -
     lines = context.engine.check_split(state, rows, as_if_split=context.as_if_split)
     for line in lines:
         context.record(Event("warned", done, {"text": line}))
+
+
+def _record_notes(context: LoopContext[State, Staged], done: int) -> None:
+    for note in context.engine.notes:
+        context.record(Event("warned", done, {"text": note}))
+    context.engine.notes.clear()
 
 
 def evaluate(

@@ -267,7 +267,10 @@ class Engine(Protocol[State, Staged]):
     evaluate: progress: of the last step trained.
     digests: of every array of the state by canonical name (core/weights.py).
     peak_memory: bytes that the fullest of these devices has held.
+    notes: lines for the user that steps have left here; the loop records and removes them.
     """
+
+    notes: list[str]
 
     def stage(self, rounds: Sequence[Round], of: int) -> Staged: ...
     def preflight(self) -> float: ...

@@ -16,6 +16,9 @@ from samecurve.core.protocols import Checkpoint, Initial
 from samecurve.errors import RunError, UserError
 
 AVERAGE = "ema/"  # before the names of a moving average of the weights
+# Before the name of a parameter that the first step of a run did not use: 0 while no step has used
+# the parameter, else the number of its group (torch_engine/optimizers/late_params.py).
+LATE = "loop/late/"
 
 
 def check_fit(

@@ -3,7 +3,7 @@
 The names are the same as in torch_engine/checkpoint.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
@@ -16,10 +16,12 @@ import optax
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.core.weights import AVERAGE, LATE, check_finite, check_fit, check_weights
+from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, ReadBox, Shape
 from samecurve.jax_engine.model import FlaxModel, InitialValue
 from samecurve.jax_engine.strategies import Strategy
+from samecurve.units import first_and_count
 
 INITIAL_SCALE = 2.0**16
 # optax's names -> torch's
@@ -119,6 +121,10 @@ class StateLayout:
             "streak": scalar,
         }
         leaves, tree = jax.tree_util.tree_flatten_with_path(outline)
+        # The trained parameters that the loss does not use, which stay as they are; as a checkpoint
+        # says, until leave_out() knows.
+        self.left_out: Sequence[str] = ()
+        self._late: Sequence[str] = ()  # the parameters of a checkpoint that began late, or not yet
         self._tree: PyTree = tree
         self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
         self._dtypes = [leaf.dtype for _, leaf in leaves]
@@ -162,7 +168,11 @@ class StateLayout:
         """
         shapes = {entry.name: entry.shape for entry in self._entries}
         averages = {name for name in (*shapes, *saved.arrays) if name.startswith(AVERAGE)}
-        check_fit(saved, shapes, _OPTIONAL | averages)
+        late = {f"{LATE}{name}" for name in self.trained}.intersection(saved.arrays)
+        late_counts = {name for name in saved.arrays if name.startswith("optimizer/step/late/")}
+        check_fit(saved, shapes, _OPTIONAL | averages | late | late_counts)
+        self._late = [name for name in self.trained if f"{LATE}{name}" in late]
+        self.left_out = [name for name in self._late if not saved.arrays[f"{LATE}{name}"]]
 
         def reader(entry: Entry) -> ReadBox:
             stored = entry.name if entry.name in saved.arrays else _weight_name(entry.name)
@@ -171,6 +181,24 @@ class StateLayout:
             return self._initial_value(entry)
 
         return self._make(reader)
+
+    def leave_out(self, unused: Collection[str], *, is_new: bool) -> None:
+        """Leave parameters as they are in every step: those that the loss does not use; in a run
+        that goes on, those of them that it never used.
+
+        UserError: the checkpoint has a parameter that the loss uses, and that was first used after
+        the first step, or not yet: its count of updates is its own, and there is one count here.
+        """
+        late = [name for name in self._late if name not in unused]
+        if late:
+            raise UserError(
+                f"the run began to use {first_and_count(late)} after its first step, so that the"
+                " count of its updates is its own; engine jax has one count for all parameters",
+                "--engine torch",
+                "engine",
+            )
+        if is_new:
+            self.left_out = [name for name in self.trained if name in unused]
 
     def gather(
         self, state: State, finite: Sequence[bool], *, process: int, world_size: int
@@ -198,6 +226,11 @@ class StateLayout:
             if values.dtype == np.int32:
                 values = values.astype(np.float32)
             shards.append(ArrayShard(entry.name, file_dtype, entry.shape, offsets, values))
+        if process == 0:
+            not_used = np.zeros((), np.int64)
+            shards += [
+                ArrayShard(f"{LATE}{name}", "I64", (), (), not_used) for name in self.left_out
+            ]
         return shards
 
     def finite(self, state: State) -> jax.Array:

@@ -65,6 +65,7 @@ class JaxEngine:
         index: int,
     ) -> None:
         self.task, self.plan = task, plan
+        self.notes: list[str] = []
         self._optimizer = optimizer
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
@@ -75,7 +76,8 @@ class JaxEngine:
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._names: tuple[str, ...] = ()  # the means beside the loss, known once it was checked
         self._steps: dict[int, Wrapped] = {}
-        self._checked = False  # whether the loss has been seen to use every parameter
+        self._checked = False  # whether the loss was looked at
+        self._is_new = True  # whether the run began in this process
 
     @cached_property
     def _model(self) -> FlaxModel:
@@ -164,6 +166,7 @@ class JaxEngine:
         return self._layout.init(value, weights)
 
     def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> State:
+        self._is_new = not saved.step
         return self._layout.restore(saved)
 
     def check_split(
@@ -328,14 +331,14 @@ class JaxEngine:
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
         row = {name: jnp.asarray(array) for name, array in example.items()}
-        self._names = check_loss(
-            self.task,
-            self._model,
-            row,
-            self._dtype,
-            self._layout.trained,
-            whole_batch=self.plan.compute.whole_batch,
+        self._names, unused = check_loss(
+            self.task, self._model, row, self._dtype, whole_batch=self.plan.compute.whole_batch
         )
+        self._layout.leave_out(unused, is_new=self._is_new)
+        if self._layout.left_out and self._is_new:
+            from samecurve.core.unused_params import unused_line
+
+            self.notes.append(unused_line(self._layout.left_out))
         self._checked = True
 
     def _peak_memory(self, device: jax.Device) -> int:

@@ -181,7 +181,9 @@ def apply_update(
         name: gradient * scaling.factor.astype(gradient.dtype)
         for name, gradient in sums.gradients.items()
     }
-    directions, moments = layout.transform.update(clipped, state["moments"], params)
+    # a parameter of zeros has no decay; its gradient and moments are zeros, and so is its direction
+    decayed = params | {name: jnp.zeros_like(params[name]) for name in layout.left_out}
+    directions, moments = layout.transform.update(clipped, state["moments"], decayed)
     moved = {}
     for name, values in params.items():
         lr_scale = layout.trained[name].lr_scale

@@ -4,7 +4,7 @@ They find parameters that the loss does not use, numbers that it draws and varia
 """
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,16 @@ def check_loss(
     model: FlaxModel,
     row: Arrays,
     dtype: Float,
-    trained: Collection[str],
     *,
     whole_batch: bool,
-) -> tuple[str, ...]:
-    """Check one trace of the loss; returns the names of the means beside the loss.
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Check one trace of the loss; returns the names of the means beside the loss, and those of the
+    parameters that the loss does not use.
 
     row: arrays [1, ...].
     whole_batch: the loss is computed from features.
 
-    UserError: the loss does not use a trained parameter, draws numbers, or changes variables.
+    UserError: the loss draws numbers, or changes variables.
     """
     changed: list[str] = []
     names: set[str] = set()
@@ -59,7 +59,6 @@ def check_loss(
     ]
     is_used = dict(zip(inputs, used[:-1], strict=True))  # the last input is `when`
     _refuse(
-        unused=[name for name in model.specs if not is_used[name] and name in trained],
         drawn=[
             name
             for name, leaf in model.rest.items()
@@ -67,7 +66,8 @@ def check_loss(
         ],
         changed=changed,
     )
-    return tuple(sorted(names))
+    unused = frozenset(name for name in model.specs if not is_used[name])
+    return tuple(sorted(names)), unused
 
 
 def check_repeats(
@@ -146,7 +146,7 @@ def _variables(module: nnx.Module) -> dict[str, PyTree]:
     }
 
 
-def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
+def _refuse(*, drawn: list[str], changed: list[str]) -> None:
     if drawn:
         raise UserError(
             f"the loss depends on random numbers of {drawn[0]}: every row and step would see the"
@@ -160,14 +160,6 @@ def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
             f"the forward pass changes {_some(changed)}, which the next step would not see",
             "nnx.Param for trained values; pass other values on as results (no running statistics,"
             " as in SpectralNorm or BatchNorm)",
-            "task",
-        )
-    if unused:
-        raise UserError(
-            f"the loss does not use {_some(unused)}: weight decay alone would move"
-            f" {'it' if len(unused) == 1 else 'them'}",
-            "leave such parameters out of the model, freeze them (optimizer.groups), or use them in"
-            " the loss",
             "task",
         )
 

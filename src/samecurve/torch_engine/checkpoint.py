@@ -2,8 +2,8 @@
 
 model/<parameter>, ema/<parameter> (its moving average), optimizer/<state>/<parameter>,
 optimizer/step (where updates are counted; with /<phase> where a step has several), loop/scale,
-loop/scale_streak: no topology, no engine. Complex values are pairs of real ones there, in a last
-dimension of 2.
+loop/scale_streak, loop/late/<parameter> (LATE): no topology, no engine. Complex values are pairs of
+real ones there, in a last dimension of 2.
 
 Where what is frozen is a base that comes from elsewhere (a task's frozen_base), its digest stands
 in its place: frozen/sha256.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weights import AVERAGE, check_finite, check_fit, check_weights
+from samecurve.core.weights import AVERAGE, LATE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
@@ -73,11 +73,18 @@ def _named_entries(
                 yield name, _along_first(tensor, param.parameter, shard_of, replica_of)
             else:
                 yield name, entry(tensor, tensor)
-    if state.scale is not None:
-        yield "loop/scale", entry(state.scale.value, state.scale.value)
-        yield "loop/scale_streak", entry(state.scale.streak, state.scale.streak)
-    for name, tensor in state.optimizer.shared_state():
+    for name, tensor in _numbers_to_save(state):
         yield name, entry(tensor, tensor)
+
+
+def _numbers_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """The saved numbers that belong to no array of the model, by name."""
+    if state.scale is not None:
+        yield "loop/scale", state.scale.value
+        yield "loop/scale_streak", state.scale.streak
+    yield from state.optimizer.shared_state()
+    for name, group in state.late.items():
+        yield f"{LATE}{name}", torch.tensor(group)
 
 
 def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
@@ -186,6 +193,16 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or
     world size. UserError: names or shapes that don't fit.
     """
+    late = {
+        name.removeprefix(LATE): int(saved.arrays[name])
+        for name in saved.arrays
+        if name.startswith(LATE)
+    }
+    if late or state.late:
+        from samecurve.torch_engine.optimizers.late_params import set_late
+
+        set_late(state, late, state.updates)
+    state.step = saved.step
     state.optimizer.create_state()
     entries = dict(_named_entries(state, shard_of, replica_of))
     shared = {name for name, _ in state.optimizer.shared_state()}

@@ -83,6 +83,7 @@ class TorchEngine:
         devices: Sequence[torch.device],
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
+        self.notes: list[str] = []
         self.device = devices[0]
         self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
@@ -95,6 +96,7 @@ class TorchEngine:
             strategy=self._strategy,
             contexts=[MicroBatchContext(device, sites) for device in devices],
             draw_sites=sites,
+            notes=self.notes,
         )
         self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
         self._has_keyed_dropout = plan.compute.keyed_dropout

@@ -41,7 +41,7 @@ def make_updates(
     patterns = setup.task.phases
     if not patterns:
         optimizer = make_optimizer(trained, "")
-        return [Update(trained, optimizer)], optimizer
+        return [Update(trained, optimizer, make_optimizer)], optimizer
     from samecurve.torch_engine.step.phases import PhasedOptimizer, updates_by_phase
 
     updates = updates_by_phase(patterns, trained, make_optimizer)

@@ -37,6 +37,7 @@ class UserOptimizer:
         self, make: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
     ) -> None:
         self._trained, self._checked = trained, False
+        self._left_out: Sequence[OptimizerParam] = ()
         self._optimizer = make([(param.name, param.view) for param in trained], fields.lr)
         self.name = type(self._optimizer).__name__
         self._check_step()
@@ -45,6 +46,12 @@ class UserOptimizer:
             self._learning_rate(group) / fields.lr for group in self._optimizer.param_groups
         ]
 
+    def leave_out(self, params: Sequence[OptimizerParam]) -> None:
+        """Leave these parameters and their state as they are from now on, and no others: they get
+        no gradient, which torch's optimizers pass over.
+        """
+        self._left_out, self._checked = params, False  # others will have a state of their own
+
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         # bool waits for the device: nothing else is known to leave any such optimizer's state as it
         # was.
@@ -52,6 +59,8 @@ class UserOptimizer:
             return
         for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):
             group["lr"] = lr * scale
+        for param in self._left_out:
+            param.view.grad = None
         self._step()
 
     def _step(self) -> None:
@@ -99,6 +108,8 @@ class UserOptimizer:
         """
         for param in self._trained:
             param.view.grad = torch.zeros_like(param.view)
+        for param in self._left_out:
+            param.view.grad = None
         self._step()
         for param in self._trained:
             param.view.grad = None

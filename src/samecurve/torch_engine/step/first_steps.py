@@ -1,26 +1,23 @@
-"""Checks in the first steps of a run: for parameters that the loss never uses (UsageCheck), and for
-tensors that the loss depends on and that nobody trains (HeldByTask).
+"""Watches of the first steps of a run, for parameters that the loss does not use yet (UsageWatch),
+and tensors that the loss depends on and that nobody trains (HeldByTask).
 
-A parameter that the loss of one step does not use has a zero gradient in that step, under every
-strategy, as in a loop that zeroes gradients and does not drop them. Momentum and weight decay go on
-moving it. A parameter that is never used is named, since weight decay alone would move it.
+A parameter that the loss has not used yet stays as it is. Once the loss has used a parameter, a
+step that does not use it gives it a zero gradient, under every strategy, as in a loop that zeroes
+gradients and does not drop them: momentum and weight decay go on moving it.
 
 A tensor that a user's task keeps beside its model is trained by no optimizer and saved in no
 checkpoint. A tensor that the loss depends on must be in the model.
 """
 
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Comm
-from samecurve.units import counted
+from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 
-_MOST_STEPS = 100  # in which every parameter is to be used once
+_MOST_STEPS = 100  # after which the parameters are named that the loss has not used
 _DEPTH = 3  # objects, lists and dicts within each other
 _READERS = ("loss", "features", "batch_loss")
 _MOST_COMPARED = 4096  # numbers of a tensor
@@ -28,50 +25,54 @@ _MOST_COMPARED = 4096  # numbers of a tensor
 Contents = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-class UsageCheck:
-    """Watches a run's first epoch, or 100 steps, or all there are, until some rank has used every
-    parameter.
+class UsageWatch:
+    """Watches which parameters of an update the loss has used, until it has used all of them.
 
-    names: of the parameters that are trained.
+    A parameter is trained from the first step in which any sample of the global batch gives it a
+    gradient, as in a plain loop on one device. Until then it stays as it is. From then on a step
+    that does not use the parameter gives it a zero gradient.
+
+    All ranks must know of the first use before the update, so each watched step ends with one small
+    all-reduce, for which the host waits. It names only the parameters that are still unused.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, device: torch.device, names: Sequence[str]) -> None:
+    def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
+        self._setup, self._state, self._update = setup, state, update
+        plan = setup.plan
         self._last_step = min(plan.order.steps_per_epoch, _MOST_STEPS, plan.steps)
-        self._comm, self._device = comm, device
-        self._names, self._used = names, set[str]()
-        self._step = 0
+        self._step = state.step
+        self._unused = [
+            param for param in update.trained if not self._step or state.late.get(param.name) == 0
+        ]
 
-    def add(self, with_grad: AbstractSet[str]) -> bool:
-        """Note what a step used. Returns whether nothing is left to watch. All ranks call it.
-
-        with_grad: parameters to which this rank's loss gave a gradient.
-
-        UserError, on every rank: the last step that is watched, and some were never used.
+    def end_step(self) -> bool:
+        """Note what a step used. Returns whether nothing is left to watch. All ranks call it,
+        between the reduction and the update.
         """
-        self._used |= with_grad
+        is_first = not self._step
         self._step += 1
-        is_last = self._step >= self._last_step
-        is_power_of_two = not self._step & (self._step - 1)
-        if not is_last and not is_power_of_two:
-            return False
-        flags = [float(name in self._used) for name in self._names]
-        used_by = torch.tensor(flags, dtype=torch.float64, device=self._device)
-        counts: list[float] = self._comm.all_reduce(used_by)().tolist()
-        unused = [name for name, count in zip(self._names, counts, strict=True) if not count]
-        if is_last and unused:
-            raise _never_used(unused, self._step)
-        return is_last or not unused
+        used = self._used()
+        unused = [param for param in self._unused if param.name not in used]
+        if unused if is_first else used:
+            from samecurve.torch_engine.optimizers.late_params import note_first_use
 
+            names = [param.name for param in unused]
+            note_first_use(self._state, self._update, used, names, is_first_step=is_first)
+        self._unused = unused
+        if unused and self._step == self._last_step:
+            from samecurve.core.unused_params import unused_line
 
-def _never_used(names: Sequence[str], steps: int) -> UserError:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return UserError(
-        f"the loss does not use {', '.join(names[:4])}{more}: no gradient came in"
-        f" {counted(steps, 'step')}",
-        "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or"
-        " optimizer.groups in the config",
-        "model",
-    )
+            self._setup.notes.append(unused_line([param.name for param in unused]))
+        return not unused
+
+    def _used(self) -> set[str]:
+        """The watched parameters that this step's loss used, on any rank."""
+        has_gradient = self._setup.strategy.has_gradient
+        counts = [float(has_gradient(param.parameter)) for param in self._unused]
+        if self._setup.comm.group is not None and counts:
+            sent = torch.tensor(counts, dtype=torch.float64, device=self._setup.device)
+            counts = self._setup.comm.all_reduce(sent)().tolist()
+        return {param.name for param, count in zip(self._unused, counts, strict=True) if count}
 
 
 class HeldByTask:

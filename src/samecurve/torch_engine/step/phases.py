@@ -7,18 +7,16 @@ of other phases is computed and dropped.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
-from samecurve.torch_engine.step.setup import State, Update
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import TrainingStep
-
-MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)
 
 
 def updates_by_phase(
@@ -34,7 +32,8 @@ def updates_by_phase(
     updates = []
     for number, (phase, names) in enumerate(by_phase.items()):
         params = [param for param in trained if param.name in names]
-        updates.append(Update(params, make_optimizer(params, phase), phase, number))
+        optimizer = make_optimizer(params, phase)
+        updates.append(Update(params, optimizer, make_optimizer, phase, number))
     return updates
 
 
@@ -58,17 +57,17 @@ class PhasedOptimizer:
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self._updates = updates
-        self._by_name = {one.name: update.optimizer for update in updates for one in update.trained}
+        self._by_name = {one.name: update for update in updates for one in update.trained}
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         for update in self._updates:
             update.optimizer.step(lr, finite=finite)
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        return self._by_name[param.name].state_of(param)
+        return self._by_name[param.name].optimizer.state_of(param)
 
     def whole_states(self, param: OptimizerParam) -> Collection[str]:
-        return self._by_name[param.name].whole_states(param)
+        return self._by_name[param.name].optimizer.whole_states(param)
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for update in self._updates:

@@ -2,8 +2,8 @@
 stays as it is (EngineSetup), and what each step moves (State).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +34,7 @@ class EngineSetup:
     strategy: Strategy
     contexts: Sequence[MicroBatchContext]  # one for each of the devices
     draw_sites: DrawSites  # of all of them
+    notes: list[str] = field(default_factory=list)  # for the user; the loop records and empties it
 
     @property
     def device(self) -> torch.device:
@@ -54,14 +55,20 @@ class EngineSetup:
         return microbatch.number if microbatch and self.plan.compute.exact else 0
 
 
-@dataclass(frozen=True)
+MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)
+
+
+@dataclass
 class Update:
     """The parameters that one update moves, and their optimizer. A step has one update, or one for
     each phase of a GAN.
+
+    make: makes an optimizer for some of the parameters
     """
 
     trained: Sequence[OptimizerParam]
     optimizer: OptimizerUpdate
+    make: MakeOptimizer
     phase: str = ""  # its name; '': the step has no phases
     number: int = 0  # of the phase
 
@@ -77,6 +84,9 @@ class State:
     # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
     base_digest: torch.Tensor | None = None
     average: "WeightAverage | None" = None
+    step: int = 0  # how many steps were done when this process began
+    # by name, the parameters that the first step did not use (optimizers/late_params.py)
+    late: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parameters = [param.parameter for param in self.trained]

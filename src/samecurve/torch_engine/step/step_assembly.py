@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
-from samecurve.torch_engine.step.first_steps import HeldByTask, UsageCheck
+from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import Finite, TrainingStep
 
@@ -52,16 +52,14 @@ def make_training_step(
 
 
 def _watch_first_steps(step: TrainingStep) -> None:
-    """Agree on the names of means, and look for parameters that the loss never uses."""
+    """Agree on the names of means, and look for parameters that the loss does not use."""
     setup, named_means = step.setup, step.named_means
-    names = [param.name for param in step.update.trained]
-    usage = UsageCheck(setup.plan, setup.comm, setup.device, names)
 
     def agree() -> bool:
         named_means.agree(setup.comm, setup.device)
         return True
 
-    step.first_steps += [agree, lambda: usage.add(setup.strategy.params_with_grad())]
+    step.first_steps += [agree, UsageWatch(setup, step.state, step.update).end_step]
 
 
 def _time_forward(step: TrainingStep) -> None:

@@ -72,16 +72,11 @@ class Strategy:
         gradients.
         """
 
-    def params_with_grad(self) -> set[str]:
-        """After reduce(): the parameters to which the loss of this process's microbatches gave a
-        gradient.
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """After reduce(): whether the loss of this process's microbatches gave this parameter of
+        the first replica a gradient.
         """
-        return {
-            name
-            for model in self.models
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
+        return parameter.grad is not None
 
     def norm(
         self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]

@@ -129,8 +129,8 @@ class DDP(Strategy):
         self._in_round.clear()
         self._ddp.require_backward_grad_sync = is_last  # as DDP.no_sync() has it
 
-    def params_with_grad(self) -> set[str]:
-        return {name for name, p in self._named.items() if id(p) in self._in_step}
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._in_step
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Leave the sum over all devices in the gradients.

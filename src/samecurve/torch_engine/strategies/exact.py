@@ -53,9 +53,6 @@ class Exact(DP):
             [parameter for parameter in model.parameters() if parameter.requires_grad]
             for model in self.models
         ]
-        self._names = [
-            name for name, parameter in self.models[0].named_parameters() if parameter.requires_grad
-        ]
         self._buckets = [slice(None)]
         self._all_reduce: ExactAllReduce | None = None
         if self._comm.group:
@@ -86,7 +83,7 @@ class Exact(DP):
             for _ in self.models
         ]
         self._num_sent = 0  # buckets on their way
-        self._with_grad: set[str] = set()
+        self._with_gradient: set[int] = set()  # ids of the first replica's parameters
         for parameters in self._parameters:
             _clear(parameters)
 
@@ -164,19 +161,19 @@ class Exact(DP):
         """Send the next bucket, and free the gradients that it was made of."""
         assert self._all_reduce is not None
         bucket, held = self._buckets[self._num_sent], self._sums[0][self._num_sent].held
-        self._note_params_with_grad(bucket, held)
+        self._note_gradients(bucket, held)
         self._all_reduce.send(self._num_sent, held, self._num_microbatches)
         held.clear()
         _clear(self._parameters[0][bucket])
         self._num_sent += 1
 
-    def _note_params_with_grad(self, bucket: slice, held: Sequence[tuple[Node, Gradients]]) -> None:
+    def _note_gradients(self, bucket: slice, held: Sequence[tuple[Node, Gradients]]) -> None:
         for _, gradients in held:
-            named = zip(self._names[bucket], gradients, strict=True)
-            self._with_grad |= {name for name, gradient in named if gradient is not None}
+            pairs = zip(self._parameters[0][bucket], gradients, strict=True)
+            self._with_gradient |= {id(one) for one, gradient in pairs if gradient is not None}
 
-    def params_with_grad(self) -> set[str]:
-        return self._with_grad
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._with_gradient
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._all_reduce:
@@ -191,7 +188,7 @@ class Exact(DP):
         total: TreeSum[Gradients] = TreeSum(self._num_microbatches, _added)
         device = self._devices[0]
         for sums in self._sums:
-            self._note_params_with_grad(slice(None), sums[0].held)
+            self._note_gradients(slice(None), sums[0].held)
             for node, held in sums[0].held:
                 total.give(node, [None if grad is None else grad.to(device) for grad in held])
         self._sums = []

@@ -175,8 +175,8 @@ class FSDP(Strategy):
         del device_index, microbatch
         self._order.finish()
 
-    def params_with_grad(self) -> set[str]:
-        return self._order.used
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        return self._names[id(parameter)] in self._order.used
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the gradients of parameters that are not sharded.
