@@ -165,7 +165,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_in_words(name: str) -> None:
-    """In bounded time and memory, while a row is prepared and while a prompt is answered."""
+    """In bounded time and memory."""
     template = HOSTILE[name]
     began, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="the chat template") as refused:
@@ -176,5 +176,10 @@ def test_a_hostile_template_ends_in_words(name: str) -> None:
     assert "data.chat_template" in str(refused.value)
     assert most < 300 << 10
     assert seconds < 5
-    with pytest.raises(UserError, match="the chat template"):
-        ChatTemplate(template, NAMES, []).prompt("the sea")
+
+
+@pytest.mark.parametrize("name", ["product", "loops", "links", "random words"])
+def test_a_prompt_meets_the_same_limits(name: str) -> None:
+    with pytest.raises(UserError, match="the chat template") as refused:
+        ChatTemplate(HOSTILE[name], NAMES, []).prompt("the sea")
+    assert "--no-chat" in refused.value.remedy

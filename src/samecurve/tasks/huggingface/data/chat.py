@@ -54,7 +54,7 @@ class ChatTemplate:
         self._stand_in = f"{{# {uuid.uuid4()} {{% generation %}} #}}"
 
     def prompt(self, text: str) -> str:
-        """What a user says, as text, up to where the assistant answers.
+        """A user's message as text, up to where the assistant answers.
 
         UserError: the template can't render it.
         """

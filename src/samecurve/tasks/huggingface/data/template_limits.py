@@ -24,7 +24,7 @@ from samecurve.tasks.huggingface.data.template_meter import NODE, Meter, Templat
 
 _LONGEST = 1 << 18  # characters of a template
 _WIDEST = 1 << 14  # bits of a whole number
-_CALL = 64  # cells of a call of a macro, beside its body
+_CALL = 256  # cells of a call of a macro, beside its body
 _DIGITS = re.compile(r"\d+")
 
 # filters that cost nothing, or whose cost arises where their result is used
@@ -146,13 +146,14 @@ def _read(node: nodes.Expr) -> nodes.Expr:
 
 
 def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
-    made = nodes.Filter(cast("nodes.Expr", node), name, list(args), [], None, None)
-    made.set_lineno(node.lineno)
-    return made
+    expression = cast("nodes.Expr", node)
+    filtered = nodes.Filter(expression, name, list(args), [], None, None)  # it takes no keywords
+    filtered.set_lineno(node.lineno)
+    return filtered
 
 
 class _Hooks:
-    """What the environment does at each operation, counted first."""
+    """The operations of the environment, each counted before it is done."""
 
     def __init__(self, meter: Meter, environment: Any, longest_body: int) -> None:
         self._meter, self._environment = meter, environment
@@ -183,7 +184,7 @@ class _Hooks:
         }
 
     def _turns(self, value: Any, cost: int) -> Any:
-        """What a loop goes over. cost: the cells of a turn."""
+        """The values of a loop, counted. cost: the cells of a turn."""
         if isinstance(value, Sized):
             self._meter.spend(len(value) * cost)
             return value
@@ -307,11 +308,11 @@ class _Hooks:
         return counted
 
     def _count_filter(self, value: Any, *args: Any, **kwargs: Any) -> None:
-        given = (*args, *kwargs.values())
-        cells = self._meter.weigh(value) + sum(self._meter.weigh(each) for each in given)
-        self._meter.spend(4 * cells + _numbers(given))
+        others = (*args, *kwargs.values())
+        cells = self._meter.weigh(value) + sum(self._meter.weigh(each) for each in others)
+        self._meter.spend(4 * cells + _numbers(others))
 
-    def _count_trim(self, value: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _count_trim(self, value: Any, *_args: Any, **_given: Any) -> None:
         self._meter.read(value)
 
     def _count_list(self, value: Any) -> None:
@@ -343,8 +344,8 @@ class _Hooks:
 
     def _count_tojson(self, x: Any, *args: Any, **kwargs: Any) -> None:
         cells, depth = self._meter.measure(x)
-        given = (*args, *kwargs.values())
-        wide = _numbers(given) * depth + sum(self._meter.weigh(each) for each in given)
+        others = (*args, *kwargs.values())
+        wide = _numbers(others) * depth + sum(self._meter.weigh(each) for each in others)
         self._meter.spend(2 * cells + cells // NODE * wide)
 
     def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -101,7 +101,7 @@ class Meter:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What lies in a container; nothing lies in other values."""
+    """The values in a container; none for any other value."""
     if isinstance(value, Namespace):  # it shows a template its own attributes only
         value = object.__getattribute__(value, "_Namespace__attrs")
     if isinstance(value, Mapping):
