@@ -3,7 +3,10 @@ over.
 """
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from checkpoint_files import ARRAYS, pieces, save, store
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.checkpoint.store import Published, checkpoints, newest, sweep
+from samecurve.core.loop import run_due_actions
+from samecurve.core.protocols import ArrayShard, Counters
 from samecurve.errors import RunError
 
 
@@ -30,6 +35,26 @@ def test_ranks_write_shares_and_one_publishes(world: int, tmp_path: Path) -> Non
     assert set(saved.arrays) == set(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(saved.arrays[name], array)
+
+
+def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
+    """By the loop itself, with an engine whose copies take 0.2 s."""
+
+    def gather(_state: object) -> list[ArrayShard]:
+        time.sleep(0.2)
+        return pieces(1, 0)
+
+    saves: list[Published] = []
+    context: Any = SimpleNamespace(
+        plan=SimpleNamespace(eval_samples=None),
+        engine=SimpleNamespace(gather=gather),
+        heartbeat=lambda _step, _phase: None,
+        store=store(tmp_path, saves=saves),
+    )
+    logger: Any = SimpleNamespace(counters=Counters(), restart_clock=lambda: None)
+    run_due_actions(context, logger, None, step=3, due={"save"})
+    context.store.close()
+    assert 0.2 <= saves[0].blocked <= saves[0].seconds
 
 
 def test_nothing_is_published_while_a_rank_is_missing(tmp_path: Path) -> None:

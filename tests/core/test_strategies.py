@@ -1,17 +1,23 @@
 """One row says all there is to know of a strategy: config, --help, docs and engines follow it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from samecurve.core.config.json_schema import json_schema
+from samecurve.core.planning.exact import check_exact_layout
 from samecurve.core.strategies import (
+    STRATEGIES,
     STRATEGY_NAMES,
     auto_strategy,
     strategies_of,
     strategy_help,
 )
+from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +44,21 @@ def test_auto_has_one_strategy_for_each_case(engine: str) -> None:
     assert sorted(cases) == ["one device", "only a shard fits", "the model fits"]
     assert auto_strategy(engine, "one device").takes_one_device
     assert auto_strategy(engine, "only a shard fits").sharding == "all devices"
+
+
+def test_exact_is_refused_where_the_row_names_no_exact_form() -> None:
+    """A new strategy, as CONTRIBUTING's recipe adds one, was trained by the class Exact instead."""
+    ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
+    fields = {"strategy": "late", "num_devices": 2, "compress": "none", "devices": ()}
+    new: Any = SimpleNamespace(spec=replace(ddp, has_exact_form=False), **fields)
+    with pytest.raises(UserError, match="strategy late has no exact form"):
+        check_exact_layout(new, is_auto=False)
+    new.spec = ddp
+    check_exact_layout(new, is_auto=False)
+    served = {(row.engine, row.name) for row in STRATEGIES.values() if row.exact_refusal is None}
+    assert served == {(engine, name) for engine in ENGINES for name in ("single", "dp")} | {
+        ("torch", "ddp")
+    }
 
 
 def test_the_config_and_help_offer_what_there_are_rows_for() -> None:

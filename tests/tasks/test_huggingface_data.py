@@ -316,7 +316,7 @@ def test_a_prompt_that_nobody_asked_for_is_not_learnt() -> None:
     always = ALWAYS.replace("m.content", "m.content | trim")
     chat = ChatTemplate(always, {}, ["<|im_start|>", "<|im_end|>"])
     talk = [TALK[0], {**TALK[1], "content": " salt"}]
-    assert chat.render(talk).endswith("salt<|im_end|>\n<|im_start|>assistant\n")
+    assert chat._render(talk).endswith("salt<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(UserError, match="does not show which tokens turn 1"):
         chat.spans(talk, None, "here")
 

@@ -44,7 +44,7 @@ class Published:
     step: int
     path: str
     bytes: int
-    seconds: float  # from the call to the rename
+    seconds: float  # from before the copies to the rename
     blocked: float  # the part of these seconds in which training stood still
 
 
@@ -76,12 +76,21 @@ class Store:
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
 
-    def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        pieces: Sequence[ArrayShard],
+        loop: Mapping[str, Any],
+        *,
+        began: float | None = None,
+    ) -> None:
         """Start to write a checkpoint. Waits only for an earlier save that is still under way.
+
+        began: perf_counter() before the pieces were copied from the devices; None: now
 
         RunError: the earlier save failed, or there is no room for this one.
         """
-        began = time.perf_counter()
+        began = time.perf_counter() if began is None else began
         self._join()
         size = sum(piece.buffer.nbytes for piece in pieces)
         scratch = self._home / f".{name_of(step)}.{self._attempt}"

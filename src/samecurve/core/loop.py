@@ -219,7 +219,9 @@ def run_due_actions(
         context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))
     if save:
         context.heartbeat(step, "save")
-        context.store.save(step, engine.gather(state), asdict(logger.counters))
+        began = time.perf_counter()  # before the copies from the devices, which training waits for
+        pieces = engine.gather(state)
+        context.store.save(step, pieces, asdict(logger.counters), began=began)
     logger.restart_clock()
 
 

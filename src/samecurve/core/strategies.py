@@ -39,6 +39,9 @@ class StrategySpec:
     takes_one_device: bool = False
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
+    # with train.exact the engine's own exact form runs in place of the strategy: whole models, sums
+    # along the step's tree; False: train.exact is refused
+    has_exact_form: bool = False
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
     # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
     # "": the remedy is --engine with this row's engine
@@ -55,12 +58,23 @@ class StrategySpec:
         return not self.takes_one_device and "devices.balance" not in self.refuses
 
     @property
+    def exact_refusal(self) -> Refusal | None:
+        """Why train.exact is refused on several devices; None: it is served."""
+        if self.has_exact_form:
+            return None
+        return self.refuses.get("train.exact", _NO_EXACT_FORM)
+
+    @property
     def docs_line(self) -> str:
         """The row of the table in docs/strategies.md."""
         cells = (f"`{self.name}`", self.summary, self.holds, self.sends, self.suits)
         return f"| {' | '.join(cells)} |"
 
 
+_NO_EXACT_FORM = Refusal(
+    "has no exact form (has_exact_form of its row in core/strategies.py)",
+    "--strategy ddp (dp with engine jax), or leave --exact out",
+)
 _EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part, so a slow one"
 
 
@@ -114,6 +128,7 @@ _ROWS = (
         auto="one device",
         traffic="nothing",
         takes_one_device=True,
+        has_exact_form=True,
         refuses={**_no_groups("single"), **_no_compression("single")},
         summary="one process",
         holds="everything",
@@ -127,6 +142,7 @@ _ROWS = (
         sharding="none",
         state="replicated",
         runs_threads=True,
+        has_exact_form=True,
         refuses={**_no_groups("dp"), **_no_compression("dp")},
         summary="one process, a thread for each device",
         holds="the weights and its own gradients; the first device the optimizer's state too",
@@ -141,6 +157,7 @@ _ROWS = (
         state="replicated",
         auto="the model fits",
         traffic="gradients",
+        has_exact_form=True,
         refuses=_no_groups("ddp"),
         other_engine=(
             "--strategy dp: dp is its data parallel: one process drives all devices, one all-reduce"
@@ -195,6 +212,7 @@ _ROWS = (
         state="replicated",
         auto="one device",
         takes_one_device=True,
+        has_exact_form=True,
         refuses=_REFUSED_BY_JAX,
         summary="one process",
         holds="everything",
@@ -207,6 +225,7 @@ _ROWS = (
         sharding="none",
         state="replicated",
         auto="the model fits",
+        has_exact_form=True,
         refuses=_REFUSED_BY_JAX,
         summary="one process for all devices of a host",
         holds="everything",

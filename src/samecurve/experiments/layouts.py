@@ -112,7 +112,7 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
         counts = list(range(2, num_devices + 1))
     else:
         counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
-    exact = [row.name for row in _parallel("torch") if "train.exact" not in row.refuses]
+    exact = [row.name for row in _parallel("torch") if row.has_exact_form]
     torch = [
         Layout("single", 1),
         *(Layout(strategy, count) for strategy in exact for count in counts),

@@ -22,7 +22,7 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
 
     is_auto: the plan chose the strategy
     """
-    refusal = layout.spec.refuses.get("train.exact")
+    refusal = layout.spec.exact_refusal
     if refusal and layout.num_devices > 1:
         how = f"strategy {layout.strategy}"
         if is_auto:

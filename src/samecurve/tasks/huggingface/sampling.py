@@ -47,7 +47,7 @@ def continue_text(
 def _prompt_ids(tokenizer: TextTokenizer, prompt: str, *, is_chat: bool) -> list[int]:
     """The ids of a prompt, at least one: an empty prompt becomes a line break."""
     if is_chat:
-        text = tokenizer.template.render([{"role": "user", "content": prompt}], prompt=True)
+        text = tokenizer.template.prompt(prompt)
         return [int(i) for i in tokenizer.encode([text])[0]]
     ids = [*tokenizer.prefix, *tokenizer.encode([prompt])[0]]
     return [int(i) for i in ids or tokenizer.encode(["\n"])[0]]
