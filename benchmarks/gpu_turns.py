@@ -8,6 +8,7 @@ nothing. The process that starts the turns never opens the device.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 import psutil
 
 ABOUT = "about"  # the first turn: what is measured, and on which device; no side has this name
+_MEMORY = re.compile("out of memory|allocate memory", re.IGNORECASE)  # CUDA's words, and the CPU's
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -174,5 +176,5 @@ def answered(place: Path, turn: Callable[[Callable[[Mapping[str, Any]], None]], 
 def _in_words(error: Exception) -> str:
     line = str(error).strip().split("\n")[0]
     words = f"{type(error).__name__}: {line}" if line else type(error).__name__
-    is_memory = isinstance(error, MemoryError) or "out of memory" in line.lower()
+    is_memory = isinstance(error, MemoryError) or _MEMORY.search(line)
     return f"{words[:300]} (a smaller --micro holds for every side)" if is_memory else words[:300]
