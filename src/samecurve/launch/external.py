@@ -18,6 +18,7 @@ from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
+from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -160,7 +161,12 @@ def _lead(
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
-    stop = partial(_stop_or_leave, run, attempt)
+    asked = threading.Event()  # a signal asked for a stop
+
+    def stop(requests: Requests) -> None:
+        asked.set()
+        _stop_or_leave(run, attempt, requests)
+
     oom_kills_before = oom_kills()
     with (
         show_journal(
@@ -173,6 +179,8 @@ def _lead(
         try:
             if not attempt.coordinator:
                 run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
+                if asked.is_set():
+                    repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
                 return 0
             code = _run_child(attempt, rank)
             if code == 0 or code > 128:
