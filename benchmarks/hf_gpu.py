@@ -1,22 +1,21 @@
 """Tokens a second, MFU and memory of a Llama of the transformers library on one GPU: ours, HF
-Trainer, Accelerate and, where it imports, torchtune, alternating in one process. Not measured on a
-GPU yet.
+Trainer, Accelerate and, where it imports, torchtune, in turn. Not measured on a GPU yet.
 
     python -m benchmarks.hf                          # where there is a GPU: 1B, all weights
     python -m benchmarks.hf --case 8b-lora           # 8B, recompute, LoRA of rank 16
-    python -m benchmarks.hf_gpu --device cpu --tiny  # the same paths in small: nothing of speed
+    python -m benchmarks.hf_gpu --device cpu --tiny --batch 8 --turns 1 --warm 2 --steps 3
+                                                     # the same paths without a GPU, in about two
+                                                     # minutes: says nothing of speed
 
 All in bf16 autocast, by fused AdamW, clipped at the same norm, in the same microbatch and rounds,
 on random tokens in rows of 2048; recompute by block, where the case has it. Weights are f32; of an
 adapter's base the others hold bf16, as their pages advise; torchtune holds all weights in bf16, as
-its recipes do. MFU: as benchmarks/gpu.py has it. Writes
-benchmarks/results/hf-gpu-<machine>-<case>.json after every turn of a side, so that what ends early
-leaves what it measured; on a CPU only where --out says.
+its recipes do. Turns, failures, MFU, profiles and results: as benchmarks/gpu.py has them. Writes
+benchmarks/results/hf-gpu-<machine>-<case>.json.
 """
 
 import argparse
-import json
-import tempfile
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,20 +27,12 @@ import torch
 
 from benchmarks import torchtune_side
 from benchmarks.common import config_of
-from benchmarks.gpu import (
-    Found,
-    ceiling,
-    parser_of,
-    place_of,
-    result_of,
-    shown,
-    take_turns,
-    version,
-)
+from benchmarks.gpu_main import Race, check, parser_of, race
+from benchmarks.gpu_profile import PROFILED
+from benchmarks.gpu_result import version
 from benchmarks.sides import Clock, Setting, samecurve
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 
@@ -110,7 +101,7 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
             "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0},
             "schedule": {"warmup": 1, "decay": "constant"},
             "train": {
-                "steps": arguments.warm + arguments.steps + 3,
+                "steps": arguments.warm + arguments.steps + PROFILED,
                 "precision": "bf16",
                 "compile": True,
                 "recompute": "block" if case.recompute else "none",
@@ -158,7 +149,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._count = (setting.warm + setting.steps) * setting.plan.batch.global_batch_size
+        self._count = setting.total * setting.plan.batch.global_batch_size
 
     def __len__(self) -> int:
         return self._count
@@ -168,12 +159,12 @@ class Rows(torch.utils.data.Dataset[Any]):
         return {name: torch.from_numpy(rows[name][0]) for name in ("input_ids", "labels")}
 
 
-def ours(setting: Setting, arguments: argparse.Namespace) -> float:
+def ours(setting: Setting, arguments: argparse.Namespace) -> None:
     del arguments  # all of it stands in the setting
-    return samecurve(setting)
+    samecurve(setting)
 
 
-def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
+def trainer(setting: Setting, arguments: argparse.Namespace) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     clock, fields, gpu = Clock(setting), setting.config.optimizer, setting.device.type == "cuda"
@@ -186,7 +177,7 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
         output_dir=str(setting.home / "trainer"),
         per_device_train_batch_size=setting.plan.batch.micro_batch_size,
         gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
-        max_steps=setting.warm + setting.steps,
+        max_steps=setting.total,
         bf16=True,
         torch_compile=True,
         gradient_checkpointing=CASES[arguments.case].recompute,
@@ -207,7 +198,6 @@ def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
     )
     model = others_model(arguments, setting.device)
     Trainer(model=model, args=options, train_dataset=Rows(setting), callbacks=[Ticks()]).train()
-    return clock.seconds
 
 
 def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, ...]:
@@ -245,7 +235,7 @@ def _counted(batches: Iterator[Any], rounds: int) -> Iterator[tuple[list[Any], A
         yield parts, sum(part["labels"][:, 1:].ne(-100).sum() for part in parts)
 
 
-def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
+def accelerate(setting: Setting, arguments: argparse.Namespace) -> None:
     accelerator, model, optimizer, loader = _accelerated(setting, arguments)
     clock, rounds = Clock(setting), setting.plan.batch.accumulation_steps
     for parts, counted in _counted(iter(loader), rounds):
@@ -255,12 +245,11 @@ def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.tick()
-    return clock.seconds
 
 
-def torchtune(setting: Setting, arguments: argparse.Namespace) -> float:
+def torchtune(setting: Setting, arguments: argparse.Namespace) -> None:
     case = CASES[arguments.case]
-    return torchtune_side.torchtune(
+    torchtune_side.torchtune(
         setting,
         fields=case.model(tiny=arguments.tiny),
         recompute=case.recompute,
@@ -268,7 +257,7 @@ def torchtune(setting: Setting, arguments: argparse.Namespace) -> float:
     )
 
 
-SIDES: dict[str, Callable[..., float]] = {
+SIDES: dict[str, Callable[..., None]] = {
     "samecurve": ours,
     "trainer": trainer,
     "accelerate": accelerate,
@@ -277,23 +266,19 @@ SIDES: dict[str, Callable[..., float]] = {
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, SIDES)
     parser.add_argument("--case", choices=list(CASES), default="1b")
     parser.add_argument("--batch", type=int, default=32, help="rows of a step")
-    parser.add_argument("--micro", type=int, default=4, help="rows at once")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--micro", type=int, default=4, help="rows at once, on every side")
     arguments = parser.parse_args(words)
-    unknown = set(arguments.sides.split(",")) - set(SIDES)
-    if unknown:
-        parser.error(f"--sides: {', '.join(sorted(unknown))}: not among {', '.join(SIDES)}")
+    check(parser, arguments, SIDES)
     if arguments.batch % arguments.micro:
         parser.error("--batch must be a multiple of --micro: the others know rounds of one size")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU here; --device cpu --tiny tries the same paths without one")
     return arguments
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
     arguments = parsed(words)
     chosen = arguments.sides.split(",")
     skipped = {}
@@ -303,28 +288,18 @@ def main(words: Sequence[str] | None = None) -> None:
     if "torchtune" in chosen:
         why_not = torchtune_side.why_not(adapter=CASES[arguments.case].adapter)
         skipped |= {"torchtune": why_not} if why_not else {}
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            setting = setting_of(arguments, Path(scratch))
-        except UserError as error:
-            raise SystemExit(f"{arguments.case}: {error}") from error
-        fastest = ceiling(setting.device)
-        place = place_of(arguments, setting, "hf-gpu", arguments.case)
-
-        def write(found: dict[str, Found]) -> dict[str, Any]:
-            result = result_of(setting, found, skipped, fastest, {})
-            if place:
-                place.write_text(json.dumps(result, indent=1) + "\n")
-            return result
-
-        sides = {
-            name: partial(SIDES[name], arguments=arguments)
-            for name in chosen
-            if name not in skipped
-        }
-        print(shown(write(take_turns(sides, setting, arguments.turns, write))))
-    if place:
-        print(f"written to {place}")
+    race(
+        Race(
+            module="benchmarks.hf_gpu",
+            kind="hf-gpu",
+            case=arguments.case,
+            words=words,
+            arguments=arguments,
+            setting_of=partial(setting_of, arguments),
+            runs={name: partial(run, arguments=arguments) for name, run in SIDES.items()},
+            skipped=skipped,
+        )
+    )
 
 
 if __name__ == "__main__":

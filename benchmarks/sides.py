@@ -1,10 +1,10 @@
 """How others, and Samecurve, train one language model for some steps: the sides of
-benchmarks/gpu.py. Each gives its seconds a step.
+benchmarks/gpu.py. Each trains setting.total steps, ticks a Clock after each, and returns nothing:
+the clock reports the seconds of a step.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.common import trained
+from benchmarks.gpu_profile import PROFILED, Watch
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
@@ -22,12 +23,10 @@ from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 
-Around = Callable[[], AbstractContextManager[None]]
-
 
 @dataclass(frozen=True)
 class Setting:
-    """warm: steps before those that are timed."""
+    """warm: steps before those that are timed. watch: of this turn."""
 
     task: EngineAdapter
     config: Config
@@ -36,13 +35,26 @@ class Setting:
     home: Path
     warm: int
     steps: int
+    watch: Watch | None = None
+
+    @property
+    def total(self) -> int:
+        return self.warm + self.steps + PROFILED
+
+    def timed(self, seconds: float) -> None:
+        if self.watch:
+            self.watch.timed(seconds)
+
+    def ended(self) -> None:
+        if self.watch:
+            self.watch.ended()
 
 
 @dataclass(frozen=True)
 class Side:
     """needs: the package without which it is left out."""
 
-    run: Callable[..., float]
+    run: Callable[[Setting], None]
     needs: str = ""
     extra: str = ""
 
@@ -53,38 +65,41 @@ class Clock:
     """
 
     def __init__(self, setting: Setting) -> None:
-        self._setting, self._steps, self._began, self.seconds = setting, 0, 0.0, 0.0
+        self._setting, self._steps, self._began = setting, 0, 0.0
 
     def tick(self) -> None:
+        setting = self._setting
         self._steps += 1
-        if self._steps not in {self._setting.warm, self._setting.warm + self._setting.steps}:
+        if self._steps == setting.total:
+            setting.ended()
+        if self._steps not in {setting.warm, setting.warm + setting.steps}:
             return
-        if self._setting.device.type == "cuda":
+        if setting.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.seconds, self._began = (now - self._began) / self._setting.steps, now
+        if self._steps == setting.warm:
+            self._began = now
+        else:
+            setting.timed((now - self._began) / setting.steps)
 
 
-def samecurve(setting: Setting, around: Around = nullcontext, *, float8: bool = False) -> float:
+def samecurve(setting: Setting, *, float8: bool = False) -> None:
     """Its whole loop, journal and heartbeat included.
 
-    A step is told of when the next one is queued, so the clock waits for nothing. around: the last
-    three steps.
+    A step is told of when the next one is queued, so the clock waits for nothing.
     """
     made = replace(setting.plan, compute=replace(setting.plan.compute, float8=float8))
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Comm(), [setting.device])
     times: list[float] = []
-    watched = around()
 
     def record(event: Event) -> None:
         if event.kind == "step":
             times.append(time.perf_counter())
-            if len(times) == made.steps - 3:
-                watched.__enter__()
+            if len(times) == setting.warm + setting.steps:
+                setting.timed((times[-1] - times[setting.warm - 1]) / setting.steps)
 
     trained(engine, setting.task, made, setting.home / f"run-{time.time_ns()}", record)
-    watched.__exit__(None, None, None)
-    return (times[setting.warm + setting.steps - 1] - times[setting.warm - 1]) / setting.steps
+    setting.ended()
 
 
 class Plain(nn.Module):
@@ -155,7 +170,7 @@ def batches(setting: Setting) -> Iterator[dict[str, torch.Tensor]]:
         }
 
 
-def plain(setting: Setting) -> float:
+def plain(setting: Setting) -> None:
     model = Plain(model_of(setting)).to(setting.device)
     optimizer, clock, rounds = (
         adamw(model, setting),
@@ -165,7 +180,7 @@ def plain(setting: Setting) -> float:
     compiled: Any = torch.compile(model)
     fed = batches(setting)
     rows = next(fed)
-    for _ in range(setting.warm + setting.steps):
+    for _ in range(setting.total):
         for _ in range(rounds):
             with torch.autocast(setting.device.type, dtype=torch.bfloat16):
                 loss = compiled(**rows) / rounds
@@ -175,7 +190,6 @@ def plain(setting: Setting) -> float:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.tick()
-    return clock.seconds
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -183,7 +197,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._most = (setting.warm + setting.steps) * setting.plan.batch.global_batch_size
+        self._most = setting.total * setting.plan.batch.global_batch_size
 
     def __len__(self) -> int:
         return self._most
@@ -196,7 +210,7 @@ class Rows(torch.utils.data.Dataset[Any]):
         }
 
 
-def accelerated(setting: Setting) -> float:
+def accelerated(setting: Setting) -> None:
     from accelerate import Accelerator
 
     rounds, gpu = setting.plan.batch.accumulation_steps, setting.device.type == "cuda"
@@ -224,10 +238,9 @@ def accelerated(setting: Setting) -> float:
             optimizer.zero_grad(set_to_none=True)
         if accelerator.sync_gradients:
             clock.tick()
-    return clock.seconds
 
 
-def trainer(setting: Setting) -> float:
+def trainer(setting: Setting) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     clock, fields, gpu = Clock(setting), setting.config.optimizer, setting.device.type == "cuda"
@@ -240,7 +253,7 @@ def trainer(setting: Setting) -> float:
         output_dir=str(setting.home / "trainer"),
         per_device_train_batch_size=setting.plan.batch.micro_batch_size,
         gradient_accumulation_steps=setting.plan.batch.accumulation_steps,
-        max_steps=setting.warm + setting.steps,
+        max_steps=setting.total,
         bf16=True,
         torch_compile=True,
         optim="adamw_torch_fused",
@@ -265,11 +278,10 @@ def trainer(setting: Setting) -> float:
         train_dataset=Rows(setting),
         callbacks=[Ticks()],
     ).train()
-    return clock.seconds
 
 
-def samecurve_fp8(setting: Setting) -> float:
-    return samecurve(setting, float8=True)
+def samecurve_fp8(setting: Setting) -> None:
+    samecurve(setting, float8=True)
 
 
 SIDES: dict[str, Side] = {

@@ -90,6 +90,12 @@ def text_of(cell: nbformat.NotebookNode) -> str:
     )
 
 
+def shown_by(cell: nbformat.NotebookNode) -> list[str]:
+    """The cell's outputs that are no lines of text, as HTML."""
+    outputs = [output for output in cell.outputs if output.output_type == "display_data"]
+    return [output["data"]["text/html"] for output in outputs]
+
+
 @pytest.mark.long
 def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
     """Its own process imports no engine.
@@ -126,7 +132,7 @@ print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in 
         async with client.async_setup_kernel():
             await client.async_execute_cell(cells[0], 0)
             training = asyncio.create_task(client.async_execute_cell(cells[1], 1))
-            while "step " not in text_of(cells[1]):  # shown while it trains
+            while "<polyline" not in "".join(shown_by(cells[1])):  # shown while it trains
                 await asyncio.sleep(0.05)
             assert client.km
             await ensure_async(client.km.interrupt_kernel())
@@ -138,6 +144,10 @@ print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in 
             await client.async_execute_cell(cells[3], 3)
 
     asyncio.run(execute())
+    for cell in cells[1], cells[3]:  # one output, updated in place, and no line for each step
+        (curve,) = shown_by(cell)
+        assert "<progress" in curve
+        assert "\nstep " not in text_of(cell)
     assert text_of(cells[0]) == "2 10 <Plan: torch ddp on 2 devices, batch 10, 200000 steps>\n"
     assert text_of(cells[2]) == "stopped\n"
     assert "resume step" in text_of(cells[3])

@@ -14,7 +14,7 @@ from samecurve.core.config.loading import load
 from samecurve.diagnose.notes import note_of
 from samecurve.errors import InvalidConfigError, RunError, UserError, message_of
 from samecurve.tasks import Tasks
-from samecurve.terminal import echo, printable, shorten
+from samecurve.terminal import echo, printable, shorten, wrapped
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,20 @@ def test_what_moves_a_terminal_is_shown_escaped(
     for error in (UserError(text, text, text), RunError(text, text, text)):
         assert printable(str(error)) == str(error)
         assert str(error).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("plan   torch ddp on 2 devices", 24, ["plan   torch ddp on 2", "       devices"]),
+        ("  remedy: did you mean it?", 20, ["  remedy: did you", "    mean it?"]),
+        ("saved  /a/path/that/is/longer", 24, ["saved", "       /a/path/that/is/longer"]),
+        ("fits exactly\n\nnext   one", 12, ["fits exactly", "", "next   one"]),
+        ("a  b", 1, ["a", "b"]),
+    ],
+)
+def test_lines_break_between_words(text: str, width: int, lines: list[str]) -> None:
+    assert wrapped(text, width).split("\n") == lines
 
 
 def test_a_long_text_keeps_its_begin_and_its_end() -> None:

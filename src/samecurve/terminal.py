@@ -1,11 +1,15 @@
 """Show text that may come from anywhere: configs, data, names, messages of exceptions.
 
 Characters that would move a cursor, colour a line, turn its direction or break an encoding are
-shown as escapes (\\x1b); long texts are cut.
+shown as escapes (\\x1b); long texts are cut. Lines that are wider than the terminal break between
+words.
 """
 
+import os
 import re
 import sys
+import textwrap
+from typing import IO
 
 # control characters but newline and tab, those that hide or turn text, halves of characters
 _HIDDEN = re.compile(
@@ -30,8 +34,46 @@ def shorten(text: str, most: int, most_lines: int = 24) -> str:
     return f"{head} ... {end} ({len(text):,} characters in all)"
 
 
+def wrapped(text: str, width: int) -> str:
+    """The text, with lines wider than `width` broken between words.
+
+    What follows a break is indented to where the line's text begins: behind its first word, where
+    two spaces follow that word, as in `plan   torch ddp`. A word that is wider than the terminal
+    (a path) stays whole, so that it can be copied.
+    """
+    return "\n".join(
+        line if len(line) <= width else _wrapped_line(line, width) for line in text.split("\n")
+    )
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    indent = len(line) - len(line.lstrip()) + 2
+    label = re.match(r" *\S+ {2,}", line)
+    if label and len(label[0]) <= width // 3:
+        indent = len(label[0])
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * min(indent, width // 3),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+
+
+def width_of(stream: IO[str]) -> int | None:
+    """Columns of the stream's terminal; None: it is no terminal, or its size is not known."""
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:  # a window that is no file, as IDLE's
+        return None
+
+
 def echo(text: object, *, err: bool = False) -> None:
     """Write a line to stdout, or to stderr."""
     stream = sys.stderr if err else sys.stdout
-    stream.write(f"{printable(str(text))}\n")
+    shown, width = printable(str(text)), width_of(stream)
+    stream.write(f"{wrapped(shown, width) if width else shown}\n")
     stream.flush()

@@ -1,13 +1,17 @@
 """The console's last lines name units and estimates only where they are known."""
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
+from samecurve.observe.console import RichView
 from samecurve.observe.event_lines import console_lines
 from tiny import MACHINE, config_of, tiny_values
 
@@ -76,3 +80,37 @@ def test_a_slow_start_says_what_is_known(
     accepted = plan(config_of(tiny_values(tmp_path)), MACHINE, FACTS)
     lines = console_lines(Event("started", 0, values), accepted, Path("runs/a"))
     assert lines == ([line] if line else [])
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (100, "step   1201/2000  loss 2.3456  grad 1.000"),
+        (40, "step   1201/2000  loss 2.3456"),
+        (20, "1201/2000 2.3456"),
+        (10, "1201/"),
+    ],
+)
+def test_the_bar_keeps_step_and_loss(width: int, line: str, tmp_path: Path) -> None:
+    """The bar is beside them, in one line of the terminal."""
+    planned = plan(config_of(tiny_values(tmp_path, train={"steps": 2000})), MACHINE, FACTS)
+    screen = io.StringIO()
+    terminal = Console(
+        file=screen, width=width, force_terminal=True, color_system=None, soft_wrap=True
+    )
+    view = RichView(planned, Path("runs/a"), terminal)
+    values = {
+        "loss": 2.3456,
+        "seconds": 0.01,
+        "wait_seconds": 0.0,
+        "lr": 1e-3,
+        "samples_per_second": 100.0,
+        "memory_bytes": 1 << 20,
+        "grad_norm": 1.0,
+    }
+    view.show(Event("step", 1201, values))
+    view.close()
+    rows = [row for row in re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", screen.getvalue()) if row]
+    assert any(row.startswith(line) for row in rows), rows
+    assert max(map(len, rows)) <= width
+    assert width < 20 or "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in rows[-1]

@@ -68,6 +68,8 @@ def train(
             raise KeyboardInterrupt(
                 f"stopped; {progress.directory} holds what was trained, and the same call goes on"
             ) from None
+        finally:
+            progress.close()
         if 0 < code < 128 or code < 0:
             raise error_of(errors, code)
     return Run(progress.directory or flags.get("save_dir") or flags["resume"])

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from samecurve.api.live_view import NotebookView, notebook_output
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.observe.console import PlainView
+from samecurve.observe.console import PlainView, View
 from samecurve.observe.journal import event_of
 
 
@@ -86,12 +87,12 @@ def error_of(lines: list[str], code: int) -> SamecurveError:
 
 
 class Progress:
-    """Shows the lines of a headless run as a person reads them."""
+    """Shows the lines of a headless run as a person reads them: in a notebook with a live curve."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.directory: Path | None = None  # of the run, once it has named it
         self._quiet = quiet
-        self._view: PlainView | None = None
+        self._view: View | None = None
 
     def show(self, line: str) -> None:
         event = event_of(line.encode())
@@ -100,6 +101,16 @@ class Progress:
             return
         if event.kind == "planned":
             self.directory = Path(event.values["run"])
-            self._view = PlainView(Plan.from_json(event.values["plan"]), self.directory)
-        if self._view and not self._quiet:
+            if not self._quiet:
+                self._view = _view(Plan.from_json(event.values["plan"]), self.directory)
+        if self._view:
             self._view.show(event)
+
+    def close(self) -> None:
+        if self._view:
+            self._view.close()
+
+
+def _view(plan: Plan, run: Path) -> View:
+    output = notebook_output()
+    return NotebookView(plan, run, output) if output else PlainView(plan, run)

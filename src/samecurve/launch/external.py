@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -19,11 +18,12 @@ from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
+from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
-from samecurve.launch.signals import STOPPING, Signals, kill_children
+from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
@@ -35,6 +35,7 @@ from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
+from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
@@ -146,7 +147,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
         raise
     if prepared.done:
         _dismiss_others(store, rank, 0)
-        print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
+        echo(done_line(prepared), err=headless)
         return 0
     store.set(_DECISION, json.dumps({"attempt": asdict(prepared.attempt)}))
     limit = HangLimit(loaded.config.devices.hang_floor)
@@ -160,7 +161,12 @@ def _lead(
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
-    stop = partial(_stop_or_leave, run, attempt)
+    asked = threading.Event()  # a signal asked for a stop
+
+    def stop(requests: Requests) -> None:
+        asked.set()
+        _stop_or_leave(run, attempt, requests)
+
     oom_kills_before = oom_kills()
     with (
         show_journal(
@@ -173,6 +179,8 @@ def _lead(
         try:
             if not attempt.coordinator:
                 run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
+                if asked.is_set():
+                    repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
                 return 0
             code = _run_child(attempt, rank)
             if code == 0 or code > 128:
@@ -205,7 +213,7 @@ def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
     def leave() -> None:
         notes = read_notes(run.logs, attempt.name)
         if notes:
-            print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
+            echo(f"error: {explain(notes, {}, run.logs)}", err=True)
         os._exit(1)
 
     timer = threading.Timer(_LEAVE_SECONDS, leave)
@@ -231,10 +239,9 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         return int(decision["leave"])
     attempt = Attempt.from_values(decision["attempt"])
     if rank.hosts > 1 and is_first_of_host(rank):
-        print(
+        echo(
             f"rank {rank.index} of {rank.world_size} trains in {attempt.run}; the first host shows"
-            " how it goes",
-            flush=True,
+            " how it goes"
         )
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
@@ -261,7 +268,7 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
         def stop() -> None:
             group.send(STOP_SIGNAL)
             with suppress(OSError):  # the terminal is closed
-                os.write(2, STOPPING)
+                os.write(2, stopping())
 
         with Signals(stop, kill_children) as signals:
             try:
@@ -283,10 +290,10 @@ def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
     if code and code < 128:
         log = Run(Path(attempt.run)).logs / f"rank-{rank.index}.log"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        print(
+        echo(
             f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says"
             f" why; {log} has more",
-            file=sys.stderr,
+            err=True,
         )
     return 1 if code < 0 else code
 

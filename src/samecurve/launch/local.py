@@ -19,7 +19,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
 from samecurve.launch.monitors import tracked, watched
-from samecurve.launch.signals import STOPPING, Signals, children_ended, kill_children
+from samecurve.launch.signals import Signals, children_ended, kill_children, stopping
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.fork_server import ForkServer
@@ -168,7 +168,7 @@ class _Launcher:
                     os.kill(pid, STOP_SIGNAL)
         if not self._headless:
             with suppress(OSError):  # the terminal is closed
-                os.write(2, STOPPING)
+                os.write(2, stopping())
 
 
 def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError | None:

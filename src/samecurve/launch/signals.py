@@ -11,13 +11,20 @@ from typing import Any
 import psutil
 
 from samecurve.core.events import stop_signals
+from samecurve.terminal import width_of, wrapped
 
 # seconds in which several signals count as one: a parent with several threads sends its children
 # the signal of its death once for each thread
 _ONCE = 0.2
 # processes of libraries, which serve this process until it ends
 _ENDING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
-STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
+_STOPPING = "stopping at the end of this step, after saving; once more to leave at once"
+
+
+def stopping() -> bytes:
+    """The answer to a first signal, as it fits the terminal of stderr."""
+    width = width_of(sys.stderr)
+    return f"\n{wrapped(_STOPPING, width) if width else _STOPPING}\n".encode()
 
 
 class Signals:

@@ -23,7 +23,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
 from samecurve.observe.journal import follow, line_of
 from samecurve.observe.sensors import load_line
-from samecurve.terminal import printable
+from samecurve.terminal import printable, wrapped
 
 _AT_LEAST_EVERY = 30.0  # seconds between lines of a kind
 _BAR_WIDTH = 16
@@ -103,14 +103,15 @@ class RichView:
     Other events scroll above the bar.
     """
 
-    def __init__(self, plan: Plan, run: Path) -> None:
-        self._terminal = Terminal(highlight=False, soft_wrap=True)
-        self._plain = PlainView(plan, run, lambda line: self._terminal.print(line, markup=False))
+    def __init__(self, plan: Plan, run: Path, terminal: Terminal | None = None) -> None:
+        self._terminal = terminal or Terminal(highlight=False, soft_wrap=True)
+        self._plain = PlainView(plan, run, self._print)
         self._plan, self._run = plan, run
         self._pace = Pace()
+        self._column = BarColumn(bar_width=_BAR_WIDTH)
         self._bar = BarAndLine(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR_WIDTH),
+            self._column,
             console=self._terminal,
             transient=True,
             refresh_per_second=4,
@@ -131,13 +132,26 @@ class RichView:
         else:
             self._plain.show(event)
 
+    def _print(self, line: str) -> None:
+        self._terminal.print(wrapped(line, self._terminal.width), markup=False)
+
     def _fit_to_width(self, event: Event) -> str:
-        """A step's line with as many metrics as fit into the terminal, the most wanted first."""
+        """A step's line with as many metrics as fit into the terminal, the most wanted first.
+
+        The step and the loss are always shown: the bar gives way to them, and then their names.
+        """
         parts = step_parts(event.step, event.values, self._plan, self._pace)
-        room = self._terminal.width - _BAR_WIDTH - 3
-        shown: set[str] = set()
+        width = self._terminal.width - 1  # a space lies before the bar
+        always = join_parts(parts, {"step", "loss"})
+        if len(always) + 1 > width:
+            always = f"{event.step}/{self._plan.steps} {parts['loss'].removeprefix('loss ')}"
+            self._column.bar_width = max(1, min(_BAR_WIDTH, width - len(always)))
+            return always
+        self._column.bar_width = min(_BAR_WIDTH, width - len(always))
+        room = width - self._column.bar_width
+        shown = {"step", "loss"}
         means = [name for name in parts if name.startswith(MEAN)]
-        for name in [*_MOST_WANTED[:4], *means, *_MOST_WANTED[4:]]:
+        for name in [*_MOST_WANTED[2:4], *means, *_MOST_WANTED[4:]]:
             if name in parts and len(join_parts(parts, shown | {name})) <= room:
                 shown.add(name)
         return join_parts(parts, shown)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from samecurve.terminal import printable
 
 _UNLIMITED = 1 << 16  # characters of a line that goes to a pipe or a file
+_LEAST = 6  # characters for a value beside its title; where there are fewer, it follows the title
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,18 @@ def table_text(
     if Measurement.get(terminal, unbounded, table).minimum <= room:
         terminal.print(table)
     else:
+        beside = room - max(len(column.title) for column in columns) - 4  # for a value
         for first, *others in rows:
             block = Table.grid(padding=(0, 2, 0, 0))
-            block.add_column(no_wrap=True)
+            if beside >= _LEAST:
+                block.add_column(no_wrap=True)
             block.add_column(overflow="fold")
             for column, cell in zip(columns[1:], others, strict=True):
-                if cell:
-                    block.add_row(Text(column.title), Text(printable(cell)))
+                value = Text(printable(cell))
+                if cell and beside >= _LEAST:
+                    block.add_row(Text(column.title), value)
+                elif cell:
+                    block.add_row(Text(f"{column.title}: ").append(value))
             terminal.print(Text(printable(first)), Padding(block, (0, 0, 0, 2)))
     lines = output.getvalue().splitlines()
     return "\n".join(f"{' ' * indent}{line}".rstrip() for line in lines)
