@@ -296,6 +296,11 @@ def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
     assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
 
 
+def test_a_loss_that_takes_no_float64_is_judged_in_float32() -> None:
+    says = said_of(config_for("little_mean", train={"precision": "f32"}))
+    assert "Tensor.mean divides within the microbatch" in says
+
+
 def test_one_microbatch_on_one_device_trains_with_a_line() -> None:
     """What is coupled; numbers that don't repeat are refused there too."""
     whole = {"batch": {"samples": 10}}
