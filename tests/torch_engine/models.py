@@ -164,6 +164,15 @@ class Penalised(Plain):
         return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
+class Chunked(Plain):
+    """Rows pass through the layers in chunks, here of one row: a layer is called more often where
+    there are more rows.
+    """
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super(Chunked, self).encode(part) for part in x.split(1)])
+
+
 class LayerDrop(Skips):
     """Layers are skipped at random; those that fsdp wraps are computed and not used, as wav2vec2's
     are. The input asks for a gradient, as there.
@@ -340,6 +349,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "asks world": AsksWorld,
     "fourier": Fourier,
     "penalised": Penalised,
+    "chunked": Chunked,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

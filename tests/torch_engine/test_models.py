@@ -166,6 +166,7 @@ KINDS = [
     "asks world",
     "fourier",
     "penalised",
+    "chunked",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),
