@@ -164,6 +164,23 @@ class Penalised(Plain):
         return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
+class Sampling(Plain):
+    """It draws its negatives by steps along the gradient of its own output, as an energy model, and
+    freezes its weights meanwhile.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        negative = x.detach().clone().requires_grad_()
+        self.requires_grad_(requires_grad=False)
+        with torch.enable_grad():
+            super().forward(negative).square().sum().backward()
+        self.requires_grad_()
+        assert negative.grad is not None
+        return super().forward(x) - super().forward((negative - negative.grad).detach())
+
+
 class Chunked(Plain):
     """Rows pass through the layers in chunks, here of one row: a layer is called more often where
     there are more rows.
@@ -350,6 +367,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "fourier": Fourier,
     "penalised": Penalised,
     "chunked": Chunked,
+    "sampling": Sampling,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

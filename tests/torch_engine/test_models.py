@@ -167,6 +167,7 @@ KINDS = [
     "fourier",
     "penalised",
     "chunked",
+    "sampling",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),

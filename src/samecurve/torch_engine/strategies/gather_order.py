@@ -88,7 +88,7 @@ class GatherOrder:
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
         if number:  # the root's gradients are always summed at the end
-            group.pre_forward = partial(self._pre_forward, group.pre_forward)
+            group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -211,16 +211,32 @@ class GatherOrder:
         unshard(*rest)
 
     def _pre_forward(
-        self, pre_forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+        self,
+        group: Any,
+        pre_forward: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         """Let a block's inputs need a gradient, where blocks may be skipped.
 
         FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
         of backward. Which of the two must not follow from what this rank has skipped before.
+
+        A model may freeze its weights for a while (a sampler does): FSDP2 would keep what held when
+        a weight was first gathered.
         """
         if self._skips and self._in_forward and torch.is_grad_enabled():
             args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
-        return pre_forward(module, args, kwargs)
+        is_whole = group.is_unsharded  # the parameters that the model has are then the whole ones
+        inputs = pre_forward(module, args, kwargs)
+        for param in group.fsdp_params:
+            whole, shard = param._unsharded_param, param.sharded_param  # noqa: SLF001
+            if is_whole:
+                shard.requires_grad_(whole.requires_grad)
+            else:
+                whole.requires_grad_(shard.requires_grad)
+        return inputs
 
     def _prefetch(self, prefetch: Callable[[], None]) -> None:
         if self._in_forward:  # a gradient within the forward pass
