@@ -164,6 +164,32 @@ class Penalised(Plain):
         return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
+class Sampling(Plain):
+    """It draws its negatives by steps along the gradient of its own output, as an energy model, and
+    freezes its weights meanwhile.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        negative = x.detach().clone().requires_grad_()
+        self.requires_grad_(requires_grad=False)
+        with torch.enable_grad():
+            super().forward(negative).square().sum().backward()
+        self.requires_grad_()
+        assert negative.grad is not None
+        return super().forward(x) - super().forward((negative - negative.grad).detach())
+
+
+class Chunked(Plain):
+    """Rows pass through the layers in chunks, here of one row: a layer is called more often where
+    there are more rows.
+    """
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super(Chunked, self).encode(part) for part in x.split(1)])
+
+
 class LayerDrop(Skips):
     """Layers are skipped at random; those that fsdp wraps are computed and not used, as wav2vec2's
     are. The input asks for a gradient, as there.
@@ -353,6 +379,8 @@ KINDS: dict[str, type[nn.Module]] = {
     "asks world": AsksWorld,
     "fourier": Fourier,
     "penalised": Penalised,
+    "chunked": Chunked,
+    "sampling": Sampling,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

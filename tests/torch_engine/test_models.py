@@ -171,6 +171,8 @@ KINDS = [
     "fourier",
     "penalised",
     "late",
+    "chunked",
+    "sampling",
 ]
 IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),

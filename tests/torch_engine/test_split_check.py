@@ -36,6 +36,7 @@ from worlds import Pool
 FILE = Path(uneven_losses.__file__)
 REFUSED = {  # kind -> what its error says
     "permuted": "torch.randperm draws numbers that follow no sample",
+    "nodes": "F.dropout draws numbers that follow no sample",
     "numpys": "np.random.rand draws numbers that follow no sample",
     "pythons": "random.random draws numbers that follow no sample",
     "own_generator": "self.rng.normal draws numbers that follow no sample",
@@ -294,6 +295,11 @@ def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
     says = said_of(config_for("float32_inside"))
     line = marked_line_of('logits = model(batch["x"]).float()')
     assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
+
+
+def test_a_loss_that_takes_no_float64_is_judged_in_float32() -> None:
+    says = said_of(config_for("little_mean", train={"precision": "f32"}))
+    assert "Tensor.mean divides within the microbatch" in says
 
 
 def test_one_microbatch_on_one_device_trains_with_a_line() -> None:

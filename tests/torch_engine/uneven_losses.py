@@ -119,9 +119,30 @@ def offset(model: Any, batch: Any) -> Any:
 
 
 @loss
+def little_mean(model: Any, batch: Any) -> Any:
+    """A small term that mixes samples; as an energy model's loss, it takes a gradient itself, and
+    its own table in float32 takes no float64.
+    """
+    x = batch["x"].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    scores = model(batch["x"]) @ torch.ones(3) + slope.square().flatten(1).sum(1)
+    return Mean(scores.square().sum() + 1e-3 * scores.mean(), len(scores))
+
+
+@loss
 def even_only(model: Any, batch: Any) -> Any:
     assert len(batch["x"]) % 2 == 0, "pairs of samples"
     return plain(model, batch)
+
+
+@loss
+def nodes(model: Any, batch: Any) -> Any:
+    """Dropout over the nodes of graphs, of which five samples happen to have two each."""
+    logits = model(batch["x"])
+    count = len(logits)
+    both = torch.cat([logits, logits[: count // 5 * 5]])
+    dropped = F.dropout(both, 0.5)  # here
+    return Mean(dropped[:count].square().sum(), count)
 
 
 @loss

@@ -16,7 +16,7 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.core.split_check import Format, Trial
-from samecurve.errors import UserError
+from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
@@ -37,9 +37,11 @@ from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _COPIED = 500_000_000  # parameters at most, of a model whose weights are copied for a trial
-# what a loss may raise for samples that it does not expect
+# what a loss may raise for samples, or a number format, that it does not expect; what a task's code
+# raises is a RunError once another trial has worked
 RAISED = (
     UserError,
+    RunError,
     ArithmeticError,
     AssertionError,
     LookupError,
@@ -232,8 +234,8 @@ class Trials:
         try:
             return self.tried(rows, with_gradient=with_gradient), None
         except RAISED as error:
-            where = error.where if isinstance(error, UserError) else ""
-            cause = error.cause if isinstance(error, UserError) else f"{error}"
+            where = error.where if isinstance(error, SamecurveError) else ""
+            cause = error.cause if isinstance(error, SamecurveError) else f"{error}"
             return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
 
     def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:

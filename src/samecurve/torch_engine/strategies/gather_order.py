@@ -9,6 +9,10 @@ The first forward and backward pass is made in lockstep. It finds the order in w
 gathers (events 2n: the weights of group n) and sums (2n + 1: the gradients of group n). A block
 that every rank skipped in that first pass is given its place in the order by its number in its
 list of blocks.
+
+A block may be called several times in one pass. Where the number of its calls varies (a model that
+works through its rows in chunks), ranks ask each other at the end of the forward pass whether one
+of them has more calls to make; if so, the rest of the pass is made in lockstep, too.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -43,11 +47,14 @@ class GatherOrder:
         self._names, self._comm, self._device = names, comm, device
         self.used: set[str] = set()  # parameters that backward gave a gradient
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
+        self._key: tuple[Hashable, ...] = ()  # of the pass in work: whether it has gradients, what
         self._order: list[int] = []  # that the pass in work follows
         self._at = 0  # the place of the next event in the order
         self._learns = self._watches = self._in_forward = False
         self._has_diverged = False  # whether ranks went different ways in the pass that is learnt
         self._skips = False  # whether some rank has skipped a block that others called, or all did
+        self._num_gathers: dict[Hashable, int] = {}  # of a first pass, by what was called
+        self._varying: set[Hashable] = set()  # functions that call blocks now more often, now less
         self._takes_part = False  # in what other ranks do, with a block that this rank skips
         self._prefetches = False
         self._awaited: set[int] = set()  # groups whose gradients this rank has yet to compute
@@ -81,7 +88,7 @@ class GatherOrder:
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
         if number:  # the root's gradients are always summed at the end
-            group.pre_forward = partial(self._pre_forward, group.pre_forward)
+            group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -97,8 +104,8 @@ class GatherOrder:
 
     def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
         words = [argument for argument in arguments if isinstance(argument, str)]
-        key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
-        self._order = self._orders.setdefault(key, [])
+        self._key = (torch.is_grad_enabled(), getattr(function, "__qualname__", ""), *words)
+        self._order = self._orders.setdefault(self._key, [])
         self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
         self._has_inner_backward = False
@@ -138,6 +145,7 @@ class GatherOrder:
         """Keep the order of a pass without skipped blocks. In a model that skips some, gradients
         are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
         """
+        self._compare_number_of_gathers()
         called = {event // 2 for event in self._order if event != END}
         skipped = skipped_blocks(called, self._titles)
         if (skipped or self._has_diverged) and not self._skips:
@@ -172,10 +180,25 @@ class GatherOrder:
         whose length follows from the rows.
         """
         self._reach(END)
-        gathers = self._order[: self._order.index(END)]
-        if self._skips or self._has_diverged or len(gathers) > len(set(gathers)):
+        if self._learns:
+            self._compare_number_of_gathers()
+        if self._skips or self._has_diverged or self._varies() or self._has_repeats():
             self._order.clear()
         self._watches = self._in_forward = False
+
+    def _compare_number_of_gathers(self) -> None:
+        """Notice, in passes that all ranks learnt together, that the number of calls varies."""
+        count = self._order.index(END)
+        varies = self._num_gathers.setdefault(self._key, count) != count or self._has_diverged
+        if varies and self._has_repeats():
+            self._varying.add(self._key[1:])
+
+    def _varies(self) -> bool:
+        return self._key[1:] in self._varying
+
+    def _has_repeats(self) -> bool:
+        gathers = self._order[: self._order.index(END)]
+        return len(gathers) > len(set(gathers))
 
     # What FSDP2 calls:
 
@@ -188,16 +211,32 @@ class GatherOrder:
         unshard(*rest)
 
     def _pre_forward(
-        self, pre_forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+        self,
+        group: Any,
+        pre_forward: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         """Let a block's inputs need a gradient, where blocks may be skipped.
 
         FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
         of backward. Which of the two must not follow from what this rank has skipped before.
+
+        A model may freeze its weights for a while (a sampler does): FSDP2 would keep what held when
+        a weight was first gathered.
         """
         if self._skips and self._in_forward and torch.is_grad_enabled():
             args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
-        return pre_forward(module, args, kwargs)
+        is_whole = group.is_unsharded  # the parameters that the model has are then the whole ones
+        inputs = pre_forward(module, args, kwargs)
+        for param in group.fsdp_params:
+            whole, shard = param._unsharded_param, param.sharded_param  # noqa: SLF001
+            if is_whole:
+                shard.requires_grad_(whole.requires_grad)
+            else:
+                whole.requires_grad_(shard.requires_grad)
+        return inputs
 
     def _prefetch(self, prefetch: Callable[[], None]) -> None:
         if self._in_forward:  # a gradient within the forward pass
@@ -298,9 +337,24 @@ class GatherOrder:
         UserError: this rank's event does not come in this pass any more
         """
         rest = self._order[self._at :]
+        if self._in_forward and self._varies():
+            return rest[0] if rest[0] != END else self._next_beyond_the_order(event)
         if event not in rest[: rest.index(END) + 1] and not self._prefetches:
             raise self._disagreement({event, rest[0]})
         return rest[0]
+
+    def _next_beyond_the_order(self, event: int) -> int:
+        """Ask at the end of a forward pass whether some rank has one more event. If so, the pass is
+        learnt from there on.
+        """
+        rest = self._order[self._at :]
+        del self._order[self._at :]
+        due = self._agree(event)
+        if due == END:
+            self._order[self._at :] = rest
+        else:
+            self._learns = True
+        return due
 
     def _agree(self, event: int) -> int:
         """Choose, together with all ranks, the event that comes next, and note it in the order."""
