@@ -29,7 +29,7 @@ GALLERY = [
     "text_classification",
     "vae",
 ]
-QUICK = ["clip", "denoiser", "resnet"]  # all of them in make test-long
+QUICK = ["clip"]  # all of them in make test-long
 SPLIT_ALL_WAYS = ["ddp:3", "fsdp:2/3", "hsdp:4..dp:2"]
 EVERY_LAYOUT = ["single/3", "dp:2", "ddp:2", "ddp:2/3", "fsdp:2", "hsdp:4", "ddp:2..fsdp:3"]
 ONE_ROUND = {"resnet"}  # its statistics are those of all samples

@@ -45,7 +45,8 @@ def test_a_run_moves_between_engines(unbroken_run: Path, tmp_path: Path, corpus:
     )
 
 
-@pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("goes_on", [False, True])
 def test_hosts_train_together(
     *, goes_on: bool, unbroken_run: Path, tmp_path: Path, corpus: Path
 ) -> None:

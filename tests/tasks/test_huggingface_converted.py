@@ -34,7 +34,7 @@ KINDS = {
     "bamba": f"mamba_layers: [0, 2], {MAMBA2}",
     "granitemoehybrid": f"mamba_layers: [0, 2], {LATENT}, {SHARED}, {MAMBA2}",
 }
-LONG = {"granitemoeshared", "bamba", "granitemoehybrid", "mamba2", "mixtral"}
+LONG = {"deepseek_v3", "granitemoeshared", "bamba", "granitemoehybrid", "mamba2", "mixtral"}
 
 
 def read(more: str, trainer: str = "") -> ConvertedConfig:

@@ -69,7 +69,6 @@ def task_of(config: Config, cache: Path) -> TorchHuggingFace:
     ("model", "how", "precision"),
     [
         ("llama", "selective", "bf16"),
-        ("mixtral", "none", "f32"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
@@ -78,6 +77,7 @@ def task_of(config: Config, cache: Path) -> TorchHuggingFace:
                 ("llama", "none", "f32"),
                 ("llama", "block", "f32"),
                 ("llama", "selective", "f32"),
+                ("mixtral", "none", "f32"),
                 ("mixtral", "block", "f32"),
                 ("mixtral", "selective", "f32"),
             )

@@ -821,7 +821,9 @@ def losses_by(name: str, seed: int) -> list[float]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", ["fft", "batchnorm", "ragged"])
+@pytest.mark.parametrize(
+    "name", ["fft", "batchnorm", pytest.param("ragged", marks=pytest.mark.long)]
+)
 def test_the_examples_learn_and_keep_to_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short files; with its YAML as it stands each learns whatever its initial values (no lucky
     seed); a float64 model computes in float64.

@@ -41,7 +41,9 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
     return [event.values["loss"] for event in events if event.kind == "step"]
 
 
-@pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])
+@pytest.mark.parametrize(
+    "example", [pytest.param("fft", marks=pytest.mark.long), "batchnorm", "ragged"]
+)
 @pytest.mark.parametrize(
     "layouts",
     [

@@ -244,7 +244,10 @@ def said_under_fsdp(_index: int, group: dist.ProcessGroup, kind: str) -> str:
     return said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)
 
 
-@pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["f64", "bf16", *(pytest.param(other, marks=pytest.mark.long) for other in ("f32", "f16"))],
+)
 def test_what_adds_up_is_not_refused(precision: str) -> None:
     for kind in SOUND:
         assert said_of(config_for(kind, train={"precision": precision})) == "", kind
