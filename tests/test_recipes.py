@@ -15,7 +15,12 @@ _BLOCK = r"\n\n```(?:python|yaml)?\n((?:.*\n)*?)```$"
 _NEW = re.compile(r"^New file `(.+)`:" + _BLOCK, re.MULTILINE)
 _EDIT = re.compile(r"^In `(.+?)`, (below|in place of) the line `(.+)`:" + _BLOCK, re.MULTILINE)
 _CHECK = re.compile(r"^Check:" + _BLOCK, re.MULTILINE)
-_LONG = {"a strategy", "a config field", "an optimizer", "a known failure"}  # a recipe takes some 10 s
+_LONG = {
+    "a strategy",
+    "a config field",
+    "an optimizer",
+    "a known failure",
+}  # a recipe takes some 10 s
 RECIPES = dict(_RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 

@@ -87,8 +87,7 @@ class GatherOrder:
         self._sums.append(partial(self._sum_gradients, group, group.post_backward))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
-        if number:  # the root's gradients are always summed at the end
-            group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
+        group.pre_forward = partial(self._pre_forward, group, number, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -213,6 +212,7 @@ class GatherOrder:
     def _pre_forward(
         self,
         group: Any,
+        number: int,
         pre_forward: Callable[..., Any],
         module: nn.Module,
         args: Any,
@@ -221,12 +221,13 @@ class GatherOrder:
         """Let a block's inputs need a gradient, where blocks may be skipped.
 
         FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
-        of backward. Which of the two must not follow from what this rank has skipped before.
+        of backward. Which of the two must not follow from what this rank has skipped before. The
+        root's gradients are always summed at the end.
 
         A model may freeze its weights for a while (a sampler does): FSDP2 would keep what held when
         a weight was first gathered.
         """
-        if self._skips and self._in_forward and torch.is_grad_enabled():
+        if number and self._skips and self._in_forward and torch.is_grad_enabled():
             args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
         is_whole = group.is_unsharded  # the parameters that the model has are then the whole ones
         inputs = pre_forward(module, args, kwargs)
