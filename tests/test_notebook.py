@@ -1,12 +1,12 @@
 """In a notebook train() shows a progress bar and the loss curve in one output, updated in place."""
 
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from samecurve.api import live_view
 from samecurve.api.live_view import Bundle, Curve, NotebookView, curve_svg, notebook_output
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Facts
@@ -52,7 +52,7 @@ def test_a_fast_run_updates_one_output_now_and_then(
     shown: list[Bundle] = []
     view = NotebookView(made, Path("runs/a"), shown.append)
     now = 0.0
-    monkeypatch.setattr(live_view.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     for step in range(1, 2001):
         now += 0.01
         view.show(step_event(step, 4.0 - step / 1000))

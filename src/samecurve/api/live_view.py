@@ -35,14 +35,15 @@ def notebook_output() -> Callable[[Bundle], None] | None:
 
     if getattr(get_ipython(), "kernel", None) is None:  # none, or a shell on a terminal
         return None
-    from IPython.display import display
+    from IPython import display
 
+    show_bundle: Any = display.display  # has no types
     handle: Any = None
 
     def show(bundle: Bundle) -> None:
         nonlocal handle
         if handle is None:
-            handle = display(bundle, raw=True, display_id=True)
+            handle = show_bundle(bundle, raw=True, display_id=True)
         else:
             handle.update(bundle, raw=True)
 
