@@ -164,21 +164,33 @@ class Penalised(Plain):
         return logits + slope.square().mean(1, keepdim=True) * torch.tensor([1.0, -1.0])
 
 
-class Sampling(Plain):
-    """It draws its negatives by steps along the gradient of its own output, as an energy model, and
-    freezes its weights meanwhile.
-    """
+class Stack(nn.Module):
+    """All of its weights lie in blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(WIDTH, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return super().forward(x)
-        negative = x.detach().clone().requires_grad_()
-        self.requires_grad_(requires_grad=False)
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+
+def negatives(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Rows by steps along the gradient of the model's own output, as an energy model draws them.
+
+    The model's weights are frozen meanwhile.
+    """
+    model.requires_grad_(requires_grad=False)
+    for _ in range(2):
+        x = x.detach().requires_grad_()
         with torch.enable_grad():
-            super().forward(negative).square().sum().backward()
-        self.requires_grad_()
-        assert negative.grad is not None
-        return super().forward(x) - super().forward((negative - negative.grad).detach())
+            torch.autograd.backward(model(x).square().sum())
+        assert x.grad is not None
+        x = x - x.grad
+    model.requires_grad_()
+    return x.detach()
 
 
 class Chunked(Plain):
@@ -187,7 +199,7 @@ class Chunked(Plain):
     """
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([super(Chunked, self).encode(part) for part in x.split(1)])
+        return torch.cat([super(Chunked, self).encode(part) for part in torch.split(x, 1)])
 
 
 class LayerDrop(Skips):
@@ -369,6 +381,7 @@ STEP_BUFFERS = {
 }  # of kinds: what moves once a step
 
 KINDS: dict[str, type[nn.Module]] = {
+    "sampling": Stack,
     "scalar": Scalar,
     "containers": Containers,
     "reentrant": Reentrant,
@@ -380,7 +393,6 @@ KINDS: dict[str, type[nn.Module]] = {
     "fourier": Fourier,
     "penalised": Penalised,
     "chunked": Chunked,
-    "sampling": Sampling,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,
@@ -427,6 +439,8 @@ class Task:
         elif self.kind == "read":
             logits = model.encode(x) @ model.head.weight.T + model.head.bias
             penalty = len(x) * 1e-2 * model.head.weight.square().sum()
+        elif self.kind == "sampling" and model.training:
+            logits = model(x) - model(negatives(model, x))
         else:
             logits = model(x)
         return Mean(cross_entropy(logits, y, reduction="sum") + penalty, len(x))

@@ -68,6 +68,7 @@ class GatherOrder:
         self._states: list[Any] = []  # FSDPState of torch, by module
         self._groups: list[Any] = []  # FSDPParamGroup of torch, which is private
         self._sums: list[Callable[[], None]] = []  # by group: sums its gradients over the ranks
+        self._of_root = _groups_of(root)
         watched: set[int] = set()
         for name, module in root.named_modules():
             for state in _states_of(module):
@@ -87,7 +88,7 @@ class GatherOrder:
         self._sums.append(partial(self._sum_gradients, group, group.post_backward))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
-        group.pre_forward = partial(self._pre_forward, group, number, group.pre_forward)
+        group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -212,7 +213,6 @@ class GatherOrder:
     def _pre_forward(
         self,
         group: Any,
-        number: int,
         pre_forward: Callable[..., Any],
         module: nn.Module,
         args: Any,
@@ -227,7 +227,8 @@ class GatherOrder:
         A model may freeze its weights for a while (a sampler does): FSDP2 would keep what held when
         a weight was first gathered.
         """
-        if number and self._skips and self._in_forward and torch.is_grad_enabled():
+        is_block = group not in self._of_root
+        if is_block and self._skips and self._in_forward and torch.is_grad_enabled():
             args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
         is_whole = group.is_unsharded  # the parameters that the model has are then the whole ones
         inputs = pre_forward(module, args, kwargs)
