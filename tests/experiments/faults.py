@@ -1,5 +1,6 @@
 """Faults to plant in a rank: each a rehearsal that is right but for one thing."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -58,10 +59,13 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(call, lost)  # type: ignore[no-untyped-call]
         return call
 
+    def used_all(strategy: DDP, _parameters: Sequence[nn.Parameter]) -> None:
+        strategy._in_step = strategy._all_ids
+
     with (
         patch.object(ddp, "ModelCall", ignoring),
-        patch.object(DDP, "reduce", lambda _strategy, _parameters: None),
-    ):  # reduce would see it
+        patch.object(DDP, "reduce", used_all),  # which would see it
+    ):
         rehearse(index, group, argument)
 
 

@@ -82,5 +82,5 @@ def test_a_curve_does_not_depend_on_saves_by_the_clock(
     saved = [
         event for event in read_events(tmp_path / "run/journal.jsonl") if event.kind == "saved"
     ]
-    assert len(saved) > 2
+    assert saved[0].step < 60  # by the clock; one percent of the time may allow no second one
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken_run), rel=1e-12)
