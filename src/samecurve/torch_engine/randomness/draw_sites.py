@@ -30,7 +30,6 @@ ALL_ROWS = 0
 _TORCH = str(Path(torch.__file__).parent)
 _OVERRIDES = str(Path(torch.__file__).parent / "overrides.py")
 _OURS = str(Path(__file__).parents[1])
-_WRAPPERS = str(Path(torch.__file__).parent / "_dynamo")  # around functions that aren't compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +198,7 @@ def _learnt(one: Draw, other: Draw) -> Rule:
 
 
 def calls_to_here() -> Place:
-    """The calls that led from the user's code to here, without this program's own and the wrappers
-    that torch.compiler puts around those: they are there only once the compiler is imported.
+    """The calls that led from the user's code to here, without this program's own.
 
     A TorchFunctionMode, under which the split check looks for a cause, is called by a function of
     torch and calls that function once more. Such a detour is left out.
@@ -223,6 +221,6 @@ def calls_to_here() -> Place:
 
 @cache
 def _owner(file: str) -> str:
-    if file.startswith((_OURS, _WRAPPERS)):
+    if file.startswith(_OURS):
         return "ours"
     return "torch" if file.startswith(_TORCH) else "user"
