@@ -36,7 +36,6 @@ from worlds import Pool
 FILE = Path(uneven_losses.__file__)
 REFUSED = {  # kind -> what its error says
     "permuted": "torch.randperm draws numbers that follow no sample",
-    "nodes": "F.dropout draws numbers that follow no sample",
     "numpys": "np.random.rand draws numbers that follow no sample",
     "pythons": "random.random draws numbers that follow no sample",
     "own_generator": "self.rng.normal draws numbers that follow no sample",

@@ -136,16 +136,6 @@ def even_only(model: Any, batch: Any) -> Any:
 
 
 @loss
-def nodes(model: Any, batch: Any) -> Any:
-    """Dropout over the nodes of graphs, of which five samples happen to have two each."""
-    logits = model(batch["x"])
-    count = len(logits)
-    both = torch.cat([logits, logits[: count // 5 * 5]])
-    dropped = F.dropout(both, 0.5)  # here
-    return Mean(dropped[:count].square().sum(), count)
-
-
-@loss
 def permuted(model: Any, batch: Any) -> Any:
     """mixup"""
     order = torch.randperm(len(batch["x"]))  # here

@@ -28,7 +28,6 @@ NONE: Rule = -2  # the shape grows with the microbatch, but not by the row
 ALL_ROWS = 0
 
 _TORCH = str(Path(torch.__file__).parent)
-_OVERRIDES = str(Path(torch.__file__).parent / "overrides.py")
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -198,20 +197,13 @@ def _learnt(one: Draw, other: Draw) -> Rule:
 
 
 def calls_to_here() -> Place:
-    """The calls that led from the user's code to here, without this program's own.
-
-    A TorchFunctionMode, under which the split check looks for a cause, is called by a function of
-    torch and calls that function once more. Such a detour is left out.
-    """
+    """The calls that led from the user's code to here, without this program's own."""
     frame = sys._getframe(1)  # noqa: SLF001 - as inspect does, without its cost
     calls = []
-    calls_mode = False  # whether the frame is one that called a mode
     while frame is not None:
         file = frame.f_code.co_filename
         owner = _owner(file)
-        is_detour = calls_mode or file == _OVERRIDES
-        calls_mode = file == _OVERRIDES
-        if owner == "user" or (owner == "torch" and not is_detour):
+        if owner != "ours":
             calls.append((file, frame.f_lineno))
             if owner == "user":
                 break
