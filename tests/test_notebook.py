@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,40 +10,15 @@ import pytest
 
 from samecurve.api.live_view import Bundle, Curve, NotebookView, curve_svg, notebook_output
 from samecurve.core.events import Event
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from tiny import MACHINE, config_of, tiny_values
+from tiny import FACTS, MACHINE, config_of, step_event, tiny_values
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Plan:
-    facts = Facts(
-        samples=1000,
-        eval_samples=10,
-        tokens_per_sample=1,
-        params=4,
-        trainable=4,
-        blocks=0,
-        bytes_per_sample=None,
-        flops_per_sample=None,
-        coupled=(),
-        fingerprint="",
-    )
+    facts = replace(FACTS, samples=1000)
     return plan(config_of(tiny_values(tmp_path, train={"steps": 2000})), MACHINE, facts)
-
-
-def step_event(step: int, loss: float | None) -> Event:
-    values = {
-        "loss": loss,
-        "seconds": 0.01,
-        "wait_seconds": 0.0,
-        "lr": 1e-3,
-        "samples_per_second": 100.0,
-        "memory_bytes": 1 << 20,
-        "grad_norm": 1.0,
-    }
-    return Event("step", step, values)
 
 
 def test_a_fast_run_updates_one_output_now_and_then(

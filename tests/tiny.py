@@ -19,6 +19,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import Metric
+from samecurve.core.events import Event
+from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -38,7 +40,33 @@ from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.rank_main import train_rank
 
+FACTS = Facts(
+    samples=100,
+    eval_samples=10,
+    tokens_per_sample=1,
+    params=4,
+    trainable=4,
+    blocks=0,
+    bytes_per_sample=None,
+    flops_per_sample=None,
+    coupled=(),
+    fingerprint="",
+)
 MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
+
+
+def step_event(step: int, loss: float | None) -> Event:
+    """What a run of small steps writes of one of them."""
+    values = {
+        "loss": loss,
+        "seconds": 0.01,
+        "wait_seconds": 0.0,
+        "lr": 1e-3,
+        "samples_per_second": 100.0,
+        "memory_bytes": 1 << 20,
+        "grad_norm": 1.0,
+    }
+    return Event("step", step, values)
 
 
 def tiny_values(corpus: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:

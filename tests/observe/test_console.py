@@ -9,24 +9,10 @@ import pytest
 from rich.console import Console
 
 from samecurve.core.events import Event
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.observe.console import RichView
 from samecurve.observe.event_lines import console_lines
-from tiny import MACHINE, config_of, tiny_values
-
-FACTS = Facts(
-    samples=100,
-    eval_samples=10,
-    tokens_per_sample=1,
-    params=4,
-    trainable=4,
-    blocks=0,
-    bytes_per_sample=None,
-    flops_per_sample=None,
-    coupled=(),
-    fingerprint="",
-)
+from tiny import FACTS, MACHINE, config_of, step_event, tiny_values
 
 
 @pytest.mark.parametrize(
@@ -99,16 +85,7 @@ def test_the_bar_keeps_step_and_loss(width: int, line: str, tmp_path: Path) -> N
         file=screen, width=width, force_terminal=True, color_system=None, soft_wrap=True
     )
     view = RichView(planned, Path("runs/a"), terminal)
-    values = {
-        "loss": 2.3456,
-        "seconds": 0.01,
-        "wait_seconds": 0.0,
-        "lr": 1e-3,
-        "samples_per_second": 100.0,
-        "memory_bytes": 1 << 20,
-        "grad_norm": 1.0,
-    }
-    view.show(Event("step", 1201, values))
+    view.show(step_event(1201, 2.3456))
     view.close()
     rows = [row for row in re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", screen.getvalue()) if row]
     assert any(row.startswith(line) for row in rows), rows

@@ -73,14 +73,17 @@ def test_saves_go_by_the_clock_and_take_one_percent_of_it(
 def test_a_curve_does_not_depend_on_saves_by_the_clock(
     unbroken_run: Path, tmp_path: Path, corpus: Path
 ) -> None:
-    config = write_config(tmp_path, corpus)
-    samecurve(
-        *("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2"),
-        *("--set", "train.save_every=0.001min", "--set", "train.keep=0"),
-        cwd=tmp_path,
+    """In three starts: the first save of each is soon, and one percent of the time of so short a
+    run may allow no second one.
+    """
+    line = (
+        *("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run"),
+        *("--devices", "cpu:2", "--set", "train.save_every=0.001min", "--set", "train.keep=0"),
     )
-    saved = [
-        event for event in read_events(tmp_path / "run/journal.jsonl") if event.kind == "saved"
-    ]
-    assert saved[0].step < 60  # by the clock; one percent of the time may allow no second one
+    for stop in (("--stop-after", 20), ("--stop-after", 20), ()):
+        samecurve(*line, *stop, cwd=tmp_path)
+    events = read_events(tmp_path / "run/journal.jsonl")
+    saved = {event.step for event in events if event.kind == "saved"}
+    assert saved > {20, 40, 60}
+    assert len(saved - {20, 40, 60}) > 2  # those by the clock
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken_run), rel=1e-12)

@@ -1,14 +1,14 @@
 """A rank's data is what the plan was made for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.worker.rank_main import _check_data
-from tiny import MACHINE, config_of, tiny_values
+from tiny import FACTS, MACHINE, config_of, tiny_values
 
 
 class Words:
@@ -26,18 +26,7 @@ class Words:
 
 def test_data_of_another_order_in_each_process_is_refused(tmp_path: Path) -> None:
     """The remedy is not only to wait for files: a vocabulary made of a set never rests."""
-    facts = Facts(
-        samples=100,
-        eval_samples=10,
-        tokens_per_sample=1,
-        params=4,
-        trainable=4,
-        blocks=0,
-        bytes_per_sample=None,
-        flops_per_sample=None,
-        coupled=(),
-        fingerprint="one order",
-    )
+    facts = replace(FACTS, fingerprint="one order")
     accepted = plan(config_of(tiny_values(tmp_path)), MACHINE, facts)
     _check_data(Words("one order"), accepted)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the order of a set, hash") as raised:

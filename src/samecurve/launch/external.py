@@ -161,10 +161,10 @@ def _lead(
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
-    asked = threading.Event()  # a signal asked for a stop
+    stop_asked = threading.Event()  # by a signal
 
     def stop(requests: Requests) -> None:
-        asked.set()
+        stop_asked.set()
         _stop_or_leave(run, attempt, requests)
 
     oom_kills_before = oom_kills()
@@ -179,7 +179,7 @@ def _lead(
         try:
             if not attempt.coordinator:
                 run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
-                if asked.is_set():
+                if stop_asked.is_set():
                     repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
                 return 0
             code = _run_child(attempt, rank)

@@ -39,7 +39,7 @@ _ROOM = 4  # copies of the weights for which a GPU must have memory
 
 
 class Comparison(NamedTuple):
-    """What comparing a sharded run with one device has shown."""
+    """The result of comparing a sharded run with one device."""
 
     error: UserError | None = None  # the loss or its gradient is another one on one device
     left_out: str = ""  # why they were not compared
