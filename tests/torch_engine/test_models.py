@@ -172,6 +172,7 @@ KINDS = [
     "penalised",
     "late",
     "chunked",
+    "handed on",
     "sampling",
 ]
 IN_SHORT = {  # the others: make test-long
