@@ -297,6 +297,9 @@ def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
     says = said_of(config_for("float32_inside"))
     line = marked_line_of('logits = model(batch["x"]).float()')
     assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
+    assert "The task keeps" not in says
+    says = said_of(config_for("float32_inside", task=f"{FILE}:Taught"))
+    assert "The task keeps self.teacher.weight and 1 more in float32: what model() returns" in says
 
 
 def test_a_loss_that_takes_no_float64_is_judged_in_float32() -> None:

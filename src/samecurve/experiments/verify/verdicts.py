@@ -129,10 +129,13 @@ def judge(
     if not tolerance:
         unequal = _unequal_arrays(trajectory.arrays, reference.arrays)
     passed = worst <= tolerance and not unequal
+    in_float32 = trajectory.in_float32 or reference.in_float32
     if passed:
         culprit = ""
     elif worst <= tolerance:
         culprit = f"the last state alone differs: {first_and_count(unequal)}"
+    elif worst <= TOLERANCE["f32"] and in_float32:
+        culprit = f"it differs by no more than float32 rounds: {in_float32}; or --dtype f32"
     elif losses[0] > tolerance:
         culprit = (
             "step 1: the loss differs before any update: other samples, other weights of them, or"
