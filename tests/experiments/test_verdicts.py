@@ -50,7 +50,8 @@ def test_a_running_mean_behind_such_a_parameter_is_told() -> None:
     sides = []
     for second in (1.001, 1.0):
         side = trajectory(second, gradient=gradient)
-        arrays = {**side.arrays, "model/norm.running_mean": np.full(2, second)}
+        arrays = {name: side.arrays[name] for name in side.arrays}
+        arrays["model/norm.running_mean"] = np.full(2, second)
         sides.append(replace(side, arrays=cast("StoredArrays", arrays)))
     culprit = judge("ddp:2", *sides, tolerance=1e-10, seconds=0.0).culprit
     assert "norm.running_mean (by" in culprit

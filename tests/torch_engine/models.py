@@ -223,7 +223,9 @@ class HandedOn(Plain):
         for layer in self.layers:
             x, weight = layer(torch.tanh(x))
             weights.append(weight)
-        return x @ weights[0][0] @ weights[1][1].T
+        first, second = weights
+        mixed: torch.Tensor = x @ first[0] @ second[1].T
+        return mixed
 
 
 class LayerDrop(Skips):

@@ -43,10 +43,13 @@ def reshard(groups: Sequence[Any]) -> None:
         getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
 
 
-def begin_anew(state_or_group: Any) -> None:
+def begin_anew(states: Sequence[Any], groups: Sequence[Any]) -> None:
     """Forget that a backward pass has begun."""
-    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001
-        state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001
+    for state in states:
+        state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
+    for one in (*states, *groups):
+        if one._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001
+            one._training_state = TrainingState.IDLE  # noqa: SLF001
 
 
 @contextmanager
@@ -66,9 +69,14 @@ def keep_frozen(group: Any) -> Iterator[None]:
             whole.requires_grad_(shard.requires_grad)
 
 
-def needing_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    is_real = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
+def needing_gradient(inputs: Any) -> Any:
+    """A module's inputs, of which each tensor that can have a gradient needs one."""
+
+    def needing(tensor: torch.Tensor) -> torch.Tensor:
+        is_real = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
+
+    return tree_map_only(torch.Tensor, needing, inputs)
 
 
 def post_forward(

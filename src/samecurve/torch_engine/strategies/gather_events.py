@@ -19,7 +19,7 @@ def num_repeats(order: Sequence[int]) -> int:
 
 
 class CallCounts:
-    """Which functions call blocks now more often, now less: those that work in chunks."""
+    """The functions that call blocks now more often, now less, as they work in chunks."""
 
     def __init__(self) -> None:
         self._repeats: dict[Hashable, int] = {}  # of a first pass

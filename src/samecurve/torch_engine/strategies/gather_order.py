@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
@@ -226,7 +225,7 @@ class GatherOrder:
         """
         is_block = group not in self._of_root
         if is_block and self._skips and self._in_forward and torch.is_grad_enabled():
-            args, kwargs = tree_map_only(torch.Tensor, needing_gradient, (args, kwargs))
+            args, kwargs = needing_gradient((args, kwargs))
         with keep_frozen(group):
             return pre_forward(module, args, kwargs)
 
@@ -277,11 +276,7 @@ class GatherOrder:
 
     def _end_inner_backward(self) -> None:
         """Let the forward pass go on as if no backward had begun within it."""
-        for state in self._states:
-            state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001 - as above
-            begin_anew(state)
-        for group in self._groups:
-            begin_anew(group)
+        begin_anew(self._states, self._groups)
 
     def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
