@@ -24,6 +24,7 @@ GALLERY = [
     "denoiser",
     "gan",
     "lstm",
+    "moco",
     "resnet",
     "teacher",
     "text_classification",

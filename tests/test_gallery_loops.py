@@ -1,4 +1,4 @@
-"""Three examples of the gallery beside loops of torch alone, in one process, over whole batches, in
+"""Four examples of the gallery beside loops of torch alone, in one process, over whole batches, in
 float64, which are given the noise that the samples' keys make.
 """
 
@@ -24,6 +24,7 @@ from worlds import Pool
 
 STEPS, SAMPLES, BATCH, LR = 8, 50, 18, 1e-3  # epochs end with 14
 BETAS = (0.9, 0.95)
+OPTIMIZERS = {"moco": {"clip": 0.0}}  # the others have the config's
 
 
 def steps_of(data: Any) -> Iterator[tuple[dict[str, torch.Tensor], RowKeys]]:
@@ -92,8 +93,29 @@ def plain_clip(task: Any) -> list[float]:
     return losses
 
 
+def plain_moco(task: Any) -> list[float]:
+    """The queue is a buffer in which keys are written over the oldest."""
+    model, losses = task.model().double(), []
+    optimizer, queue = torch.optim.AdamW(model.query.parameters(), lr=LR), model.queue.detach()
+    for step, (batch, _) in enumerate(steps_of(task.train_data())):
+        queries, keys = F.normalize(model.query(batch["one"])), model.key(batch["two"])
+        keys = F.normalize(keys.detach())
+        scores = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ queue.T], 1) / 0.2
+        loss = F.cross_entropy(scores, torch.zeros(len(keys), dtype=torch.int64))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+        queue[(step * BATCH + torch.arange(len(keys))) % len(queue)] = keys
+        momentum = min(0.99, (1 + step) / (10 + step))
+        for slow, fast in zip(model.key.parameters(), model.query.parameters(), strict=True):
+            slow.data = slow.data * momentum + fast.data * (1 - momentum)
+    return losses
+
+
 @pytest.mark.parametrize(
-    ("name", "plain"), [("vae", plain_vae), ("gan", plain_gan), ("clip", plain_clip)]
+    ("name", "plain"),
+    [("vae", plain_vae), ("gan", plain_gan), ("clip", plain_clip), ("moco", plain_moco)],
 )
 def test_an_example_is_a_plain_loop(
     name: str, plain: Callable[[Any], list[float]], pool: Pool, tmp_path: Path
@@ -102,7 +124,7 @@ def test_an_example_is_a_plain_loop(
     values = {
         **example(name).model_dump(),
         "batch": {"samples": BATCH, "per_device": 4},
-        "optimizer": {"lr": LR, "betas": BETAS, "weight_decay": 0.0},
+        "optimizer": {"lr": LR, **OPTIMIZERS.get(name, {"betas": BETAS, "weight_decay": 0.0})},
         "schedule": {"decay": "constant"},
         "train": {"steps": STEPS, "precision": "f64"},
         "devices": {"use": "cpu:3", "preflight": 0},
@@ -126,5 +148,6 @@ def test_an_example_is_a_plain_loop(
 
 
 def _with_samples(code: str) -> str:
-    """With so many samples that an epoch ends within the steps."""
+    """With so many samples that an epoch ends within the steps, and a queue comes round."""
+    code = code.replace("BATCH, QUEUE = 64, 512", f"BATCH, QUEUE = {BATCH}, {4 * BATCH}")
     return code.replace("return 2000", f"return {SAMPLES}")

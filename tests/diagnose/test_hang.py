@@ -1,5 +1,9 @@
 """Who is taken for hung, and who is named: rules on heartbeats and on snapshots of the ranks."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from samecurve.core.events import Activity, Beat
@@ -165,3 +169,50 @@ Current thread 0x02 (most recent call first):
         "data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()"
     )
     assert locate(dump, idle) == Location("data", "the feed, waiting for a data worker")
+
+
+def test_a_main_thread_s_own_stack_is_read_where_no_other_is_there() -> None:
+    """As the signal's handler writes it; a dump of all threads has the main thread once more."""
+    own = """Stack (most recent call first):
+  File "/home/me/rows.py", line 7 in __getitem__
+"""
+    assert locate(own) == Location("other", "rows.py:7 __getitem__()")
+    whole = """Thread 0x01 (most recent call first):
+  File "/home/me/rows.py", line 9 in __getitem__
+"""
+    assert locate(own + whole) == Location("other", "rows.py:9 __getitem__()")
+
+
+BUSY = """
+import os, sys, threading, time
+from pathlib import Path
+from samecurve.watch import ASK_SIGNAL, answering
+
+def deep(n):
+    return deep(n - 1) if n else 0
+
+def work():
+    while True:
+        thread = threading.Thread(target=deep, args=(400,))
+        thread.start()
+        thread.join()
+
+with answering(Path(sys.argv[1]), 0):
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    if not (child := os.fork()):
+        for _ in range(300):
+            os.kill(os.getppid(), ASK_SIGNAL)
+            time.sleep(0.002)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os._exit(0)
+"""
+
+
+def test_a_process_whose_threads_run_survives_being_asked(tmp_path: Path) -> None:
+    """A signal's handler that reads other threads' frames ended it within 300 signals (SIGSEGV)."""
+    done = subprocess.run([sys.executable, "-c", BUSY, str(tmp_path)], check=False, timeout=60)
+    assert done.returncode == 0
+    assert "in work" in (tmp_path / "stack-0.txt").read_text()
+    assert (tmp_path / "collectives-0.json").exists()

@@ -1,6 +1,7 @@
 """What `verify` says of two trajectories, without ranks."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -42,3 +43,27 @@ def test_a_parameter_that_only_rounding_moves_is_told(size: float, *, says_so: b
     assert verdict.verdict == "FAIL"
     assert "second (by" in verdict.culprit
     assert ("bias=False" in verdict.culprit) is says_so
+
+
+def test_a_running_mean_behind_such_a_parameter_is_told() -> None:
+    gradient = {"first": np.ones(2), "second": np.full(2, 1e-17)}
+    sides = []
+    for second in (1.001, 1.0):
+        side = trajectory(second, gradient=gradient)
+        arrays = {name: side.arrays[name] for name in side.arrays}
+        arrays["model/norm.running_mean"] = np.full(2, second)
+        sides.append(replace(side, arrays=cast("StoredArrays", arrays)))
+    culprit = judge("ddp:2", *sides, tolerance=1e-10, seconds=0.0).culprit
+    assert "norm.running_mean (by" in culprit
+    assert culprit.endswith("bias=False), and running means and averages follow them")
+
+
+@pytest.mark.parametrize(("off", "says_so"), [(1e-7, True), (1e-3, False)])
+def test_rounding_of_float32_in_an_f64_run_is_told(off: float, *, says_so: bool) -> None:
+    expected = trajectory(1.0)
+    line = "task.py:7: F.linear computes in float32 in an f64 run"
+    other = replace(expected, losses=[2.0 + off, 1.0], in_float32=line)
+    verdict = judge("ddp:2", other, expected, tolerance=1e-10, seconds=0.0)
+    assert verdict.verdict == "FAIL"
+    assert (line in verdict.culprit) is says_so
+    assert ("before any update" in verdict.culprit) is not says_so

@@ -98,7 +98,7 @@ def test_what_one_phase_kept_for_another_is_computed_in_each(task: OneFake, reme
 def test_an_input_of_another_type_than_the_weights_is_cast() -> None:
     with pytest.raises(UserError) as raised, calling("My.loss()", Path(__file__)):
         torch.nn.Linear(3, 3)(torch.ones(2, 3, dtype=torch.float64))
-    assert raised.value.remedy.endswith("x.to(next(model.parameters()).dtype)")
+    assert "x.to(next(model.parameters()).dtype)" in raised.value.remedy
 
 
 class Errors:
@@ -106,6 +106,7 @@ class Errors:
 
     def __init__(self) -> None:
         self.fields = {"width": 3}
+        self.weight, self.teacher = torch.ones(2), nn.Linear(2, 2)
 
     def wrong_key(self, batch: Any) -> Any:
         return batch["lable"].sum() + batch["x"].sum()
@@ -162,6 +163,23 @@ class Errors:
     def other_shape(self, batch: Any) -> Any:
         return nn.Linear(3, 2)(batch["x"])
 
+    def kept_weight(self, batch: Any) -> Any:
+        model = nn.Linear(2, 2).double()
+        logits = model(batch["x"].double())
+        return nn.functional.cross_entropy(
+            logits.view(-1, 2), batch["label"], self.weight, reduction="sum"
+        )
+
+    def kept_teacher(self, batch: Any) -> Any:
+        model = nn.Linear(2, 2).double()
+        x = batch["x"].double()
+        return model(x) - self.teacher(x)
+
+    def made_input(self, _batch: Any) -> Any:
+        model = nn.Linear(2, 2).double()
+        noise = torch.ones(2, 2)
+        return model(noise)
+
     def relative_path(self, _batch: Any) -> Any:
         return Path("rows.npy").read_bytes()
 
@@ -194,6 +212,10 @@ REMEDIES = {
     "label_of_floats": "labels are whole numbers of 64 bits",
     "index_without_row": "num_embeddings must be larger than the largest index",
     "other_shape": "the input has 2 features in its last dimension, and the layer takes 3",
+    "kept_weight": "self.weight is float32, and the run computes in float64 (as samecurve verify"
+    " does): self.weight.to(logits.dtype)",
+    "kept_teacher": "self.teacher.to(x.dtype); what model() returns takes the run's type by itself",
+    "made_input": "noise.to(next(model.parameters()).dtype)",
     "relative_path": f"a relative path begins where samecurve is started, here {Path.cwd()}",
     "not_a_file": "remove or rename it, and run the same command again",
     "other_letters": "the file is not utf-8: open(path, encoding=...)",

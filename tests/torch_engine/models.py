@@ -194,12 +194,38 @@ def negatives(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class Chunked(Plain):
-    """Rows pass through the layers in chunks, here of one row: a layer is called more often where
-    there are more rows.
+    """Rows pass through the layers in chunks of two: a layer is called more often where there are
+    more rows. Numbers are drawn, which do nothing here, so that the split check begins with the
+    whole batch and a part of one chunk.
     """
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([super(Chunked, self).encode(part) for part in torch.split(x, 1)])
+        x = x + 0.0 * torch.rand_like(x)
+        return torch.cat([super(Chunked, self).encode(part) for part in torch.split(x, 2)])
+
+
+class WithWeight(nn.Linear):
+    """Gives its weight beside its result, as a quantizer gives its codebook."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.weight.expand(2, -1, -1)
+
+
+class HandedOn(Plain):
+    """Uses the weights of its layers outside of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([WithWeight(WIDTH, WIDTH) for _ in range(2)])
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        weights = []
+        for layer in self.layers:
+            x, weight = layer(torch.tanh(x))
+            weights.append(weight)
+        first, second = weights
+        mixed: torch.Tensor = x @ first[0] @ second[1].T
+        return mixed
 
 
 class LayerDrop(Skips):
@@ -393,6 +419,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "fourier": Fourier,
     "penalised": Penalised,
     "chunked": Chunked,
+    "handed on": HandedOn,
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,

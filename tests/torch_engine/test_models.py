@@ -1,7 +1,7 @@
 """Models as people write them, under every strategy, beside a plain loop over whole batches."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
+from samecurve.torch_engine.model.model_builder import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.model.one_device_view import OneDeviceView
 from samecurve.torch_engine.model.user_model import coupling_layers
@@ -172,6 +173,7 @@ KINDS = [
     "penalised",
     "late",
     "chunked",
+    "handed on",
     "sampling",
 ]
 IN_SHORT = {  # the others: make test-long
@@ -380,6 +382,32 @@ def test_a_model_that_is_laid_out_already_is_refused(kind: str, says: str) -> No
 def test_a_model_in_half_precision_is_trained_in_the_configs(tmp_path: Path) -> None:
     """Its values are those of its author, which are the ones that a plain loop widens too."""
     assert_same(trained(InProcess(), tmp_path, config_for("half")), plain_loop("half"))
+
+
+class Sums:
+    """A task whose model computes while it is built, as BYOL's does."""
+
+    init_module = None
+
+    def model(self) -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.register_buffer("mean", torch.randn(1_000_000).mean())
+        return model
+
+    def initial(self, *_: object) -> None: ...
+
+
+def test_first_values_do_not_follow_the_number_of_threads() -> None:
+    before, task = torch.get_num_threads(), cast("Any", Sums())
+    means = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            means.append(FirstValues(task, 0, lambda _: None).build().mean)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*means)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

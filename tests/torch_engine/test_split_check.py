@@ -53,7 +53,9 @@ REFUSED = {  # kind -> what its error says
     "neighbours": "Tensor.roll makes the numbers of a sample depend on",
     "norm_by_hand": "Tensor.mean takes a statistic over the samples",
     "running_mean": "changes buffer centre by the samples that it sees",
-    "running_mean_by_data": "a parameter with a phase of its own",  # DINO's centre
+    "running_mean_by_data": "a parameter with a phase of its own, whose loss is 0.5 * (mean -"
+    " target).square().sum() (docs/task-after-step.md). A queue of earlier batches (MoCo): a"
+    " parameter with a phase that replaces",  # DINO's centre
     "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",
     "counted_by_list": "attribute model.losses is changed in each forward pass",
@@ -297,6 +299,9 @@ def test_rounding_of_float32_in_an_f64_run_is_said_and_not_refused() -> None:
     says = said_of(config_for("float32_inside"))
     line = marked_line_of('logits = model(batch["x"]).float()')
     assert says.startswith(f"{shown_path(str(FILE))}:{line}: Tensor.float computes in float32")
+    assert "The task keeps" not in says
+    says = said_of(config_for("float32_inside", task=f"{FILE}:Taught"))
+    assert "The task keeps self.teacher.weight and 1 more in float32: what model() returns" in says
 
 
 def test_a_loss_that_takes_no_float64_is_judged_in_float32() -> None:

@@ -669,6 +669,14 @@ class Kept(Uneven):
         model.head.bias.data.lerp_(self.kept, 0.1)
 
 
+class Taught(Uneven):
+    """A teacher that the task keeps is in the format in which it was made."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.teacher = nn.Linear(3, 3).requires_grad_(requires_grad=False)
+
+
 class HandedOn(Uneven):
     """A phase depends on what an earlier one keeps of a microbatch."""
 

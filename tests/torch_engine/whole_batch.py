@@ -88,7 +88,8 @@ class Contrastive(_Base):
 
 
 class SupCon(_Base):
-    """Samples of one class attract each other; flagged ones are anchors.
+    """Samples of one class attract each other; flagged ones are anchors. A penalty on weights is
+    taken from a view of them.
 
     arXiv:2004.11362, equation 2.
     """
@@ -96,6 +97,7 @@ class SupCon(_Base):
     def features(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
         return {
             "z": F.normalize(model(batch["one"])),
+            "weight": model.head.weight.expand(len(batch["one"]), -1, -1),
             "label": batch["label"],
             "flag": batch["flag"],
         }
@@ -110,7 +112,8 @@ class SupCon(_Base):
         log_share = logits - logits.logsumexp(1, keepdim=True)
         of_anchor = -(log_share * alike).sum(1) / alike.sum(1).clamp(min=1)
         anchors = features["flag"]
-        return Mean(of_anchor[anchors].sum(), anchors.sum())
+        penalty = 0.1 * features["weight"][0].square().sum() * anchors.sum()
+        return Mean(of_anchor[anchors].sum() + penalty, anchors.sum())
 
 
 class VICReg(_Base):

@@ -23,6 +23,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import StoredArrays
+from samecurve.core.split_check import IN_FLOAT32
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
@@ -43,6 +44,7 @@ class Trajectory:
     norms: list[float | None]  # norm of each step's gradient
     arrays: StoredArrays  # arrays of the last state
     gradient: Mapping[str, np.ndarray]  # the first step's gradients by parameter; empty: not saved
+    in_float32: str = ""  # the split check's line about float32 in an f64 run; '': there is none
 
 
 class LayoutRunner:
@@ -190,7 +192,9 @@ class LayoutRunner:
 
     def _trajectory(self, run: Run, first_step: Run | None) -> Trajectory:
         """Read a trajectory. first_step: the run that saved the first step; None: none did."""
-        steps = [event.values for event in read_events(run.journal) if event.kind == "step"]
+        events = list(read_events(run.journal))
+        steps = [event.values for event in events if event.kind == "step"]
+        warned = (event.values["text"] for event in events if event.kind == "warned")
         norms = [values["grad_norm"] for values in steps]
         arrays = load(run.checkpoints / name_of(self.steps)).arrays
         return Trajectory(
@@ -198,6 +202,7 @@ class LayoutRunner:
             norms=norms,
             arrays=arrays,
             gradient=self._first_gradient(first_step, norms[0]) if first_step else {},
+            in_float32=next((text for text in warned if IN_FLOAT32 in text), ""),
         )
 
     def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:

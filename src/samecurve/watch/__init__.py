@@ -4,9 +4,11 @@ A rank writes its file process-N.json in the run's logs as it starts. The hang w
 read the files of this host. The watch asks a rank by a signal for the stacks of its threads, and
 for the collectives that it entered.
 
-The stacks are written by the signal's own handler, which needs neither the interpreter nor its
-lock. The record of collectives is read by a thread that the same signal wakes, so the rank answers
-while its main thread waits inside a library.
+The signal's own handler writes the stack of the main thread, and needs neither the interpreter nor
+its lock. It does not look at other threads: their frames may be freed while they are read, which
+ends the process (SIGSEGV). The stacks of all threads, and the record of collectives, are written by
+a thread that the same signal wakes and that holds the interpreter's lock, so the rank answers while
+its main thread waits inside a library.
 """
 
 import faulthandler
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -87,13 +90,12 @@ def answering(logs: Path, rank: int) -> Iterator[None]:
     """Answer the hang watch while the block runs. Called in the main thread."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    thread = threading.Thread(
-        target=_answer, args=(woken, logs / f"collectives-{rank}.json"), name="answers", daemon=True
-    )
     with open(logs / f"stack-{rank}.txt", "w") as stacks:
+        arguments = (woken, stacks, logs / f"collectives-{rank}.json")
+        thread = threading.Thread(target=_answer, args=arguments, name="answers", daemon=True)
         old_handler = signal.signal(ASK_SIGNAL, lambda *_: None)
         old_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=True, chain=True)
+        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=False, chain=True)
         thread.start()
         try:
             yield
@@ -106,8 +108,10 @@ def answering(logs: Path, rank: int) -> Iterator[None]:
             os.close(woken)
 
 
-def _answer(woken: int, path: Path) -> None:
+def _answer(woken: int, stacks: TextIO, path: Path) -> None:
     while number := os.read(woken, 1):
         if number[0] == ASK_SIGNAL:
+            # the collectives last: the watch waits for their file
+            faulthandler.dump_traceback(file=stacks, all_threads=True)
             with suppress(OSError):  # a full disk: the stacks say something too
                 record(str(path))

@@ -2,8 +2,8 @@
 
 launch/script/bootstrap.py runs this file by its path, without the package. It writes what ranks of
 ours write: heartbeat-N (sixteen bytes as in observe/heartbeat.py; step and beats count collectives,
-the activity is a step), stack-N.txt (written by faulthandler when the signal comes), and
-collectives-N.json (the last entries of torch's flight recorder, once the file `asked` is there).
+the activity is a step), stack-N.txt (the main thread when the signal comes, all threads once the
+file `asked` is there), and then collectives-N.json (the last entries of torch's flight recorder).
 """
 
 import faulthandler
@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
 _EVERY = 0.5  # seconds
 ACTIVITY = 5  # the index of "step" in core/events.ACTIVITIES
@@ -27,13 +27,13 @@ def begin(home: str, rank: str, number: int) -> None:
         stacks = open(os.path.join(home, f"stack-{rank}.txt"), "w")  # noqa: SIM115
     except OSError:
         return  # no room; the script may still run
-    faulthandler.register(number, file=stacks, all_threads=True)
-    threading.Thread(
-        target=_beat, args=(home, rank, os.getpid()), name="samecurve", daemon=True
-    ).start()
+    # of the main thread alone: other threads' frames may be freed while a signal's handler reads
+    faulthandler.register(number, file=stacks, all_threads=False)
+    arguments = (home, rank, os.getpid(), stacks)
+    threading.Thread(target=_beat, args=arguments, name="samecurve", daemon=True).start()
 
 
-def _beat(home: str, rank: str, own_pid: int) -> None:
+def _beat(home: str, rank: str, own_pid: int, stacks: TextIO) -> None:
     before = None
     while os.getpid() == own_pid:
         time.sleep(_EVERY)
@@ -47,6 +47,7 @@ def _beat(home: str, rank: str, own_pid: int) -> None:
                 before = count
             answer = os.path.join(home, f"collectives-{rank}.json")
             if os.path.exists(os.path.join(home, "asked")) and not os.path.exists(answer):
+                faulthandler.dump_traceback(file=stacks, all_threads=True)
                 record(answer)
         except (OSError, RuntimeError):  # no room, or the group is just being made or taken apart
             continue

@@ -9,6 +9,7 @@ from typing import Literal
 Kind = Literal["collective", "data", "backward", "other"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_ALONE = re.compile(r"^Stack \(most recent call first\):$", re.MULTILINE)  # of a main thread
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _COLLECTIVE_FILES = (
     "torch/distributed/",
@@ -58,8 +59,12 @@ class Location:
 
 
 def parse_threads(dump: str) -> list[Stack]:
-    """The stack of each thread; the main thread last, as faulthandler writes them."""
-    parts = _THREAD.split(dump)[1:]
+    """The stack of each thread; the main thread last, as faulthandler writes them.
+
+    Where no dump of all threads is there, the stacks that main threads have written of themselves.
+    """
+    header = _THREAD if _THREAD.search(dump) else _ALONE
+    parts = header.split(dump)[1:]
     return [
         [Frame(file, int(line), function) for file, line, function in _FRAME.findall(part)]
         for part in parts

@@ -100,7 +100,8 @@ def main(argument: str) -> None:
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
         stacks = open(values["stacks"], "a")  # noqa: SIM115 - held as long as the processes live
-        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=True)
+        # of the main thread alone: other threads' frames may be freed while a handler reads them
+        faulthandler.register(ASK_SIGNAL, file=stacks, all_threads=False)
     status = values["status"]
     pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:

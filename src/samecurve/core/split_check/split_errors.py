@@ -240,7 +240,9 @@ def explain_buffer(name: str, where: str) -> UserError:
         "what follows from the weights: change the buffer in after_step(self, model, step), not in"
         " forward. A running mean over the batch (DINO's centre, a codebook): a parameter with a"
         " phase of its own, whose loss is 0.5 * (mean - target).square().sum()"
-        " (docs/task-after-step.md). Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
+        " (docs/task-after-step.md). A queue of earlier batches (MoCo): a parameter with a phase"
+        " that replaces its oldest rows (docs/task-recipes.md, examples/moco.py)."
+        " Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
         " with train.norm_sync;"
         f" {ALLOW}",
         where,

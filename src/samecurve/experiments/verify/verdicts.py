@@ -129,10 +129,13 @@ def judge(
     if not tolerance:
         unequal = _unequal_arrays(trajectory.arrays, reference.arrays)
     passed = worst <= tolerance and not unequal
+    in_float32 = trajectory.in_float32 or reference.in_float32
     if passed:
         culprit = ""
     elif worst <= tolerance:
         culprit = f"the last state alone differs: {first_and_count(unequal)}"
+    elif worst <= TOLERANCE["f32"] and in_float32:
+        culprit = f"it differs by no more than float32 rounds: {in_float32}; or --dtype f32"
     elif losses[0] > tolerance:
         culprit = (
             "step 1: the loss differs before any update: other samples, other weights of them, or"
@@ -173,12 +176,14 @@ def _first_culprit(
 def _without_gradient(
     parameters: Mapping[str, float], gradient: Mapping[str, NDArray[Any]], tolerance: float
 ) -> str:
-    """A remark, if all parameters that differ have gradients of mere rounding noise; else ''.
+    """A remark, if all trained parameters that differ have gradients of mere rounding noise; else
+    ''. Buffers and copies of parameters, which have no gradient, may follow them.
 
     gradient: gradients of the reference's first step
     """
-    off = [name for name, distance in parameters.items() if not distance <= tolerance]
-    if not off or not all(name in gradient for name in off):
+    differing = [name for name, distance in parameters.items() if not distance <= tolerance]
+    off = [name for name in differing if name in gradient]
+    if not off:
         return ""
     norms = {name: float(np.linalg.norm(array)) for name, array in gradient.items()}
     bound = _ROUNDING * max(norms.values())
@@ -187,7 +192,7 @@ def _without_gradient(
     return (
         ". Their gradient is rounding alone, which AdamW makes whole steps of: the loss does not"
         " depend on them (a bias before BatchNorm does nothing: bias=False)"
-    )
+    ) + (", and running means and averages follow them" if len(off) < len(differing) else "")
 
 
 def _digests(arrays: StoredArrays) -> dict[str, str]:

@@ -7,20 +7,19 @@ Nothing of the user's is called for that.
 import ast
 import linecache
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dis import get_instructions
-from itertools import islice
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from samecurve.core.config.document import suggest
 from samecurve.core.system.files import explain_os_error
 from samecurve.errors import message_of
+from samecurve.tasks.user_class.failed_expression import expression_of, value_of
 
 _MOST_KEYS = 12  # that are named
-# torch's words for an input of another type than the weights
-_UNLIKE_TYPES = ("mat1 and mat2 must have the same dtype", "and bias type (", "and weight type (")
 _NO_GPU = re.compile(
     r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|No HIP GPUs|invalid device ordinal"
     r"|Cannot access accelerator device"
@@ -52,8 +51,6 @@ def remedy_for(error: BaseException, file: str, at: TracebackType | None) -> str
 def _of_the_message(error: BaseException, _at: object) -> str:
     """A remedy that torch's own words call for; '': none."""
     message = message_of(error)
-    if any(sign in message for sign in _UNLIKE_TYPES):
-        return "cast the input to the weights' type: x.to(next(model.parameters()).dtype)"
     if "mixed torch.Tensor and DTensor" in message:
         return (
             "fsdp gathers a block's weights while the block (an element of a ModuleList or"
@@ -89,6 +86,15 @@ def _of_the_message(error: BaseException, _at: object) -> str:
             f" {shapes[3]}: change the layer, or the shape of its input"
         )
     return ""
+
+
+def _of_types(error: BaseException, at: TracebackType | None) -> str:
+    """The remedy where floating-point types meet in a call of torch; '': the error is another."""
+    if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
+        return ""
+    from samecurve.tasks.user_class.unlike_types import remedy_of_types
+
+    return remedy_of_types(error, at)
 
 
 def _of_a_file(error: BaseException, _at: object) -> str:
@@ -140,10 +146,10 @@ def _of_a_key(error: BaseException, at: TracebackType | None) -> str:
     """The remedy for a key that is not there, with the keys that are; '': none."""
     if not isinstance(error, KeyError) or not error.args or at is None:
         return ""
-    expression, key = _expression(at), error.args[0]
+    expression, key = expression_of(at), error.args[0]
     if not isinstance(expression, ast.Subscript):
         return ""
-    mapping = _value(expression.value, at.tb_frame)
+    mapping = value_of(expression.value, at.tb_frame)
     if not isinstance(mapping, dict) or key in mapping:
         return ""
     name = ast.unparse(expression.value)
@@ -162,7 +168,7 @@ def _of_a_mapping_unpacked(error: BaseException, at: TracebackType | None) -> st
         with suppress(SyntaxError):
             (statement,) = ast.parse(line.strip()).body
             if isinstance(statement, ast.Assign):
-                mapping = _value(statement.value, frame)
+                mapping = value_of(statement.value, frame)
                 if isinstance(mapping, dict):
                     return _take_by_name(ast.unparse(statement.value), mapping)
     if isinstance(error, TypeError) and "str" in message_of(error):
@@ -207,33 +213,6 @@ def _keys(mapping: Mapping[object, object], wanted: object = "") -> str:
     return f" with the keys {shown}{more}" + (f"; {meant}" if meant else "")
 
 
-def _expression(at: TracebackType) -> ast.expr | None:
-    """The expression that raised the error; None: its source is not known."""
-    code = at.tb_frame.f_code
-    first, last, begin, end = next(islice(code.co_positions(), at.tb_lasti // 2, None))
-    if first is None or last is None or begin is None or end is None:
-        return None
-    lines = [
-        linecache.getline(code.co_filename, number, at.tb_frame.f_globals).encode()
-        for number in range(first, last + 1)
-    ]
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][begin:]
-    with suppress(SyntaxError, ValueError):
-        return ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
-    return None
-
-
-def _value(expression: ast.expr, frame: FrameType) -> object:
-    """The value of `name` or `name.attribute...` in a frame; None: of anything else."""
-    if isinstance(expression, ast.Name):
-        return frame.f_locals.get(expression.id, frame.f_globals.get(expression.id))
-    if isinstance(expression, ast.Attribute):
-        base = _value(expression.value, frame)
-        return getattr(base, "__dict__", {}).get(expression.attr)
-    return None
-
-
 def _of_another_phase(error: AttributeError) -> bool:
     """Whether the missing attribute is one that the task's methods set, in another phase."""
     kind = type(error.obj)
@@ -264,5 +243,6 @@ _REMEDIES: Sequence[Callable[[BaseException, TracebackType | None], str]] = (
     _of_a_mapping_unpacked,
     _of_an_attribute,
     _of_a_file,
+    _of_types,
     _of_the_message,
 )

@@ -97,7 +97,7 @@ class FirstValues:
         if any(True for _ in model.buffers()):
             if not self._initializes_modules:
                 return None
-            with seeded(self._seed), parameters_on_meta():
+            with _from_seed(self._seed), parameters_on_meta():
                 model = self._task.model()
             self._share(list(model.buffers()))
         return model
@@ -122,7 +122,7 @@ class FirstValues:
 
         def initialize(name: str, module: nn.Module) -> None:
             key = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
-            with seeded(int.from_bytes(key[:7], "little")):
+            with _from_seed(int.from_bytes(key[:7], "little")):
                 rule(model, module)
 
         return initialize
@@ -131,7 +131,7 @@ class FirstValues:
         """The model with its own values, or the task's rule where there is one; the same on every
         rank.
         """
-        with seeded(self._seed):
+        with _from_seed(self._seed):
             random.seed(self._seed)
             np.random.seed(self._seed % (1 << 32))
             model: nn.Module = self._task.model()
@@ -158,6 +158,23 @@ class FirstValues:
                 "task",
             )
         tensor.copy_(torch.from_numpy(values(self._seed, name, shape, initial)))
+
+
+@contextmanager
+def _from_seed(seed: int) -> Iterator[None]:
+    """Draw from the seed, and compute in one thread, within the block.
+
+    A model may compute while it is built (a forward pass that makes lazy layers, an orthogonal
+    matrix), and sums over several threads are rounded in another way: a device that has the machine
+    to itself would begin with other last digits than one of several.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with seeded(seed):
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _unless(is_given: IsGiven, initialize: Initialize) -> Initialize:

@@ -15,6 +15,7 @@ import torch
 from samecurve.core.split_check import (
     DOUBTFUL,
     GRADIENTS,
+    IN_FLOAT32,
     SURE,
     SURE_GRADIENTS,
     TOLERANCE,
@@ -28,7 +29,9 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import Counter
 from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
 from samecurve.torch_engine.split_check.trials import RAISED, Trials, TriedParts
+from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.units import first_and_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +264,15 @@ class Judge:
     def _note_rounding(self, computed: NarrowestFormat) -> None:
         place = f"{computed.where}: " if computed.where else ""
         line = (
-            f"{place}{computed.function} computes in float32 in an f64 run: the loss agrees between"
-            " numbers of devices to about 1e-6 there, as float32 rounds, not to 1e-12"
+            f"{place}{computed.function} {IN_FLOAT32}: the loss agrees between numbers of devices"
+            " to about 1e-6 there, as float32 rounds, not to 1e-12"
         )
+        kept = HeldByTask(self._setup.task, self._setup.strategy.models[0]).paths_of(torch.float32)
+        if kept:
+            line += (
+                f". The task keeps {first_and_count([f'self.{path}' for path in kept])} in float32:"
+                " what model() returns takes the run's format (nn.ModuleDict holds several models)"
+            )
         if line not in self.rounded:
             self.rounded.append(line)
 

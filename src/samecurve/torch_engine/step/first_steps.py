@@ -105,6 +105,10 @@ class HeldByTask:
     def contents(self) -> Contents:
         return {path: (tensor, _some_numbers(tensor)) for path, tensor in self._tensors()}
 
+    def paths_of(self, dtype: torch.dtype) -> list[str]:
+        """The tensors of a number format, by path."""
+        return [path for path, tensor in self._tensors() if tensor.dtype == dtype]
+
     def refuse_changed(self, before: Contents) -> None:
         """Call it after the task's after_step(), with the contents from before.
 

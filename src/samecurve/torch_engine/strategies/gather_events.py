@@ -3,12 +3,43 @@ gradients. A forward pass and a backward pass each have an end.
 """
 
 import re
+from collections.abc import Hashable, Sequence
 
 END = -1
 
 
 def is_sum(event: int) -> bool:
     return event != END and event % 2 == 1
+
+
+def num_repeats(order: Sequence[int]) -> int:
+    """How many gathers of a forward pass gather a block once more."""
+    gathers = order[: order.index(END)]
+    return len(gathers) - len(set(gathers))
+
+
+class CallCounts:
+    """The functions that call blocks now more often, now less, as they work in chunks."""
+
+    def __init__(self) -> None:
+        self._repeats: dict[Hashable, int] = {}  # of a first pass
+        self._varying: set[Hashable] = set()
+
+    def compare(
+        self, key: tuple[Hashable, ...], order: Sequence[int], *, has_diverged: bool
+    ) -> None:
+        """Notice, in a pass that all ranks learnt together, that the number of calls varies.
+
+        key: whether the pass has gradients, and the function that was called
+        has_diverged: whether ranks went different ways in this pass
+        """
+        repeats = num_repeats(order)
+        varies = self._repeats.setdefault(key, repeats) != repeats
+        if varies or (repeats and has_diverged):
+            self._varying.add(key[1:])
+
+    def vary(self, key: tuple[Hashable, ...]) -> bool:
+        return key[1:] in self._varying
 
 
 def add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:

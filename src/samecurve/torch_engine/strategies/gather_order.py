@@ -22,15 +22,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.utils._pytree import tree_map_only
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.fsdp_groups import (
+    begin_anew,
+    gather_for_backward,
+    groups_of,
+    is_idle,
+    keep_frozen,
+    needing_gradient,
+    post_forward,
+    reshard,
+    states_of,
+)
 from samecurve.torch_engine.strategies.gather_events import (
     END,
+    CallCounts,
     add_skipped_blocks,
     is_sum,
+    num_repeats,
     skipped_blocks,
 )
 
@@ -53,14 +64,14 @@ class GatherOrder:
         self._learns = self._watches = self._in_forward = False
         self._has_diverged = False  # whether ranks went different ways in the pass that is learnt
         self._skips = False  # whether some rank has skipped a block that others called, or all did
-        self._num_gathers: dict[Hashable, int] = {}  # of a first pass, by what was called
-        self._varying: set[Hashable] = set()  # functions that call blocks now more often, now less
+        self._counts = CallCounts()
         self._takes_part = False  # in what other ranks do, with a block that this rank skips
         self._prefetches = False
         self._awaited: set[int] = set()  # groups whose gradients this rank has yet to compute
         self._called: list[int] = []  # groups that any rank calls in this pass, the last first
         self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
         self._has_left = False  # whether a pass without backward came last
+        self._left: set[int] = set()  # groups that it has left gathered, and this one has not used
         # whether the pass in work has taken a gradient within its forward pass (a penalty)
         self._has_inner_backward = False
         self._sums_all = False  # at the end of a backward pass: the gradients not summed yet
@@ -68,15 +79,15 @@ class GatherOrder:
         self._states: list[Any] = []  # FSDPState of torch, by module
         self._groups: list[Any] = []  # FSDPParamGroup of torch, which is private
         self._sums: list[Callable[[], None]] = []  # by group: sums its gradients over the ranks
-        self._of_root = _groups_of(root)
+        self._of_root = groups_of(root)
         watched: set[int] = set()
         for name, module in root.named_modules():
-            for state in _states_of(module):
+            for state in states_of(module):
                 self._states.append(state)
                 end = state._root_post_backward_final_callback  # noqa: SLF001 - public nowhere
                 callback = partial(self._end_backward, end)
                 state._root_post_backward_final_callback = callback  # noqa: SLF001
-            for group in _groups_of(module):
+            for group in groups_of(module):
                 if id(group) not in watched:  # several modules may share one
                     watched.add(id(group))
                     self._watch(group, name.removeprefix("model").removeprefix(".") or "the model")
@@ -89,6 +100,7 @@ class GatherOrder:
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
         group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
+        group.post_forward = partial(post_forward, group, group.post_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
@@ -99,7 +111,7 @@ class GatherOrder:
         """
         self.finish()
         if self._has_left:
-            self._reshard()
+            reshard(self._groups)
         self._begin_pass(function, *arguments)
 
     def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
@@ -109,6 +121,7 @@ class GatherOrder:
         self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
         self._has_inner_backward = False
+        self._left = {number for number, one in enumerate(self._groups) if one.is_unsharded}
         self._summed.clear()
         self._awaited.clear()
 
@@ -118,7 +131,7 @@ class GatherOrder:
         """
         if self._has_inner_backward:
             for group in self._groups:
-                _gather_for_backward(group)
+                gather_for_backward(group)
         self._reach(END)
         self._in_forward = False
         forward = self._order[: self._order.index(END)]
@@ -145,7 +158,7 @@ class GatherOrder:
         """Keep the order of a pass without skipped blocks. In a model that skips some, gradients
         are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
         """
-        self._compare_number_of_gathers()
+        self._compare_counts()
         called = {event // 2 for event in self._order if event != END}
         skipped = skipped_blocks(called, self._titles)
         if (skipped or self._has_diverged) and not self._skips:
@@ -154,15 +167,9 @@ class GatherOrder:
         else:
             add_skipped_blocks(self._order, skipped)
 
-    def _reshard(self) -> None:
-        for group in self._groups:
-            group.reshard()
-            group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
-            getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
-
     def reset(self) -> None:
         """Go back to before the first pass: nothing is gathered, and no order is known."""
-        self._reshard()
+        reshard(self._groups)
         self._orders.clear()
         self.used.clear()
         self._watches = self._has_left = False
@@ -181,30 +188,22 @@ class GatherOrder:
         """
         self._reach(END)
         if self._learns:
-            self._compare_number_of_gathers()
-        if self._skips or self._has_diverged or self._varies() or self._has_repeats():
+            self._compare_counts()
+        varies = self._counts.vary(self._key)
+        if self._skips or self._has_diverged or varies or num_repeats(self._order):
             self._order.clear()
         self._watches = self._in_forward = False
 
-    def _compare_number_of_gathers(self) -> None:
-        """Notice, in passes that all ranks learnt together, that the number of calls varies."""
-        count = self._order.index(END)
-        varies = self._num_gathers.setdefault(self._key, count) != count or self._has_diverged
-        if varies and self._has_repeats():
-            self._varying.add(self._key[1:])
-
-    def _varies(self) -> bool:
-        return self._key[1:] in self._varying
-
-    def _has_repeats(self) -> bool:
-        gathers = self._order[: self._order.index(END)]
-        return len(gathers) > len(set(gathers))
+    def _compare_counts(self) -> None:
+        self._counts.compare(self._key, self._order, has_diverged=self._has_diverged)
 
     # What FSDP2 calls:
 
     def _unshard(self, group: Any, number: int, unshard: Callable[..., None], *rest: Any) -> None:
         is_gathered = group.is_unsharded or group._all_gather_result is not None  # noqa: SLF001
-        if not is_gathered and not self._reach(2 * number):
+        is_needed = not is_gathered or number in self._left
+        self._left.discard(number)
+        if is_needed and not self._reach(2 * number):
             return  # a prefetch that the order doesn't have here
         if self._in_forward and not self._takes_part and torch.is_grad_enabled():
             self._awaited.add(number)
@@ -223,22 +222,12 @@ class GatherOrder:
         FSDP2 sums a block's gradients when those of its inputs are there; without any, at the end
         of backward. Which of the two must not follow from what this rank has skipped before. The
         root's gradients are always summed at the end.
-
-        A model may freeze its weights for a while (a sampler does): FSDP2 would keep what held when
-        a weight was first gathered.
         """
         is_block = group not in self._of_root
         if is_block and self._skips and self._in_forward and torch.is_grad_enabled():
-            args, kwargs = tree_map_only(torch.Tensor, _needing_gradient, (args, kwargs))
-        is_whole = group.is_unsharded  # the parameters that the model has are then the whole ones
-        inputs = pre_forward(module, args, kwargs)
-        for param in group.fsdp_params:
-            whole, shard = param._unsharded_param, param.sharded_param  # noqa: SLF001
-            if is_whole:
-                shard.requires_grad_(whole.requires_grad)
-            else:
-                whole.requires_grad_(shard.requires_grad)
-        return inputs
+            args, kwargs = needing_gradient((args, kwargs))
+        with keep_frozen(group):
+            return pre_forward(module, args, kwargs)
 
     def _prefetch(self, prefetch: Callable[[], None]) -> None:
         if self._in_forward:  # a gradient within the forward pass
@@ -262,9 +251,8 @@ class GatherOrder:
             return
         if self._has_inner_backward and not self._sums_all:
             return
-        is_idle = group._training_state == TrainingState.IDLE  # noqa: SLF001
         is_uncalled = self._watches and number not in self._called
-        if is_uncalled or (is_idle and number in self._summed):
+        if is_uncalled or (is_idle(group) and number in self._summed):
             post_backward(*rest)
             return
         self._awaited.discard(number)
@@ -288,11 +276,7 @@ class GatherOrder:
 
     def _end_inner_backward(self) -> None:
         """Let the forward pass go on as if no backward had begun within it."""
-        for state in self._states:
-            state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001 - as above
-            _begin_anew(state)
-        for group in self._groups:
-            _begin_anew(group)
+        begin_anew(self._states, self._groups)
 
     def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
@@ -339,7 +323,7 @@ class GatherOrder:
         UserError: this rank's event does not come in this pass any more
         """
         rest = self._order[self._at :]
-        if self._in_forward and self._varies():
+        if self._in_forward and self._counts.vary(self._key):
             return rest[0] if rest[0] != END else self._next_beyond_the_order(event)
         if event not in rest[: rest.index(END) + 1] and not self._prefetches:
             raise self._disagreement({event, rest[0]})
@@ -394,7 +378,7 @@ class GatherOrder:
                 group.pre_forward(None, (), {})
                 group.post_forward(None, None, None)
             else:
-                _gather_for_backward(group)
+                gather_for_backward(group)
 
     @contextmanager
     def _taking_part(self) -> Iterator[None]:
@@ -413,34 +397,3 @@ class GatherOrder:
             " called; or --strategy ddp",
             "model",
         )
-
-
-def _gather_for_backward(group: Any) -> None:
-    with group.use_training_state(TrainingState.PRE_BACKWARD):
-        group.unshard()
-        group.wait_for_unshard()
-
-
-def _begin_anew(state_or_group: Any) -> None:
-    if state_or_group._training_state == TrainingState.PRE_BACKWARD:  # noqa: SLF001 - as above
-        state_or_group._training_state = TrainingState.IDLE  # noqa: SLF001 - as above
-
-
-def _needing_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    is_real = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.detach().requires_grad_() if is_real and not tensor.requires_grad else tensor
-
-
-def _states_of(module: nn.Module) -> list[Any]:
-    """The state that fully_shard() gave a module, which is public nowhere."""
-    state: Any = getattr(module, "_get_fsdp_state", None)
-    return [] if state is None else [state()]
-
-
-def _groups_of(module: nn.Module) -> list[Any]:
-    """The groups of weights that fully_shard() made of a module; torch before 2.13 made one."""
-    groups: list[Any] = []
-    for state in _states_of(module):
-        several = getattr(state, "_fsdp_param_groups", None)
-        groups += [state._fsdp_param_group] if several is None else several  # noqa: SLF001
-    return [group for group in groups if group is not None]
