@@ -25,8 +25,9 @@ def start(
 ) -> PreparedRun:
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
+    origins = {f"model.{name}": "here" for name in values["model"]}
     prepared = prepare(
-        LoadedConfig(config, "tiny", {}),
+        LoadedConfig(config, "tiny", origins),
         Options(save_dir=home, resume=resume, init_from=init_from),
         entry_of(config.task).facts(config, str(cache)),
         machine=MACHINE,

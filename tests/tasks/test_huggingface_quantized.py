@@ -16,17 +16,20 @@ from transformers import AutoModelForCausalLM
 
 import samecurve as program
 from one_curve import check_one_curve
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.memory import memory_options, packed_bytes, replicated_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
-from samecurve.tasks import entry_of, open_task
+from samecurve.run.prepare import prepare
+from samecurve.run.resume import Options
+from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
 from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.quantized import CODES, SCALES, Packing, QuantizedLinear
 from samecurve.tasks.huggingface.sections import Adapter, Quantize
 from samecurve.torch_engine.model.model_builder import FirstValues
-from starts import start, train
+from starts import MACHINE, start, train
 from tiny import config_of
 from worlds import Pool
 
@@ -232,6 +235,35 @@ def test_a_base_in_bf16_takes_half_and_trains_alike_under_bf16(
     assert packed.formula.startswith(f"{matrices} weights x 2 B")
     [note] = [note for note in described.notes if "bf16 base" in note]
     assert "each rounded once" in note
+
+
+def test_a_base_is_in_bf16_by_default_under_bf16_and_a_run_keeps_its_own(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAMECURVE_CACHE", str(cache))
+    make_base(tmp_path)
+    wide = values_of(tmp_path, "none")
+    default = {**wide, "model": {k: v for k, v in wide["model"].items() if k != "quantize"}}
+    in_f32 = {**default, "train": {**default["train"], "precision": "f32"}}
+    assert [quantize_of(here) for here in (wide, default, in_f32)] == ["none", "bf16", "none"]
+    start(tmp_path / "wide", wide, cache)
+    assert resumed(tmp_path / "wide", default) == "none"
+    start(tmp_path / "narrow", default, cache)
+    assert resumed(tmp_path / "narrow", in_f32) == "bf16"
+
+
+def resumed(home: Path, values: dict[str, Any]) -> str:
+    """The base's format of a run that goes on, with a config that does not name it."""
+    loaded = LoadedConfig(config_of(values), "tiny", {})
+    prepared = prepare(loaded, Options(save_dir=home), machine=MACHINE)
+    prepared.lock.release()
+    quantize: str = prepared.run.read_config(Tasks()).model.model_dump()["quantize"]
+    return quantize
+
+
+def quantize_of(values: dict[str, Any]) -> str:
+    quantize: str = config_of(values).model.model_dump()["quantize"]
+    return quantize
 
 
 def values_of(home: Path, quantize: str) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Changes between the config of a run and the one it goes on with: refused, or noted."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.resume import Origin, task_of
+from samecurve.run.resume import Origin, kept_defaults, task_of
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import (
     SOURCES,
@@ -23,6 +25,22 @@ from samecurve.tasks.user_class.pickled_class import read_header
 from samecurve.units import first_and_count
 
 Flat = dict[str, Any]  # a config by dotted keys
+
+
+def with_kept_defaults(origin: Origin, loaded: LoadedConfig) -> LoadedConfig:
+    """The config, with the run's values of settled defaults that no one has set anew.
+
+    A run that is older than the default began with the field's own.
+    """
+    names = kept_defaults(loaded)
+    before = _config_before(origin, loaded.config) if names else {}
+    if not before:
+        return loaded
+    model = loaded.config.model
+    fields = type(model).model_fields
+    values = {name: before.get(f"model.{name}", fields[name].get_default()) for name in names}
+    config = loaded.config.model_copy(update={"model": model.model_copy(update=values)})
+    return replace(loaded, config=config)
 
 
 def refuse_changes(origin: Origin, config: Config) -> None:

@@ -75,10 +75,15 @@ def prepare(
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
+    origin = find_origin(loaded, options)
+    if origin.run or origin.manifest:
+        from samecurve.run.changes import with_kept_defaults
+
+        loaded = with_kept_defaults(origin, loaded)
+        config = loaded.config
     facts = facts or describe(config, warm_start.server if warm_start else None)
     if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
         warm_start.stop()
-    origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     if origin.run or origin.manifest:  # a new run has nothing to differ from
         from samecurve.run.changes import refuse_changed_source, refuse_changes

@@ -1,6 +1,6 @@
 """The origin of a run: its own newest checkpoint, another run's checkpoint, or nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
 
     The same command, typed again, goes on with this run.
     """
-    wanted = _comparable(loaded.config)
+    settled = kept_defaults(loaded)
+    wanted = _comparable(loaded.config, settled)
     weights = init_from.resolve() if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
@@ -182,7 +183,9 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         if not _began_from(run, weights):
             continue
         try:
-            if task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
+            if task_of(run) != wanted["task"]:
+                continue
+            if _comparable(run.read_config(Tasks()), settled) == wanted:
                 return run
         except SamecurveError:
             continue  # written by another version of the program
@@ -202,8 +205,14 @@ def task_of(run: Run) -> str:
     return identity_of(str(run.read_document().value.get("task", "language")))
 
 
-def _comparable(config: Config) -> dict[str, Any]:
-    """The values of a config that decide its curve."""
+def kept_defaults(loaded: LoadedConfig) -> list[str]:
+    """Fields of `model` whose default was chosen here: a run that goes on keeps its own value."""
+    names = loaded.config.model.kept_defaults
+    return [name for name in names if f"model.{name}" not in loaded.origins]
+
+
+def _comparable(config: Config, settled: Sequence[str]) -> dict[str, Any]:
+    """The values of a config that decide its curve. settled: names of `model` to leave out"""
     values = config.model_dump(
         mode="json",
         exclude={
@@ -212,6 +221,7 @@ def _comparable(config: Config) -> dict[str, Any]:
             "track": True,
             "train": {"save_every"},
             "data": set(config.data.indifferent),
+            "model": dict.fromkeys(settled, True),
         },
     )
     return {**values, "task": identity_of(config.task)}

@@ -107,7 +107,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
         errors = [_explain_fault(fault, document, fields) for fault in faults[:MOST_ERRORS]]
         raise InvalidConfigError(errors, len(faults) - len(errors)) from None
     return LoadedConfig(
-        config,
+        config.with_settled_defaults(),
         name,
         {
             join_key(key): place

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -178,6 +178,11 @@ class EarlyStopRule:
 
 
 class Section(BaseModel):
+    """A part of the config. Fields named in `kept_defaults` have a default that settle_defaults()
+    chooses: a run that goes on keeps the value that it began with.
+    """
+
+    kept_defaults: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True
     )
@@ -193,6 +198,11 @@ class Section(BaseModel):
         if value in words or len(alike) != 1:
             return value
         return alike[0]
+
+    def settle_defaults(self, train: "Section") -> "Section":
+        """The section with the defaults that follow from the `train` section."""
+        del train
+        return self
 
     def changed(self, *names: str) -> list[str]:
         """The fields, of these, whose values are not their defaults."""

@@ -5,7 +5,7 @@ and no engine. FreeModel and FreeData are those of a task that declares none: an
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -306,6 +306,11 @@ class Config(Section):
     train: Train = Train()
     devices: Devices = Devices()
     track: Track = Track()
+
+    def with_settled_defaults(self) -> Self:
+        """The config with the defaults of `model` that follow from `train`."""
+        model = self.model.settle_defaults(self.train)
+        return self if model is self.model else self.model_copy(update={"model": model})
 
 
 def check_finite(value: Any) -> None:

@@ -31,12 +31,11 @@ from samecurve.tasks.huggingface.weights import StoredArray
 from samecurve.units import show_bytes
 
 CODES, SCALES = "codes", "scales"  # the two parts of a packed weight
-_LARGE = 1 << 30  # bytes of a base
 _BLOCK = 64  # 4 bits: numbers that share a scale
 _KINDS = {
     "4bit": "NF4, a scale for each 64 numbers",
     "8bit": "a scale for each row",
-    "bf16": "each rounded once",
+    "bf16": "each rounded once, as products in bf16 round it",
 }
 _WIDTHS = {"4bit": "0.5 B", "8bit": "1 B", "bf16": "2 B"}
 
@@ -357,18 +356,6 @@ def describe_quantized(packings: Mapping[str, Packing], quantize: Quantize) -> s
     return (
         f"{quantize} base: {len(sizes)} matrices of {sum(sizes)} weights packed as they are read"
         f" ({how}), {show_bytes(packed)} in place of {show_bytes(4 * sum(sizes))}"
-    )
-
-
-def describe_wide_base(layers: Mapping[str, Any]) -> str:
-    """A line about what a large frozen base would save in bf16; '' for a small one."""
-    size = 4 * sum(layer.weight.numel() for layer in layers.values())
-    if size < _LARGE:
-        return ""
-    return (
-        f"the frozen base's {len(layers)} matrices take {show_bytes(size)}; --set"
-        f" model.quantize=bf16 holds them in {show_bytes(size // 2)}, with the same products under"
-        " train.precision bf16"
     )
 
 

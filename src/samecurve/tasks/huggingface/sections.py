@@ -17,6 +17,7 @@ from pydantic import (
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection, check_finite
+from samecurve.core.config.train_section import Train
 from samecurve.tasks.text import STANDARD_LIBRARY
 
 Objective = Literal["causal", "classify", "masked", "embed"]
@@ -59,6 +60,7 @@ class Embedding(Section):
 class HFModel(Section):
     """A model of the transformers library; further keys are fields of its own config."""
 
+    kept_defaults: ClassVar[tuple[str, ...]] = ("quantize",)
     model_config = ConfigDict(extra="allow")
 
     path: str | None = Field(
@@ -106,7 +108,7 @@ class HFModel(Section):
         "none",
         description=(
             "what the frozen matrices beneath an adapter are held in; bf16: half the memory, and"
-            " with train.precision bf16 the same products"
+            " with train.precision bf16 the same products, so that it is the default there"
         ),
     )
 
@@ -124,6 +126,14 @@ class HFModel(Section):
             )
         check_finite(self.model_extra)
         return self
+
+    def settle_defaults(self, train: Section) -> Section:
+        """Hold the base of an adapter in bf16 where products round it to bf16 anyway."""
+        assert isinstance(train, Train)
+        rounds = train.precision == "bf16" and not train.float8  # float8 reads wider weights
+        if self.adapter is None or "quantize" in self.model_fields_set or not rounds:
+            return self
+        return self.model_copy(update={"quantize": "bf16"})
 
     @property
     def config_fields(self) -> Mapping[str, Any]:

@@ -59,7 +59,6 @@ from samecurve.tasks.huggingface.quantized import (
     Packing,
     check_installed,
     describe_quantized,
-    describe_wide_base,
     layer_packings,
     packed_formula,
     unpacked,
@@ -274,7 +273,7 @@ class TorchHuggingFace(HuggingFaceTask):
         adapter, home = separable(self.fields, classifies=self.classifies)
         write_config(self._outline(), adapter, home, directory)
         lines = self._write_tokenizer(directory)
-        if self.fields.quantize != "none":
+        if self.fields.quantize in {"8bit", "4bit"}:
             lines.append(
                 f"trained on the base in {self.fields.quantize}: on the base itself its answers"
                 " differ a little"
@@ -348,9 +347,6 @@ class TorchHuggingFace(HuggingFaceTask):
         packings = self._packings(self._outline())
         if packings:
             notes.append(describe_quantized(packings, self.fields.quantize))
-        elif self.fields.adapter is not None:
-            wide = describe_wide_base(linear_layers(self._outline()))
-            notes += [wide] if wide else []
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
             notes.append(recurrent_kernels())
