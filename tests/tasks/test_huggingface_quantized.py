@@ -29,8 +29,8 @@ from samecurve.tasks.huggingface.float64 import Float64
 from samecurve.tasks.huggingface.quantized import CODES, SCALES, Packing, QuantizedLinear
 from samecurve.tasks.huggingface.sections import Adapter, Quantize
 from samecurve.torch_engine.model.model_builder import FirstValues
-from starts import MACHINE, start, train
-from tiny import config_of
+from starts import start, train
+from tiny import MACHINE, config_of
 from worlds import Pool
 
 STEPS = 6

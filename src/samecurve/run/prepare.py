@@ -76,11 +76,8 @@ def prepare(
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
     origin = find_origin(loaded, options)
-    if origin.run or origin.manifest:
-        from samecurve.run.changes import with_kept_defaults
-
-        loaded = with_kept_defaults(origin, loaded)
-        config = loaded.config
+    loaded = _with_kept_defaults(loaded, origin)
+    config = loaded.config
     facts = facts or describe(config, warm_start.server if warm_start else None)
     if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
         warm_start.stop()
@@ -112,6 +109,15 @@ def prepare(
             base=base,
         )
         return write_start(accepted)
+
+
+def _with_kept_defaults(loaded: LoadedConfig, origin: Origin) -> LoadedConfig:
+    """The config, with the defaults that a run which goes on began with."""
+    if not (origin.run or origin.manifest):
+        return loaded
+    from samecurve.run.changes import with_kept_defaults
+
+    return with_kept_defaults(origin, loaded)
 
 
 def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
