@@ -25,7 +25,7 @@ def start(
 ) -> PreparedRun:
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
-    origins = {f"model.{name}": "here" for name in values["model"]}
+    origins = {f"model.{name}": "here" for name in values.get("model", {})}
     prepared = prepare(
         LoadedConfig(config, "tiny", origins),
         Options(save_dir=home, resume=resume, init_from=init_from),

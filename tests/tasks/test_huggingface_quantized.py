@@ -1,5 +1,6 @@
 """Frozen bases in 4 and 8 bits: one curve on any devices, that of the values that are packed."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -214,20 +215,24 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     assert described.bytes_per_sample == whole.bytes_per_sample
 
 
+def test_a_base_in_bf16_has_one_curve(pool: Pool, tmp_path: Path) -> None:
+    here = config("llama", "Packed", model={"adapter": LORA, "quantize": "bf16"})
+    check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=3, near=1e-10)
+
+
 @pytest.mark.long
 def test_a_base_in_bf16_takes_half_and_trains_alike_under_bf16(
     pool: Pool, tmp_path: Path, cache: Path
 ) -> None:
     """Products under bf16 round a weight of four bytes to the same value."""
-    here = config("llama", "Packed", model={"adapter": LORA, "quantize": "bf16"})
-    check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=3, near=1e-10)
     make_base(tmp_path)
     losses = [
         train(pool, start(tmp_path / kind, values_of(tmp_path, kind), cache))
         for kind in ("none", "bf16")
     ]
     assert losses[0] == losses[1]
-    described = entry_of(here.task).facts(config_of(values_of(tmp_path, "bf16")), str(cache))
+    here = config_of(values_of(tmp_path, "bf16"))
+    described = entry_of(here.task).facts(here, str(cache))
     matrices = packed_bytes(described) // 2
     terms = replicated_state(memory_options(here), described, 1)
     [packed] = [term for term in terms if term.name == "packed"]
@@ -247,15 +252,22 @@ def test_a_base_is_in_bf16_by_default_under_bf16_and_a_run_keeps_its_own(
     in_f32 = {**default, "train": {**default["train"], "precision": "f32"}}
     assert [quantize_of(here) for here in (wide, default, in_f32)] == ["none", "bf16", "none"]
     start(tmp_path / "wide", wide, cache)
-    assert resumed(tmp_path / "wide", default) == "none"
+    assert resumed(tmp_path / "wide", default, "none") == "none"
+    written = tmp_path / "wide" / "config.yaml"  # of a version that had no such key
+    text = written.read_text()
+    written.write_text(text.replace("  quantize: none\n", ""))
+    assert written.read_text() != text
+    assert resumed(tmp_path / "wide", default, "none") == "none"
     start(tmp_path / "narrow", default, cache)
-    assert resumed(tmp_path / "narrow", in_f32) == "bf16"
+    assert resumed(tmp_path / "narrow", in_f32, "bf16") == "bf16"
 
 
-def resumed(home: Path, values: dict[str, Any]) -> str:
+def resumed(home: Path, values: dict[str, Any], kept: Quantize) -> str:
     """The base's format of a run that goes on, with a config that does not name it."""
     loaded = LoadedConfig(config_of(values), "tiny", {})
-    prepared = prepare(loaded, Options(save_dir=home), machine=MACHINE)
+    kept_config = config_of({**values, "model": {**values["model"], "quantize": kept}})
+    facts = entry_of(kept_config.task).facts(kept_config, os.environ["SAMECURVE_CACHE"])
+    prepared = prepare(loaded, Options(save_dir=home), facts, machine=MACHINE)
     prepared.lock.release()
     quantize: str = prepared.run.read_config(Tasks()).model.model_dump()["quantize"]
     return quantize

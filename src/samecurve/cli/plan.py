@@ -62,7 +62,7 @@ def plan(
     probe_batch: bool,
     **flags: Any,
 ) -> None:
-    """What train would do, and why. Trains nothing."""
+    """Show what train would do, and why. Trains nothing."""
     if machine is not None and probe_batch:
         raise click.UsageError("--probe-batch tries this machine; --machine plans for another")
     if machine is not None and init_from:

@@ -62,7 +62,7 @@ def sample(
     device: str,
     trust: bool,
 ) -> None:
-    """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
+    """Print what the model of a RUN makes, from its newest checkpoint (or the one named)."""
     from samecurve.run.sample_run import Prompt
     from samecurve.run.sample_run import sample as draw_samples
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.loading import LoadedConfig, load_of_run
 from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
 from samecurve.core.planning.fixed import Fixed
@@ -183,7 +183,7 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
-    return load(document, Tasks(), run.home.name)
+    return load_of_run(document, Tasks(), run.home.name)
 
 
 def _write(

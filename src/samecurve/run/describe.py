@@ -17,7 +17,7 @@ from typing import Any
 
 import samecurve
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.system.cache import cache_home
@@ -181,7 +181,7 @@ def main(cache: str, parent: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's file prints goes to stderr, not into the answer
     try:
-        config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
+        config = load_of_run(Document(json.loads(sys.stdin.read())), Tasks()).config
         facts = entry_of(config.task).facts(config, cache)
         answer: dict[str, Any] = {"facts": asdict(facts)}
     except SamecurveError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
@@ -89,7 +89,7 @@ def main(argument: str) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     os.dup2(2, 1)  # what a user's file prints is no journal line
-    config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
+    config = load_of_run(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))
     sources = [task.train_data(), task.eval_data(), task.test_data()]
     lines = [

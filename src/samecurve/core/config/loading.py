@@ -4,7 +4,7 @@ All faults are reported at once, each with its place, in the words of the user's
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -80,7 +80,18 @@ class LoadedConfig:
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
-    """The config of a document.
+    """The config of a document that a user wrote, with the defaults that follow from its values.
+
+    InvalidConfigError, UserError: as load_of_run().
+    """
+    loaded = load_of_run(document, registry, name)
+    return replace(loaded, config=loaded.config.with_settled_defaults())
+
+
+def load_of_run(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
+    """The config of a document that the program wrote, which names what the run began with.
+
+    A value that an older version did not write is the field's own default.
 
     InvalidConfigError: the list of all faults, each with its place.
     """
@@ -107,7 +118,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
         errors = [_explain_fault(fault, document, fields) for fault in faults[:MOST_ERRORS]]
         raise InvalidConfigError(errors, len(faults) - len(errors)) from None
     return LoadedConfig(
-        config.with_settled_defaults(),
+        config,
         name,
         {
             join_key(key): place

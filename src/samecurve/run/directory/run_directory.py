@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.core.config.document import Document, dump, read_file
-from samecurve.core.config.loading import Registry, load
+from samecurve.core.config.loading import Registry, load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes, write_json
@@ -157,7 +157,7 @@ class Run:
         return text if isinstance(text, str) else None
 
     def read_config(self, registry: Registry) -> Config:
-        return load(self.read_document(), registry).config
+        return load_of_run(self.read_document(), registry).config
 
     def read_document(self) -> Document:
         """config.yaml as it stands, with the present place of a class that the run keeps."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from samecurve.checkpoint.manifest import DTYPES, MANIFEST
 from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import ModelArrays
 from samecurve.errors import SamecurveError, UserError
@@ -99,7 +99,7 @@ def _fields_beside(home: Path) -> Mapping[str, Any]:
     """
     if (home / "config.yaml").is_file():
         try:
-            return load(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
+            return load_of_run(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
         except SamecurveError:
             return {}  # another program's
     config_json = home / "config.json"

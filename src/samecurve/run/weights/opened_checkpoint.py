@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import best_first, checkpoints, hold, newest
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
 from samecurve.core.weights import AVERAGE
@@ -87,7 +87,7 @@ class OpenedCheckpoint:
     def config(self) -> Config:
         """The run's config. UserError: it names code that is not trusted."""
         check_trusted(self.run, trust=self.trust, where="RUN")
-        return load(self.run.document_for_use(), Tasks()).config
+        return load_of_run(self.run.document_for_use(), Tasks()).config
 
     @cached_property
     def task(self) -> "EngineAdapter":
