@@ -14,7 +14,7 @@ from samecurve.core.protocols import Initial
 from samecurve.core.weights import values
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
-from samecurve.tasks.language.corpus import prepare_corpus
+from samecurve.tasks.language.corpus import prepare_corpora
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
 from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
@@ -33,41 +33,40 @@ def test_bytes_of_the_standard_library(cache: Path) -> None:
     """Real text that needs no download: millions of bytes, of the entropy that English-like code
     has.
     """
-    corpus = prepare_corpus(LanguageData(), cache)
+    corpus = prepare_corpora(LanguageData(), cache).train
     assert corpus.num_tokens == corpus.text_bytes > 5_000_000
     assert 3.0 < corpus.entropy < 3.5
-    assert prepare_corpus(LanguageData(), cache) == corpus
+    assert prepare_corpora(LanguageData(), cache).train == corpus
 
 
 def test_a_bpe_is_trained_once_and_reads_back_what_it_was_given(
     corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
-    made = prepare_corpus(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache)
+    made = prepare_corpora(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache).train
     assert 256 < made.vocab_size <= 300
     assert made.num_tokens < made.text_bytes
     ids = np.fromfile(made.path, made.dtype)
     assert made.decoder().decode(ids.tolist()) == corpus.read_text()
     kept = tmp_path / "mine.json"
     kept.write_text(Path(made.tokenizer).read_text())
-    again = prepare_corpus(LanguageData(source=str(corpus), tokenizer=str(kept)), cache)
+    again = prepare_corpora(LanguageData(source=str(corpus), tokenizer=str(kept)), cache).train
     assert again.sha256 == made.sha256
 
 
 def test_a_changed_file_is_tokenized_anew(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt").write_text("one " * 50)
     (tmp_path / ".hidden").write_text("secret")
-    first = prepare_corpus(LanguageData(source=str(tmp_path)), cache)
+    first = prepare_corpora(LanguageData(source=str(tmp_path)), cache).train
     (tmp_path / "b.txt").write_text("two")
-    second = prepare_corpus(
-        LanguageData(source=[str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]), cache
-    )
+    both = LanguageData(source=[str(tmp_path / "*.txt"), str(tmp_path / "a.txt")])
+    second = prepare_corpora(both, cache).train
     assert (first.num_tokens, second.num_tokens) == (200, 203)
 
 
 def test_a_tokenizer_file_that_is_none(corpus: Path, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(UserError, match=r"is no tokenizer\.json"):
-        prepare_corpus(
+        prepare_corpora(
             LanguageData(source=str(corpus), tokenizer=str(tmp_path / "bad.json")), cache
         )
 

@@ -19,6 +19,7 @@ from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection, check_finite
 from samecurve.core.config.train_section import Train
 from samecurve.tasks.text import STANDARD_LIBRARY
+from samecurve.tasks.text.splits import TRAIN, SplitName
 
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]
@@ -184,14 +185,7 @@ class HFData(DataSection):
             " {source, weight}"
         ),
     )
-    split: Annotated[str, Field(min_length=1)] = Field(
-        "train",
-        description=(
-            "the split to train on, where the names of a source's files tell splits apart"
-            " (train.jsonl, data/test-*.parquet); validation is then evaluated on, and test"
-            " measured at the end; all: train on every file"
-        ),
-    )
+    split: SplitName = TRAIN
     tokenizer: str | None = Field(
         None,
         description=(

@@ -1,6 +1,6 @@
-"""Text files -> one file of token ids, made once and mapped by every rank.
+"""Text files -> a file of token ids for each split, made once and mapped by every rank.
 
-The token file is found again by the files and the tokenizer from which it was made.
+A token file is found again by the files and the tokenizer from which it was made.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,20 @@ from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
+    PACKED,
     check_cached_tokens,
     check_whole_tokens,
     files_of_source,
     id_blocks,
     no_files,
+)
+from samecurve.tasks.text.splits import (
+    Role,
+    SourceSplits,
+    check_split_is_somewhere,
+    has_suffix,
+    paths_by_split,
+    use_splits,
 )
 from samecurve.tasks.text.tokenizer import (
     PROBED,
@@ -33,9 +42,13 @@ from samecurve.tasks.text.tokenizer import (
     open_tokenizer,
     train_bpe,
 )
+from samecurve.units import counted
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
 _FORMAT = 2  # of the cache
+_RAW = ".bin"
+_LINES = (".jsonl", ".ndjson")
+_TABLES = (".parquet", ".pq", ".arrow")
 _KEYS = {"num_tokens": "count", "vocab_size": "size", "largest_id": "top"}  # field: key in a file
 
 
@@ -66,23 +79,50 @@ class Corpus:
         return Corpus(**{name: values[_KEYS.get(name, name)] for name in names})
 
 
-def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
-    """The token file of a data section, from the cache if its files have not changed.
+@dataclass(frozen=True)
+class Corpora:
+    """The text of a data section, split by split.
 
+    validation, test: None where no source has a split of that name. lines: for the user.
+    """
+
+    train: Corpus
+    validation: Corpus | None = None
+    test: Corpus | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def held_out(self) -> tuple[Corpus, ...]:
+        return tuple(corpus for corpus in (self.validation, self.test) if corpus is not None)
+
+
+def prepare_corpora(data: LanguageData, cache: Path) -> Corpora:
+    """The token files of a data section, from the cache if its files have not changed.
+
+    The tokenizer of the training text serves the other splits.
     UserError: missing, empty or unfit input.
     """
-    if any(source.endswith(".bin") for source in data.sources):
-        return _read_raw_tokens(data, cache)
-    files = _files(data.sources)
+    if _is_raw(data):
+        return Corpora(_read_raw_tokens(data, cache))
+    files, lines = _files_by_role(data)
+    train = _read_text(files["train"], data.tokenizer, cache)
+    others = {
+        role: _read_text(files[role], train.tokenizer, cache) for role in files if role != "train"
+    }
+    return Corpora(train, others.get("validation"), others.get("test"), tuple(lines))
+
+
+def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
+    """The tokens of text files. tokenizer: as data.tokenizer names it."""
     identity = {
         "files": [stamp_file(file) for file in files],
         "format": _FORMAT,
-        "tokenizer": _tokenizer_stamp(data.tokenizer),
+        "tokenizer": _tokenizer_stamp(tokenizer),
     }
     home = cache / "corpus" / cache_key(identity)
 
     def make(scratch: Path) -> None:
-        _tokenize(data, files, home, scratch).write(scratch / "corpus.json")
+        _tokenize(files, tokenizer, home, scratch).write(scratch / "corpus.json")
 
     cache_entry(home, make, say=show_progress)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
@@ -95,22 +135,63 @@ def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
 
 def stamp_corpus(data: LanguageData) -> object:
     """Names, sizes and times of the files from which the corpus is made."""
-    raw = [source for source in data.sources if source.endswith(".bin")]
-    files = [_existing(source) for source in raw] or _files(data.sources)
-    return [*(stamp_file(file) for file in files), _tokenizer_stamp(data.tokenizer)]
+    if _is_raw(data):
+        raw = [_existing(source) for source in data.sources if source.endswith(_RAW)]
+        return [*(stamp_file(file) for file in raw), _tokenizer_stamp(data.tokenizer)]
+    files, _ = _files_by_role(data)
+    held_out = [[role, *map(stamp_file, files[role])] for role in files if role != "train"]
+    return [
+        *(stamp_file(file) for file in files["train"]),
+        *held_out,
+        _tokenizer_stamp(data.tokenizer),
+    ]
 
 
-def _files(sources: tuple[str, ...]) -> list[Path]:
-    """The text files of all sources, each once. UserError: a source has none."""
-    files: list[Path] = []
-    for source in sources:
-        matching = files_of_source(source)
-        if not matching and not Path(source).expanduser().is_dir():
-            raise no_files(
-                source, "text files, globs or directories; python-stdlib; or one .bin file"
+def _is_raw(data: LanguageData) -> bool:
+    return any(source.endswith(_RAW) for source in data.sources)
+
+
+def _files_by_role(data: LanguageData) -> tuple[dict[Role, list[Path]], list[str]]:
+    """The text files of all sources by what they are used for, each once; lines for the user.
+
+    UserError: a source has none, or a file is not text.
+    """
+    splits = [_splits_of_text(source, data.split) for source in data.sources]
+    check_split_is_somewhere(splits, data.split)
+    files: dict[Role, list[Path]] = {}
+    for role in get_args(Role):
+        named = [file for split in splits for file in split.files.get(role, ())]
+        if named or role == "train":
+            files[role] = list(dict.fromkeys(file.resolve() for file in named))
+            for file in named:
+                _check_is_text(file)
+    return files, [split.line for split in splits if split.line]
+
+
+def _splits_of_text(source: str, split: str) -> SourceSplits[Path]:
+    """The text files of a source by what they are used for. UserError: it has none."""
+    by_split = paths_by_split(source, split, _LINES)
+    if set(by_split) == {None}:  # without splits, what lies beside files of rows is text too
+        by_split = {None: files_of_source(source)}
+    if not any(by_split.values()) and not Path(source).expanduser().is_dir():
+        raise no_files(source, "text files, globs or directories; python-stdlib; or one .bin file")
+    return use_splits(by_split, split, source)
+
+
+def _check_is_text(file: Path) -> None:
+    """UserError: a file's name says that its bytes are no text."""
+    remedies = {
+        (_RAW,): "token ids are read from one .bin file alone: data.source: FILE.bin",
+        PACKED: "unpack it first",
+        _TABLES: "task: huggingface reads such files; for this one, write the text to a file",
+    }
+    for suffixes, remedy in remedies.items():
+        if has_suffix(file, suffixes):
+            raise UserError(
+                f"{file} is no text",
+                f"{remedy}; or a glob that names only files of text",
+                "data.source",
             )
-        files += matching
-    return list(dict.fromkeys(file.resolve() for file in files))
 
 
 def _existing(source: str) -> Path:
@@ -145,16 +226,16 @@ def _texts(files: list[Path]) -> Iterator[list[bytes]]:
         yield block
 
 
-def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) -> Corpus:
+def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus:
+    """Write the tokens of text files. name: of the tokenizer. home: where scratch will lie."""
     text_bytes = sum(file.stat().st_size for file in files)
     if not text_bytes:
         raise UserError(
-            f"the corpus is empty: {len(files)} files, 0 bytes",
+            f"the corpus is empty: {_name_files(files)}, 0 bytes",
             "a data.source with text in it",
             "data.source",
         )
     tokenizer: Tokenizer
-    name = data.tokenizer
     if name == "bytes":
         tokenizer = ByteTokenizer()
     elif name.startswith("bpe:"):
@@ -182,6 +263,10 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
         text_bytes=text_bytes,
         tokenizer=name,
     )
+
+
+def _name_files(files: list[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else counted(len(files), "file")
 
 
 def _narrowest_dtype(vocab_size: int) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
+from samecurve.tasks.text.splits import ALL, TRAIN, SplitName
 
 Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 
@@ -77,6 +78,7 @@ class LanguageData(DataSection):
             "python-stdlib, or text files, globs and directories, or one .bin file of raw tokens"
         ),
     )
+    split: SplitName = TRAIN
     tokenizer: str = Field(
         "bytes",
         description=(
@@ -85,7 +87,11 @@ class LanguageData(DataSection):
     )
     token_dtype: Literal["uint16", "uint32"] = Field("uint32", description="of a .bin file")
     validation: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.02, description="share of the text, at its end, that no step trains on"
+        0.02,
+        description=(
+            "share of the text, at its end, that no step trains on; none of it where a source has a"
+            " split named validation"
+        ),
     )
     eval_samples: NonNegativeInt | None = Field(
         None,
@@ -126,6 +132,7 @@ def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Map
     """Config values that make `eval -d SOURCE` read all of a source, in the run's own tokens."""
     values: dict[str, Any] = {
         "data.source": source,
+        "data.split": ALL,
         "data.validation": 0.0,
         "data.eval_samples": None,
         "model.vocab_size": int(reference["vocabulary"]),

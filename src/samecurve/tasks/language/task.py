@@ -15,7 +15,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Initial, Source
 from samecurve.data import TokenWindows, spread_out, window_count
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
+from samecurve.tasks.language.corpus import Corpora, Corpus, prepare_corpora, stamp_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
 from samecurve.tasks.language.shapes import initial, model_facts
 from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
@@ -55,11 +55,17 @@ class LanguageTask:
         self._cache, self._kept = cache, assets
 
     @cached_property
+    def corpora(self) -> Corpora:
+        """The token files. UserError: their tokens don't fit the model."""
+        corpora = prepare_corpora(self.data, self._cache)
+        for corpus in (corpora.train, *corpora.held_out):
+            _check_vocabulary(self.fields, self.data, corpus)
+        return corpora
+
+    @property
     def corpus(self) -> Corpus:
-        """The token file. UserError: its tokens don't fit the model."""
-        corpus = prepare_corpus(self.data, self._cache)
-        _check_vocabulary(self.fields, self.data, corpus)
-        return corpus
+        """The token file that is trained on."""
+        return self.corpora.train
 
     @cached_property
     def vocab(self) -> int:
@@ -70,10 +76,14 @@ class LanguageTask:
 
     @cached_property
     def _num_train_tokens(self) -> int:
-        """Tokens that are trained on; the rest is held out. UserError: too few for one sample."""
+        """Tokens that are trained on; the rest is held out. UserError: too few for one sample.
+
+        Where a source has a split named validation, all of the training text is trained on.
+        """
         vocab, corpus = self.vocab, self.corpus
         assert vocab
-        count = corpus.num_tokens - int(corpus.num_tokens * self.data.validation)
+        share = 0.0 if self.corpora.validation else self.data.validation
+        count = corpus.num_tokens - int(corpus.num_tokens * share)
         if window_count(count, self.length) < 1 or count <= self.length:
             raise UserError(
                 f"{corpus.num_tokens} tokens, {count} of them to train on, are too few for"
@@ -104,6 +114,7 @@ class LanguageTask:
     def facts(self) -> dict[str, Any]:
         return {
             **model_facts(self.fields, self.vocab, unfused=self.unfused),
+            "notes": tuple(f"data {line}" for line in self.corpora.lines),
             "reference": {
                 "unigram_entropy": self.corpus.entropy,
                 "tokens": self.corpus.num_tokens,
@@ -112,22 +123,32 @@ class LanguageTask:
         }
 
     def fingerprint(self) -> str:
-        return f"{self.corpus.sha256}/{self._num_train_tokens}/{self.length}"
+        held_out = "".join(f"/{corpus.sha256}" for corpus in self.corpora.held_out)
+        return f"{self.corpus.sha256}/{self._num_train_tokens}/{self.length}{held_out}"
 
     def train_data(self) -> Source:
-        return TokenWindows(
-            Path(self.corpus.path), self.corpus.dtype, 0, self._num_train_tokens, self.length
-        )
+        return self._windows(self.corpus, 0, self._num_train_tokens)
 
     def eval_data(self) -> Source | None:
-        windows = TokenWindows(
-            Path(self.corpus.path),
-            self.corpus.dtype,
-            self._num_train_tokens,
-            self.corpus.num_tokens,
-            self.length,
-        )
+        """Samples of the splits named validation; else of the share that is held out."""
+        validation = self.corpora.validation
+        if validation is not None:
+            windows = self._windows(validation, 0, validation.num_tokens)
+        else:
+            first_held_out = self._num_train_tokens
+            windows = self._windows(self.corpus, first_held_out, self.corpus.num_tokens)
         return spread_out(windows, self.data.eval_samples)
+
+    def test_data(self) -> Source | None:
+        """Samples of the splits named test; None: no source has one."""
+        test = self.corpora.test
+        if test is None:
+            return None
+        return spread_out(self._windows(test, 0, test.num_tokens), None)
+
+    def _windows(self, corpus: Corpus, first: int, last: int) -> TokenWindows:
+        """Samples of the tokens [first, last)."""
+        return TokenWindows(Path(corpus.path), corpus.dtype, first, last, self.length)
 
     def initial(self, name: str, _shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)

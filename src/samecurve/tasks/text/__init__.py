@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from samecurve.errors import UserError
 
 STANDARD_LIBRARY = "python-stdlib"
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # ends of compressed files' names
 
 
 def files_of_source(source: str) -> list[Path]:

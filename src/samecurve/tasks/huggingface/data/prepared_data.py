@@ -39,13 +39,13 @@ from samecurve.tasks.huggingface.data.source_parts import (
     without_foreign_labels,
 )
 from samecurve.tasks.huggingface.data.sources import find_splits, stamp_files
-from samecurve.tasks.huggingface.data.splits import ALL
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.tokenizer_source import (
     stamp_tokenizer,
 )
 from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.text.splits import ALL
 from samecurve.units import counted, show_count
 
 _FORMAT = 2  # of the rows in the cache

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import permute
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.packing import pack
-from samecurve.tasks.huggingface.data.splits import Role
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 from samecurve.tasks.huggingface.sections import HFData, WeightedSource
+from samecurve.tasks.text.splits import Role
 
 Numbers = NDArray[np.int64]
 

@@ -11,7 +11,6 @@ from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
 from samecurve.tasks.huggingface.data.records import texts_in
 from samecurve.tasks.huggingface.data.row_layout import SourcePart
 from samecurve.tasks.huggingface.data.sources import InputFile, find_splits
-from samecurve.tasks.huggingface.data.splits import Role
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve.tasks.huggingface.data.tokenized_source import (
     TokenizedSource,
@@ -20,6 +19,7 @@ from samecurve.tasks.huggingface.data.tokenized_source import (
 )
 from samecurve.tasks.huggingface.data.tokenizer_source import has_tokenizer, keep_tokenizer
 from samecurve.tasks.huggingface.sections import HFData
+from samecurve.tasks.text.splits import Role, check_split_is_somewhere
 
 
 def tokenize_sources(
@@ -30,6 +30,7 @@ def tokenize_sources(
     What is trained on comes first, source by source.
     """
     splits = [find_splits(source.source, data.split) for source in data.sources]
+    check_split_is_somewhere(splits, data.split)
     files = [each.files["train"] for each in splits]
     raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
     digests = [digest_files(each, home) for each in files]

@@ -1,0 +1,118 @@
+"""Text as hubs leave it: the split test is measured, and never trained on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands import samecurve, write_config
+from samecurve.core.protocols import Source
+from samecurve.data import IGNORED
+from samecurve.errors import UserError
+from samecurve.observe.journal import read_events
+from samecurve.tasks.language.sections import LanguageData, LanguageModel
+from samecurve.tasks.language.torch_task import TorchLanguage
+
+MODEL = LanguageModel(hidden_size=8, num_layers=1, num_heads=2, max_seq_len=16)
+LETTERS = {"train": "a", "valid": "b", "val": "b", "dev": "b", "test": "c"}
+
+
+def write(home: Path, *names: str) -> None:
+    """Files that repeat one letter: that of their split."""
+    for name in names:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        words = name.removeprefix("data/").replace("-", "/").replace(".", "/").split("/")
+        (home / name).write_text(LETTERS.get(words[0], "x") * 100)
+
+
+def task(home: Path, source: str | list[str], **data: Any) -> TorchLanguage:
+    return TorchLanguage(MODEL, LanguageData(source=source, **data), home / ".cache")
+
+
+def letters(source: Source | None) -> str:
+    if source is None:
+        return ""
+    rows = source[np.arange(len(source))]
+    read = rows["tokens"][rows["labels"] != IGNORED]
+    return "".join(sorted({chr(token) for token in read}))
+
+
+@pytest.mark.parametrize(
+    ("names", "source", "used"),
+    [
+        (("data/train-00000-of-00002.txt", "data/train-00001-of-00002.txt",
+          "data/test-00000-of-00001.txt"), ".", ("a", "a", "c")),
+        (("train.txt", "val.txt", "test.txt", "README.md"), ".", ("a", "b", "c")),
+        (("train.txt", "val.txt", "test.txt"), "*.txt", ("a", "b", "c")),
+        (("train.jsonl", "dev.jsonl", "notes.txt"), ".", ("a", "b", "")),
+        (("train/0.txt", "valid/0.txt"), ".", ("a", "b", "")),
+        # names that tell no splits apart: all of the text, in the order of the names
+        (("train.txt", "test.txt", "other.txt"), ".", ("acx", "a", "")),
+        (("train.txt", "test.txt"), "test.txt", ("c", "c", "")),
+    ],
+)  # fmt: skip
+def test_splits_are_found_by_name(
+    tmp_path: Path, names: tuple[str, ...], source: str, used: tuple[str, str, str]
+) -> None:
+    write(tmp_path, *names)
+    made = task(tmp_path, str(tmp_path / source), validation=0.1)
+    sources = made.train_data(), made.eval_data(), made.test_data()
+    assert tuple(map(letters, sources)) == used
+    told = source != "test.txt" and "other.txt" not in names
+    assert len(made.facts()["notes"]) == told
+
+
+def test_another_split_all_and_none(tmp_path: Path) -> None:
+    write(tmp_path, "train.txt", "val.txt", "test.txt")
+    assert letters(task(tmp_path, str(tmp_path), split="test").train_data()) == "c"
+    everything = task(tmp_path, str(tmp_path), split="all", validation=0)
+    assert letters(everything.train_data()) == "abc"
+    assert everything.test_data() is None
+    for source, split, cause in (
+        (".", "rest", "has no split rest; it has test, train, validation"),
+        ("val.txt", "test", "data.split is test, and no source has splits"),
+    ):
+        with pytest.raises(UserError, match=cause):
+            task(tmp_path, str(tmp_path / source), split=split).train_data()
+
+
+def test_a_bpe_is_made_of_what_is_trained_on(tmp_path: Path) -> None:
+    for split, letter in LETTERS.items():
+        (tmp_path / f"{split}.txt").write_text(letter * 10_000)
+    apart = task(tmp_path, str(tmp_path), tokenizer="bpe:260")
+    alone = task(tmp_path, str(tmp_path / "train.txt"), tokenizer="bpe:260", validation=0)
+    assert apart.corpus.sha256 == alone.corpus.sha256
+    assert apart.train_data()[np.arange(1)]["tokens"].max() >= 256  # pairs of a
+    held_out = apart.eval_data()
+    assert held_out is not None
+    tokens = held_out[np.arange(1)]["tokens"].ravel().tolist()
+    assert set(apart.tokenizer().decode(tokens)) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a.parquet", "task: huggingface"), ("a.txt.gz", "unpack it"), ("a.bin", "FILE.bin")],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, remedy: str) -> None:
+    write(tmp_path, "b.txt", name)
+    with pytest.raises(UserError, match=f"{name} is no text") as error:
+        task(tmp_path, str(tmp_path)).train_data()
+    assert remedy in error.value.remedy
+
+
+def test_a_run_evaluates_and_tests_on_its_splits(tmp_path: Path) -> None:
+    texts = {"train": "abc" * 200, "val": "abd" * 100, "test": "abe" * 50}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    config = write_config(tmp_path, tmp_path / "*.txt")
+    done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert "trained on the split train; validation is evaluated on; test is measured" in shown
+    events = {event.kind: event.values for event in read_events(tmp_path / "run/journal.jsonl")}
+    assert {"evaluated", "tested"} <= events.keys()
+    texts["test"] = "f" * 300
+    (tmp_path / "test.txt").write_text(texts["test"])
+    again = samecurve("train", "-f", config, "--save-dir", "run", "--max-steps", "70",
+                      cwd=tmp_path, code=2)  # fmt: skip
+    assert "the data, or how this version reads it, has changed" in again.stderr
