@@ -26,7 +26,6 @@ from typing import TextIO
 import psutil
 
 from samecurve.core.system.files import read_file_bytes, write_json
-from samecurve.watch.flight_recorder import record
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected
@@ -111,6 +110,8 @@ def answering(logs: Path, rank: int) -> Iterator[None]:
 def _answer(woken: int, stacks: TextIO, path: Path) -> None:
     while number := os.read(woken, 1):
         if number[0] == ASK_SIGNAL:
+            from samecurve.watch.flight_recorder import record  # few ranks are ever asked
+
             # the collectives last: the watch waits for their file
             faulthandler.dump_traceback(file=stacks, all_threads=True)
             with suppress(OSError):  # a full disk: the stacks say something too
