@@ -110,9 +110,9 @@ def answering(logs: Path, rank: int) -> Iterator[None]:
 def _answer(woken: int, stacks: TextIO, path: Path) -> None:
     while number := os.read(woken, 1):
         if number[0] == ASK_SIGNAL:
-            from samecurve.watch.flight_recorder import record  # few ranks are ever asked
-
             # the collectives last: the watch waits for their file
             faulthandler.dump_traceback(file=stacks, all_threads=True)
+            from samecurve.watch.flight_recorder import record  # few ranks are ever asked
+
             with suppress(OSError):  # a full disk: the stacks say something too
                 record(str(path))

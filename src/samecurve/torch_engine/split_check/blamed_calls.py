@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from samecurve.core.split_check.split_errors import Place
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.split_check.user_code import caller, kind_of, site_of
 
 # what the result of a call is to the samples
@@ -149,12 +150,21 @@ def first_difference(one: Recorded, other: Recorded) -> Place | None:
     """The first call that returned something else for the same samples."""
     for call, again in zip(one.recording.calls, other.recording.calls, strict=False):
         same = len(call.outputs) == len(again.outputs) and all(
-            a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+            a.shape == b.shape and _are_equal(a, b)
             for a, b in zip(call.outputs, again.outputs, strict=True)
         )
         if call.function != again.function or not same:
             return Place(call.function, call.where)
     return None
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results are equal; of a sharded one, whether this rank's shards are.
+
+    torch.equal of whole DTensors is a collective over all processes, not over the mesh's alone.
+    """
+    mine, again = local_view(one), local_view(other)
+    return mine.shape == again.shape and torch.equal(mine.nan_to_num(), again.nan_to_num())
 
 
 class _Labels:
