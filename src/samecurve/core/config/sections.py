@@ -275,6 +275,21 @@ class Track(Section):
     wandb_project: str = Field("samecurve", description="the project at W&B")
 
 
+ALL = "all"  # data.split: whatever the names of the files
+TRAIN = "train"  # data.split, if it is not given
+SplitName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        description=(
+            "the split to train on, where the names of a source's files tell splits apart"
+            " (train.jsonl, data/test-*.parquet); validation is then evaluated on, and test"
+            " measured at the end; all: train on every file"
+        ),
+    ),
+]
+
+
 class DataSection(Section):
     """The fields of every task's data section. Fields named in `indifferent` change no sample."""
 

@@ -16,10 +16,9 @@ from pydantic import (
 )
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import DataSection, check_finite
+from samecurve.core.config.sections import TRAIN, DataSection, SplitName, check_finite
 from samecurve.core.config.train_section import Train
 from samecurve.tasks.text import STANDARD_LIBRARY
-from samecurve.tasks.text.splits import TRAIN, SplitName
 
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]
@@ -175,7 +174,13 @@ _Sources = Annotated[
 class HFData(DataSection):
     """The source of the text, the tokenizer, and how documents become rows."""
 
-    indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
+    # what `split` chooses is in the fingerprint of the data
+    indifferent: ClassVar[tuple[str, ...]] = (
+        *DataSection.indifferent,
+        "prompts",
+        "sample_tokens",
+        "split",
+    )
 
     source: _Sources = Field(
         STANDARD_LIBRARY,

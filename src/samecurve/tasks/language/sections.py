@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from samecurve.core.config.section import MOST_LAYERS, Section
-from samecurve.core.config.sections import DataSection
-from samecurve.tasks.text.splits import ALL, TRAIN, SplitName
+from samecurve.core.config.sections import ALL, TRAIN, DataSection, SplitName
 
 Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 
@@ -70,7 +69,13 @@ class LanguageModel(Section):
 class LanguageData(DataSection):
     """The source of the text, and the tokenizer."""
 
-    indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
+    # what `split` chooses is in the fingerprint of the data
+    indifferent: ClassVar[tuple[str, ...]] = (
+        *DataSection.indifferent,
+        "prompts",
+        "sample_tokens",
+        "split",
+    )
 
     source: str | list[str] = Field(
         "python-stdlib",

@@ -9,28 +9,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from pydantic import Field
-
+from samecurve.core.config.sections import ALL, TRAIN
 from samecurve.errors import UserError
 from samecurve.tasks.text import STANDARD_LIBRARY, files_below, files_of_source
 
 Role = Literal["train", "validation", "test"]  # what a split is used for
 
-ALL = "all"  # data.split: whatever the names
-TRAIN = "train"  # data.split, if it is not given
-SplitName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        description=(
-            "the split to train on, where the names of a source's files tell splits apart"
-            " (train.jsonl, data/test-*.parquet); validation is then evaluated on, and test"
-            " measured at the end; all: train on every file"
-        ),
-    ),
-]
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "eval", "evaluation"),

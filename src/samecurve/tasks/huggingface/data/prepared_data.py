@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.config.sections import ALL
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
@@ -45,7 +46,6 @@ from samecurve.tasks.huggingface.data.tokenizer_source import (
     stamp_tokenizer,
 )
 from samecurve.tasks.huggingface.sections import HFData
-from samecurve.tasks.text.splits import ALL
 from samecurve.units import counted, show_count
 
 _FORMAT = 2  # of the rows in the cache

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from samecurve.core.config.sections import ALL
 from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Kind
 from samecurve.tasks.text import PACKED, STANDARD_LIBRARY, no_files
 from samecurve.tasks.text.splits import (
-    ALL,
     SourceSplits,
     canonical_split,
     has_suffix,
