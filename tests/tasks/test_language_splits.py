@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from commands import samecurve, write_config
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
 from samecurve.core.protocols import Source
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
+from samecurve.launch.rank_agreement import identity
 from samecurve.observe.journal import read_events
+from samecurve.tasks import Tasks
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 
@@ -110,9 +114,31 @@ def test_a_run_evaluates_and_tests_on_its_splits(tmp_path: Path) -> None:
     shown = " ".join((done.stdout + done.stderr).split())
     assert "trained on the split train; validation is evaluated on; test is measured" in shown
     events = {event.kind: event.values for event in read_events(tmp_path / "run/journal.jsonl")}
-    assert {"evaluated", "tested"} <= events.keys()
+    samecurve("train", "-f", config, "--save-dir", "two", "--devices", "cpu:2", cwd=tmp_path)
+    two = {event.kind: event.values for event in read_events(tmp_path / "two/journal.jsonl")}
+    for kind in ("evaluated", "tested"):
+        assert two[kind]["loss"] == pytest.approx(events[kind]["loss"], rel=1e-12)
     texts["test"] = "f" * 300
     (tmp_path / "test.txt").write_text(texts["test"])
     again = samecurve("train", "-f", config, "--save-dir", "run", "--max-steps", "70",
                       cwd=tmp_path, code=2)  # fmt: skip
     assert "the data, or how this version reads it, has changed" in again.stderr
+
+
+def test_a_run_that_read_all_goes_on_with_all(tmp_path: Path) -> None:
+    """The remedy for a run of a version that knew no splits."""
+    write(tmp_path, "train.txt", "test.txt")
+    config = write_config(tmp_path, tmp_path / "*.txt", steps=2)
+    on = ("train", "-f", config, "--save-dir", "run")
+    samecurve(*on, "--set", "data.split=all", cwd=tmp_path)
+    refused = samecurve(*on, "--max-steps", "3", cwd=tmp_path, code=2).stderr
+    assert "how this version reads it" in refused
+    assert "data.split=all" in refused
+    samecurve(*on, "--max-steps", "3", "--set", "data.split=all", cwd=tmp_path)
+
+
+def test_ranks_compare_the_split(tmp_path: Path) -> None:
+    """Ranks that are started by hand would train on different text."""
+    write(tmp_path, "train.txt", "test.txt")
+    loaded = load(read_file(write_config(tmp_path, tmp_path / "*.txt")), Tasks())
+    assert "data.split" in identity(loaded)

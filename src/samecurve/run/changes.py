@@ -53,8 +53,9 @@ def refuse_changes(origin: Origin, config: Config) -> None:
         return
     after = _plain(flatten(config))
     _refuse_thawed(origin, before["optimizer.groups"], config)
-    indifferent = {f"data.{name}" for name in config.data.indifferent}
-    changed = [key for key in _changed_keys(before, after) if key not in indifferent]
+    free_of_data = (*config.data.indifferent, *config.data.in_fingerprint)
+    not_judged = {f"data.{name}" for name in free_of_data}
+    changed = [key for key in _changed_keys(before, after) if key not in not_judged]
     fatal = [key for key in changed if _is_model_or_data(key) or key in {"task", "optimizer.name"}]
     if fatal:
         where = origin.checkpoint

@@ -291,9 +291,14 @@ SplitName = Annotated[
 
 
 class DataSection(Section):
-    """The fields of every task's data section. Fields named in `indifferent` change no sample."""
+    """The fields of every task's data section.
+
+    indifferent: fields that change no sample. in_fingerprint: fields that change samples only in
+    ways that the fingerprint of the data shows; a run that goes on is judged by that alone.
+    """
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
+    in_fingerprint: ClassVar[tuple[str, ...]] = ()
     prefetch: Annotated[int, Field(ge=0, le=10_000)] = Field(
         2, description="steps prepared ahead by a background thread; same batches as 0"
     )

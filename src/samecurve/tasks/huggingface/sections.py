@@ -174,13 +174,8 @@ _Sources = Annotated[
 class HFData(DataSection):
     """The source of the text, the tokenizer, and how documents become rows."""
 
-    # what `split` chooses is in the fingerprint of the data
-    indifferent: ClassVar[tuple[str, ...]] = (
-        *DataSection.indifferent,
-        "prompts",
-        "sample_tokens",
-        "split",
-    )
+    indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
+    in_fingerprint: ClassVar[tuple[str, ...]] = ("split",)
 
     source: _Sources = Field(
         STANDARD_LIBRARY,

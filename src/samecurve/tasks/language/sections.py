@@ -69,13 +69,8 @@ class LanguageModel(Section):
 class LanguageData(DataSection):
     """The source of the text, and the tokenizer."""
 
-    # what `split` chooses is in the fingerprint of the data
-    indifferent: ClassVar[tuple[str, ...]] = (
-        *DataSection.indifferent,
-        "prompts",
-        "sample_tokens",
-        "split",
-    )
+    indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
+    in_fingerprint: ClassVar[tuple[str, ...]] = ("split",)
 
     source: str | list[str] = Field(
         "python-stdlib",

@@ -36,10 +36,11 @@ from samecurve.tasks.huggingface.data.row_layout import (
     lay_out,
 )
 from samecurve.tasks.huggingface.data.source_parts import (
+    splits_of_sources,
     tokenize_sources,
     without_foreign_labels,
 )
-from samecurve.tasks.huggingface.data.sources import find_splits, stamp_files
+from samecurve.tasks.huggingface.data.sources import stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.tokenizer_source import (
@@ -198,7 +199,7 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
     """Names, sizes and times of the files that the data is made from."""
     if data.is_random:
         return []
-    splits = [find_splits(source.source, data.split) for source in data.sources]
+    splits = splits_of_sources(data)
     files = [[stamp_files(files) for files in each.files.values()] for each in splits]
     return [files, stamp_tokenizer(data, model)]
 

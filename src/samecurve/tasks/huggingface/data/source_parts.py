@@ -19,7 +19,7 @@ from samecurve.tasks.huggingface.data.tokenized_source import (
 )
 from samecurve.tasks.huggingface.data.tokenizer_source import has_tokenizer, keep_tokenizer
 from samecurve.tasks.huggingface.sections import HFData
-from samecurve.tasks.text.splits import Role, check_split_is_somewhere
+from samecurve.tasks.text.splits import Role, SourceSplits, check_split_is_somewhere
 
 
 def tokenize_sources(
@@ -29,8 +29,7 @@ def tokenize_sources(
 
     What is trained on comes first, source by source.
     """
-    splits = [find_splits(source.source, data.split) for source in data.sources]
-    check_split_is_somewhere(splits, data.split)
+    splits = splits_of_sources(data)
     files = [each.files["train"] for each in splits]
     raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
     digests = [digest_files(each, home) for each in files]
@@ -56,6 +55,13 @@ def tokenize_sources(
         if role in each.files
     ]
     return tokenizer, parts, [each.line for each in splits if each.line]
+
+
+def splits_of_sources(data: HFData) -> list[SourceSplits[InputFile]]:
+    """The splits of each source. UserError: a source can't be used, or data.split is nowhere."""
+    splits = [find_splits(source.source, data.split) for source in data.sources]
+    check_split_is_somewhere(splits, data.split)
+    return splits
 
 
 def _opened(
