@@ -22,8 +22,10 @@ PROMISE_LINES = 580
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
 # Python functions and the files of ours in which they stand.
 _COUNT = """
-import sys, threading
+import os, sys, threading
+import samecurve
 
+HOME = os.path.dirname(samecurve.__file__) + os.sep  # a checkout may be called samecurve, too
 FIRST, LAST = 20, 36
 steps, calls, files = 0, 0, set()
 main_thread = threading.main_thread()
@@ -38,8 +40,8 @@ def count(frame, event, argument):
         steps += 1
     if FIRST <= steps < LAST:
         calls += 1
-        if "/samecurve/" in file:
-            files.add(file.rpartition("/samecurve/")[2])
+        if file.startswith(HOME):
+            files.add(file.removeprefix(HOME))
 
 
 from samecurve.cli.main import main
