@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -216,6 +216,15 @@ class Section(BaseModel):
         """The section with the defaults that follow from the `train` section."""
         del train
         return self
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values, unchecked. A mapping changes values of a section within."""
+        sections = {
+            name: getattr(self, name).with_values(**value)
+            for name, value in values.items()
+            if isinstance(value, dict) and isinstance(getattr(self, name), Section)
+        }
+        return self.model_copy(update={**values, **sections})
 
     def changed(self, *names: str) -> list[str]:
         """The fields, of these, whose values are not their defaults."""

@@ -243,7 +243,7 @@ class Config(Section):
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""
         model = self.model.settle_defaults(self.train)
-        return self if model is self.model else self.model_copy(update={"model": model})
+        return self if model is self.model else self.with_values(model=model)
 
 
 def check_finite(value: Any) -> None:

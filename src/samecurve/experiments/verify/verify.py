@@ -54,7 +54,7 @@ def verify(
         layouts = [parse_layout(part) for part in layout_list.split(",")]
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         # refuses an engine for which the task has no model
-        describe(config.model_copy(update={"engine": engine}))
+        describe(config.with_values(engine=engine))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
     left_out += _left_out_settings(config.devices)
     columns_of_table = columns(layouts, exact=exact)
