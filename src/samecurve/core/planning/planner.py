@@ -48,7 +48,6 @@ from samecurve.core.planning.memory import (
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import (
-    Schedule,
     check_steps,
     choose_early_stop,
     choose_intervals,
@@ -70,14 +69,10 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     train, refusals = config.train, Refusals()
     with refusals.collected():
         layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
-    with refusals.collected():
-        check_steps(train.steps)
-    with refusals.collected():
-        choose_early_stop(train, eval_samples=None)
-    with refusals.collected():
-        check_engine_has(config.optimizer, config.engine)
-    with refusals.collected():
-        check_compile(train, config.engine)
+    refusals.collect(check_steps, train.steps)
+    refusals.collect(choose_early_stop, train, eval_samples=None)
+    refusals.collect(check_engine_has, config.optimizer, config.engine)
+    refusals.collect(check_compile, train, config.engine)
     refusals.raise_any()
     return layout
 
@@ -91,22 +86,18 @@ def _layout_before_facts(
     precision = choose_precision(train, engine, devices).value
     strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    with refusals.collected():
-        check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
-    with refusals.collected():
-        if train.exact:
-            from samecurve.core.planning.exact import check_exact_layout
+    refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
+    if train.exact:
+        from samecurve.core.planning.exact import check_exact_layout
 
-            check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
+        is_auto = config.devices.strategy == "auto"
+        refusals.collect(check_exact_layout, layout, is_auto=is_auto)
     with refusals.collected():
         size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
         choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
-    with refusals.collected():
-        choose_threads(config.devices, train, layout, machine, fixed=None)
-    with refusals.collected():
-        check_float8(train, precision, layout, blocks=None)
-    with refusals.collected():
-        check_precision(precision, layout)
+    refusals.collect(choose_threads, config.devices, train, layout, machine, fixed=None)
+    refusals.collect(check_float8, train, precision, layout, blocks=None)
+    refusals.collect(check_precision, precision, layout)
     return layout
 
 
@@ -130,7 +121,10 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     threads = log.take(choose_threads(config.devices, train, layout, machine, fixed))
     now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
     order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
-    schedule = log.take(_choose_schedule(config, facts, order))
+    lr, by_task = config.optimizer.lr, facts.schedule
+    schedule = log.take(
+        choose_schedule(config.schedule, train.steps, config.batch, order, lr=lr, by_task=by_task)
+    )
     check_coupled(log, train, facts.coupled, split)
     early_stop = log.take(choose_early_stop(train, facts.eval_samples))
     _explain_training(log, config, facts, layout=layout, split=split, precision=precision)
@@ -245,12 +239,6 @@ def _memory_terms(
     )
     peak = settled(held, activations.bytes if activations else 0)
     return (*peak, *(term for term in others if term))
-
-
-def _choose_schedule(config: Config, facts: Facts, order: Order) -> Decision[Schedule]:
-    lr, section = config.optimizer.lr, config.schedule
-    peak = choose_peak(section, lr, config.batch, order.global_batch_size)
-    return choose_schedule(section, config.train.steps, peak, order, lr=lr, by_task=facts.schedule)
 
 
 def _fix(
