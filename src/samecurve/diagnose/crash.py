@@ -17,6 +17,7 @@ from samecurve.diagnose.rank_failure import (
 )
 from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.units import some
 
 # the remedy if one rank has ended before the others
 SAME_CALLS = (
@@ -287,11 +288,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
     """Ranks in words: 'rank 3', 'ranks 1, 2' or 'ranks 0, ..., 7 and 5 more'."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    names = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))
-    more = len(ranks) - _MAX_RANKS
-    if more > 0:
-        names += f" and {more} more"
-    return f"ranks {names}"
+    return f"ranks {some(list(map(str, sorted(ranks))), _MAX_RANKS)}"
 
 
 def _join_lines(*lines: str) -> str:
