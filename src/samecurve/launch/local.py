@@ -113,7 +113,9 @@ class _Launcher:
                 if following:
                     failure.remedy = f"{failure.remedy}; {following}"
                 return failure
-            self._continue_with(following, signals)
+            self._prepared = following
+            if signals.received:  # meanwhile: stop() has asked the start that failed
+                self.stop()
 
     def _start(self) -> SamecurveError | None:
         """Start the ranks once, and wait for them. Returns why they failed, if they did."""
@@ -137,11 +139,6 @@ class _Launcher:
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
             return f"not started again: {cause}"
-
-    def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
-        self._prepared = following
-        if signals.received:  # meanwhile: stop() has asked the start that failed
-            self.stop()
 
     def leave(self) -> None:
         """Answer the second signal: end the ranks at once."""

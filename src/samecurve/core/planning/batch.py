@@ -196,8 +196,7 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
 
 def with_even_balance(config: Config) -> Config:
     """The config with an even split, for other devices or for a trial."""
-    devices = config.devices.model_copy(update={"balance": "even"})
-    return config.model_copy(update={"devices": devices})
+    return config.with_values(devices={"balance": "even"})
 
 
 def check_uneven(devices: Devices, batch: Batch, layout: Layout, *, can_measure: bool) -> None:

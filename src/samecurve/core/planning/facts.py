@@ -5,7 +5,6 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
@@ -21,10 +20,6 @@ class UserOptimizerFacts:
     takes_lr: bool  # it is given the config's learning rate
     scales: tuple[float, ...]  # learning rates of its groups, relative to the config's
     num_states: int | None  # arrays of a parameter's shape kept for each; None: not known
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "UserOptimizerFacts":
-        return cls(**{**value, "scales": tuple(value["scales"])})
 
 
 @dataclass(frozen=True)
@@ -42,11 +37,6 @@ class Speeds:
     devices: tuple[Speed, ...] = ()  # in the plan's order; empty: they are alike
     rest: float = 0.0  # seconds of a step besides forward and backward
     origin: str = ""  # when and how speeds were measured; '': the config gives them
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
-        devices = tuple(Speed(**device) for device in value["devices"])
-        return cls(devices=devices, rest=value["rest"], origin=value["origin"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ def choose_peak(
 def choose_schedule(
     section: ScheduleFields,
     train_steps: int | str,
-    peak: Decision[float],
+    batch: Batch,
     order: Order,
     *,
     lr: float,
@@ -170,6 +170,7 @@ def choose_schedule(
 
     UserError: nothing would be trained, or the config sets what the task's schedule does not read.
     """
+    peak = choose_peak(section, lr, batch, order.global_batch_size)
     steps, warmup = _steps(train_steps, order), _steps(section.warmup, order)
     check_steps(train_steps, steps)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
