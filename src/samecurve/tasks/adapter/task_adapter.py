@@ -137,11 +137,9 @@ class TaskAdapter:
         known = {field.name for field in fields(Facts)}
         for name in own:
             if name not in known:
-                raise UserError(
-                    f"{self.name}.facts() tells {name}, which no plan asks for",
-                    suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
-                    "task",
-                )
+                near = suggest(str(name), sorted(known))
+                remedy = near or f"known: {', '.join(sorted(known))}"
+                raise self._wrong("facts", f"tells {name}, which no plan asks for", remedy)
         return own
 
     def facts(self) -> Facts:
@@ -222,11 +220,9 @@ class TaskAdapter:
         with self.calling("initial"):
             initial = self.methods.initial(name, shape)
         if initial is not None and not isinstance(initial, Initial):
-            raise UserError(
-                f"{self.name}.initial({name}) returns {type(initial).__name__}",
-                "samecurve.Initial(std, mean), or None to keep the module's own values",
-                "task",
-            )
+            cause = f"{self.name}.initial({name}) returns {type(initial).__name__}"
+            remedy = "samecurve.Initial(std, mean), or None to keep the module's own values"
+            raise UserError(cause, remedy, "task")
         return initial
 
     @property
@@ -287,6 +283,9 @@ class TaskAdapter:
         """Surround a call of a user's code: what it raises becomes an error that names its line."""
         return calling(f"{self.name}.{method}()", self._file, kind)
 
+    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
+        return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
+
     @property
     def lr_factor(self) -> Callable[[int], float] | None:
         """The factor of the learning rate by the class's own schedule; None: the config's holds."""
@@ -297,11 +296,8 @@ class TaskAdapter:
         with self.calling("schedule"):
             factor = self.task_factor(step)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise UserError(
-                f"{self.name}.schedule() gives {factor!r} at step {step}",
-                "a number of at least 0, by which optimizer.lr is multiplied",
-                "task",
-            )
+            remedy = "a number of at least 0, by which optimizer.lr is multiplied"
+            raise self._wrong("schedule", f"gives {factor!r} at step {step}", remedy)
         return float(factor)
 
     def task_factor(self, step: int) -> float:
@@ -323,11 +319,8 @@ class TaskAdapter:
         assert self.methods.schedule is not None
         names = list(inspect.signature(self.methods.schedule).parameters)
         if names not in (["step"], ["optimizer"]):
-            raise UserError(
-                f"{self.name}.schedule() asks for {', '.join(names) or 'nothing'}",
-                MEMBERS["schedule"],
-                "task",
-            )
+            cause = f"asks for {', '.join(names) or 'nothing'}"
+            raise self._wrong("schedule", cause, MEMBERS["schedule"])
         return names == ["optimizer"]
 
     def _schedule_facts(self) -> str:
