@@ -39,7 +39,6 @@ from samecurve.tasks.text.tokenizer import (
     ByteTokenizer,
     LibraryTokenizer,
     Tokenizer,
-    open_tokenizer,
     train_bpe,
 )
 from samecurve.units import counted
@@ -67,7 +66,9 @@ class Corpus:
     tokenizer: str  # "bytes", or the path of a tokenizer.json
 
     def decoder(self) -> Tokenizer:
-        return open_tokenizer(self.tokenizer)
+        if self.tokenizer == "bytes":
+            return ByteTokenizer()
+        return LibraryTokenizer(Path(self.tokenizer))
 
     def write(self, file: Path) -> None:
         write_json(file, {_KEYS.get(name, name): value for name, value in asdict(self).items()})
@@ -230,8 +231,9 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
     """Write the tokens of text files. name: of the tokenizer. home: where scratch will lie."""
     text_bytes = sum(file.stat().st_size for file in files)
     if not text_bytes:
+        named = str(files[0]) if len(files) == 1 else counted(len(files), "file")
         raise UserError(
-            f"the corpus is empty: {_name_files(files)}, 0 bytes",
+            f"the corpus is empty: {named}, 0 bytes",
             "a data.source with text in it",
             "data.source",
         )
@@ -249,7 +251,7 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
         tokenizer = LibraryTokenizer(Path(name))
         sample = b"".join(next(_texts(files), []))[:PROBED]
         tokenizer.check_coverage(sample.decode("utf-8", "ignore"))
-    dtype = _narrowest_dtype(tokenizer.size)
+    dtype = np.min_scalar_type(max(0, tokenizer.size - 1)).name
     tally = _Tally()
     with open(scratch / "tokens.bin", "wb") as out:
         for block in _texts(files):
@@ -263,18 +265,6 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
         text_bytes=text_bytes,
         tokenizer=name,
     )
-
-
-def _name_files(files: list[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else counted(len(files), "file")
-
-
-def _narrowest_dtype(vocab_size: int) -> str:
-    if vocab_size <= 256:
-        return "uint8"
-    if vocab_size <= 65536:
-        return "uint16"
-    return "uint32"
 
 
 def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:

@@ -23,6 +23,7 @@ from samecurve.tasks.text.tokenizer import (
     ByteTokenizer,
     LibraryTokenizer,
     TokenIds,
+    Tokenizer,
     library_errors,
 )
 from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
@@ -85,7 +86,7 @@ class TextTokenizer:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = read_notes(home / NOTES)
-        self._tokenizer: ByteTokenizer | LibraryTokenizer = ByteTokenizer()
+        self._tokenizer: Tokenizer = ByteTokenizer()
         self._inner: Any = None  # the library's own object; None: tokens are bytes
         self.prefix = self.suffix = np.zeros(0, np.uint32)
         self.pad = 0
