@@ -20,6 +20,7 @@ from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     PACKED,
+    batches_of,
     check_cached_tokens,
     check_whole_tokens,
     files_of_source,
@@ -215,16 +216,7 @@ def _tokenizer_stamp(tokenizer: str) -> Any:
 
 def _texts(files: list[Path]) -> Iterator[list[bytes]]:
     """The files' bytes, several at a time."""
-    block: list[bytes] = []
-    size = 0
-    for file in files:
-        block.append(file.read_bytes())
-        size += len(block[-1])
-        if size >= _BLOCK:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+    return batches_of((file.read_bytes() for file in files), len, least=_BLOCK)
 
 
 def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus:

@@ -6,10 +6,11 @@ Files of token ids hold one number after another: a user's `.bin`, and the cache
 
 import glob
 import os
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,26 @@ def _is_run(folder: Path) -> bool:
 
 
 _BLOCK = 1 << 22  # ids that are read at once
+Item = TypeVar("Item")
+
+
+def batches_of(
+    items: Iterable[Item], size: Callable[[Item], int], *, least: int, most: int = sys.maxsize
+) -> Iterator[list[Item]]:
+    """Neighbouring items, several at a time.
+
+    least: size of a batch at which it ends, though the last may be smaller. most: items of a batch
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= least or len(batch) >= most:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def check_whole_tokens(path: Path, dtype: str) -> None:
