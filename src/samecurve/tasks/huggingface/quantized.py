@@ -101,6 +101,12 @@ class Packing:
     rows: int
     columns: int
 
+    @classmethod
+    def of(cls, layer: Any, quantize: Quantize) -> "Packing":
+        """The packing of a linear layer, whose weight is [in, out] unless it is a Linear."""
+        shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+        return cls(quantize, *shape)
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the codes and scales, by name."""
@@ -161,10 +167,9 @@ class QuantizedLinear(nn.Module):
     def __init__(self, layer: Any, quantize: Quantize) -> None:
         super().__init__()
         self.is_transposed = not isinstance(layer, nn.Linear)  # has its weight as [in, out]
-        rows, columns = layer.weight.T.shape if self.is_transposed else layer.weight.shape
-        self.in_features, self.out_features = columns, rows
-        self.packing = Packing(quantize, rows, columns)
-        self._make_plain: Callable[..., Any] = partial(_make_plain, type(layer), rows, columns)
+        self.packing = Packing.of(layer, quantize)
+        self.in_features, self.out_features = self.packing.columns, self.packing.rows
+        self._kind = type(layer)
         device = layer.weight.device
         dtypes = {CODES: self.packing.code_dtype, SCALES: torch.float32}
         for name, shape in self.packing.shapes.items():
@@ -184,7 +189,12 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def begin(self, fill: Callable[[Any], object]) -> None:
         """Set the first values of a plain layer. fill: sets them in a plain layer"""
-        plain = self._make_plain(has_bias=self.bias is not None)
+        plain: Any
+        with torch.device("cpu"):
+            if self.is_transposed:
+                plain = self._kind(self.out_features, self.in_features)
+            else:
+                plain = nn.Linear(self.in_features, self.out_features, self.bias is not None)
         fill(plain)
         self.take(plain.weight)
         if self.bias is not None:
@@ -193,8 +203,7 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The layer's weight, unpacked."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - see _Product
-            rows = self.packing.unpack(self.codes, self.scales, self.scales.dtype)
+        rows = _unpacked(self.packing, self.codes, self.scales, self.scales.dtype)
         return rows.T if self.is_transposed else rows
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -232,14 +241,6 @@ def _unpacked(
         return packing.unpack(codes, scales, dtype)
 
 
-def _make_plain(kind: Any, rows: int, columns: int, *, has_bias: bool) -> Any:
-    """A plain layer of this class, on a CPU."""
-    with torch.device("cpu"):
-        if issubclass(kind, nn.Linear):
-            return nn.Linear(columns, rows, has_bias)
-        return kind(rows, columns)
-
-
 def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> None:
     """Replace linear layers by packed ones. names: of the layers"""
     for name in names:
@@ -250,11 +251,7 @@ def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> Non
 
 def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, Packing]:
     """The packing of each layer, by name. layers: the linear layers of a plain model."""
-    packings = {}
-    for name, layer in layers.items():
-        shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
-        packings[name] = Packing(quantize, *shape)
-    return packings
+    return {name: Packing.of(layer, quantize) for name, layer in layers.items()}
 
 
 class PackedArrays:
