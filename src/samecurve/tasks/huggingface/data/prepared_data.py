@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import ALL
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
@@ -243,7 +244,8 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
         write_json(scratch / "rows.json", asdict(laid_out.statistics))
 
     place = cache_entry(home / "rows" / key, make, say=show_progress)
-    statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
+    on_disk = json.loads((place / "rows.json").read_text())
+    statistics = parse_dataclass(LayoutStatistics, on_disk)
     has_test = any(part.role == "test" for part in parts)
     uses = [use for use in USES if has_test or use != "test"]
     return LaidOut({use: Rows.load(place, use) for use in uses}, statistics), key

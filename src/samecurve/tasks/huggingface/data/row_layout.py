@@ -8,7 +8,6 @@ tokens of all sources, one after another.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,11 +107,6 @@ class LayoutStatistics:
     tokens_left_out: int  # of documents that were cut off
     empty: int  # documents without a character
     without_loss: int  # documents without a token that counts in the loss
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "LayoutStatistics":
-        sources = value.pop("sources")
-        return cls(sources=tuple(SourceStatistics(**each) for each in sources), **value)
 
 
 @dataclass(frozen=True)
