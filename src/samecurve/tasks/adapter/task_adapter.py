@@ -111,13 +111,6 @@ class TaskAdapter:
         if collate is None:
             return None
         name = f"{self.name}.collate()"
-        if not callable(collate):
-            raise UserError(
-                f"{self.name}.collate is {type(collate).__name__}, where a method"
-                " collate(self, samples) pads samples of unlike length",
-                "another name for it",
-                "task",
-            )
         if self._config.engine == "jax":
             raise UserError(
                 f"{name}: engine jax compiles its step for one shape of row, which padding by"
