@@ -70,7 +70,6 @@ from samecurve.tasks.huggingface.task import PROMPTS, HuggingFaceTask
 from samecurve.tasks.huggingface.weights import (
     StoredArray,
     from_files,
-    only_known,
     to_files,
     with_new_head,
 )
@@ -207,7 +206,8 @@ class TorchHuggingFace(HuggingFaceTask):
         outline = self._outline()
         converted = from_files(outline, arrays)
         if self.fields.objective == "embed":
-            return only_known(outline, converted)
+            known = outline.state_dict()  # not the heads of the model that wrote them
+            return {name: array for name, array in converted.items() if name in known}
         if self.fields.objective != "causal":
             converted = with_new_head(outline, converted)
         adapter = self.fields.adapter

@@ -273,21 +273,18 @@ def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
     try:
         corpus = Corpus.read(note)
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
-        corpus = _tally_raw_tokens(path, data.token_dtype)
+        tally, size = _Tally(), path.stat().st_size
+        for ids in id_blocks(path, data.token_dtype):
+            tally.add(ids)
+        corpus = tally.corpus(
+            path=path, dtype=data.token_dtype, vocab_size=0, text_bytes=size, tokenizer="bytes"
+        )
         note.parent.mkdir(parents=True, exist_ok=True)
         corpus.write(note)
     if not data.tokenizer.endswith(".json"):
         return corpus
     tokenizer = LibraryTokenizer(Path(data.tokenizer))
     return replace(corpus, vocab_size=tokenizer.size, tokenizer=data.tokenizer)
-
-
-def _tally_raw_tokens(path: Path, dtype: str) -> Corpus:
-    tally = _Tally()
-    for ids in id_blocks(path, dtype):
-        tally.add(ids)
-    size = path.stat().st_size
-    return tally.corpus(path=path, dtype=dtype, vocab_size=0, text_bytes=size, tokenizer="bytes")
 
 
 class _Tally:

@@ -69,14 +69,11 @@ def files_below(root: Path) -> list[Path]:
         subfolders[:] = [
             name
             for name in subfolders
-            if not name.startswith(".") and not _is_run(Path(folder, name))
+            if not name.startswith(".")
+            and not all(Path(folder, name, part).exists() for part in ("plan.json", "checkpoints"))
         ]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(files)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
 
 
 _BLOCK = 1 << 22  # ids that are read at once

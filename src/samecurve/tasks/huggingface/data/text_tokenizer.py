@@ -217,11 +217,7 @@ class TextTokenizer:
                     "data.chat_template=FILE.jinja, or the tokenizer of a chat model",
                     "data.tokenizer",
                 )
-            self._template = ChatTemplate(text, self.notes.names, self._special_tokens())
+            added = {} if self._inner is None else self._inner.get_added_tokens_decoder()
+            special = [token.content for token in added.values() if token.content.strip()]
+            self._template = ChatTemplate(text, self.notes.names, special)
         return self._template
-
-    def _special_tokens(self) -> list[str]:
-        if self._inner is None:
-            return []
-        added = self._inner.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.content.strip()]
