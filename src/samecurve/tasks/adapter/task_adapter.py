@@ -23,7 +23,7 @@ from samecurve.core.protocols import Initial
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.protocol import MEMBERS, TaskMethods
+from samecurve.tasks.protocol import MEMBERS, Method, TaskMethods
 from samecurve.tasks.user_class.user_errors import UserCall, calling
 
 if TYPE_CHECKING:
@@ -287,34 +287,33 @@ class TaskAdapter:
     def _checked_factor(self, step: int) -> float:
         """The class's own factor at a step. UserError: it is no number of at least 0."""
         with self.calling("schedule"):
-            factor = self.task_factor(step)
+            factor = self._factor(step)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
             remedy = "a number of at least 0, by which optimizer.lr is multiplied"
             raise self._wrong("schedule", f"gives {factor!r} at step {step}", remedy)
         return float(factor)
 
-    def task_factor(self, step: int) -> float:
-        """The result of the class's schedule() at a step, not checked yet."""
-        if self._schedules_optimizer:
-            raise UserError(
-                f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has"
-                " no optimizer for",
-                "def schedule(self, step): the factor of optimizer.lr at that step",
-                "task",
-            )
-        assert self.methods.schedule is not None
-        factor: float = self.methods.schedule(step)
-        return factor
-
     @cached_property
-    def _schedules_optimizer(self) -> bool:
-        """Whether schedule() asks for an optimizer. UserError: neither for that nor for a step."""
+    def _factor(self) -> Callable[[int], float]:
+        """The class's schedule of steps. UserError: it asks for something else than step."""
         assert self.methods.schedule is not None
         names = list(inspect.signature(self.methods.schedule).parameters)
-        if names not in (["step"], ["optimizer"]):
+        if names == ["optimizer"]:
+            return self.scheduler_factors(self.methods.schedule)
+        if names != ["step"]:
             cause = f"asks for {', '.join(names) or 'nothing'}"
             raise self._wrong("schedule", cause, MEMBERS["schedule"])
-        return names == ["optimizer"]
+        return self.methods.schedule
+
+    def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
+        """The factors of a schedule(optimizer). UserError: this engine has no optimizer for it."""
+        del schedule
+        raise UserError(
+            f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has no"
+            " optimizer for",
+            "def schedule(self, step): the factor of optimizer.lr at that step",
+            "task",
+        )
 
     def _schedule_facts(self) -> str:
         """The class's own schedule in words: its factors at some steps, as far as it goes."""

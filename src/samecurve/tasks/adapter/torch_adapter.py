@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +17,7 @@ from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
+from samecurve.tasks.protocol import Method
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
@@ -111,18 +111,10 @@ class TorchAdapter(EngineAdapter):
             )
         return optimizer
 
-    def task_factor(self, step: int) -> float:
-        if not self._schedules_optimizer:
-            return super().task_factor(step)
-        return self._scheduler_factors(step)
-
-    @cached_property
-    def _scheduler_factors(self) -> Callable[[int], float]:
+    def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
         from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
 
-        make = self.methods.schedule
-        assert make is not None
-        return SchedulerFactors(make, self._config.optimizer, f"{self.name}.schedule()")
+        return SchedulerFactors(schedule, self._config.optimizer, f"{self.name}.schedule()")
 
     def _call_after_step(self, model: nn.Module, step: int) -> None:
         assert self.methods.after_step is not None
