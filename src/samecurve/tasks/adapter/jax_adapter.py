@@ -81,20 +81,15 @@ class JaxAdapter(EngineAdapter):
 
     def _check_engine_serves_class(self) -> None:
         """UserError: the class has a member that this engine can't honour."""
+        methods = self.methods
         refused = {
-            "optimizer()": (
-                self.methods.optimizer is not None,
-                "trains with the config's adamw and sgd only",
-            ),
-            "phases": (bool(self.phases), "has one loss and one optimizer a step"),
-            "frozen_base": (self.frozen_base, "saves all of a model"),
-            "after_step()": (
-                self.methods.after_step is not None,
-                "changes weights by its own update only",
-            ),
+            "optimizer()": methods.optimizer and "trains with the config's adamw and sgd only",
+            "phases": self.phases and "has one loss and one optimizer a step",
+            "frozen_base": self.frozen_base and "saves all of a model",
+            "after_step()": methods.after_step and "changes weights by its own update only",
         }
-        for member, (is_there, instead) in refused.items():
-            if is_there:
+        for member, instead in refused.items():
+            if instead:
                 remedy = "--engine torch with a torch model"
                 if member != "phases":
                     remedy = f"leave it out of the class, or {remedy}"
