@@ -214,7 +214,7 @@ class TorchHuggingFace(HuggingFaceTask):
         if adapter is None:
             return converted
         packings = self._packings(outline)
-        packer = PackedArrays(packings, transposed_layers(outline))
+        packer = PackedArrays(packings)
         rounded = packer.rounded(converted)
         converted = with_adapter_names(outline, adapter, converted, rounded)
         return packer.packed(converted, BASE)
@@ -246,14 +246,13 @@ class TorchHuggingFace(HuggingFaceTask):
         self._copy_beside(directory)
         outline = self._outline()
         if self.fields.adapter is not None:
-            transposed = transposed_layers(outline)
             if packings := self._packings(outline):
-                tensors = unpacked(tensors, packings, transposed, BASE)
+                tensors = unpacked(tensors, packings, BASE)
                 lines.append(
                     f"merged into the base as it was trained on, its {self.fields.quantize} weights"
                     f" written as {dtype}"
                 )
-            tensors = merged(tensors, self.fields.adapter, transposed)
+            tensors = merged(tensors, self.fields.adapter, transposed_layers(outline))
         return to_files(outline, tensors), lines
 
     def _write_tokenizer(self, directory: Path) -> list[str]:
