@@ -21,7 +21,6 @@ from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     PACKED,
     batches_of,
-    check_cached_tokens,
     check_whole_tokens,
     files_of_source,
     id_blocks,
@@ -128,7 +127,6 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
 
     cache_entry(home, make, say=show_progress)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
-    check_cached_tokens(Path(corpus.path), corpus.dtype, corpus.num_tokens)
     trained_tokenizer = home / "tokenizer.json"
     if trained_tokenizer.exists():
         return replace(corpus, tokenizer=str(trained_tokenizer))

@@ -121,13 +121,3 @@ def id_blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
     ids = np.memmap(path, dtype, "r")
     for first in range(0, len(ids), _BLOCK):
         yield np.asarray(ids[first : first + _BLOCK])
-
-
-def check_cached_tokens(path: Path, dtype: str, num_tokens: int) -> None:
-    """UserError: a token file of the cache has another size than when it was made."""
-    if path.stat().st_size != num_tokens * np.dtype(dtype).itemsize:
-        raise UserError(
-            f"the token file {path} has been cut off",
-            f"remove {path.parent}: it is made anew",
-            "data",
-        )

@@ -37,7 +37,6 @@ from samecurve.tasks.huggingface.data.parts import (
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
-from samecurve.tasks.text import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache
@@ -72,7 +71,6 @@ class TokenizedSource:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
-        check_cached_tokens(home / "tokens.bin", self.notes.dtype, self.notes.num_tokens)
 
     @property
     def largest_at(self) -> str:
