@@ -173,7 +173,7 @@ class UserCall:
 
     what: the method, for errors: "MyTask.loss()"
     file: the user's file, whose lines errors name; None: the code is ours
-    kind: the kind of error that the method's errors become, asked when it raises one
+    kind: the kind of error that the method's errors become, asked at the call
     phases: names of the phases of a step; none: there is one update a step
     """
 
@@ -194,14 +194,8 @@ class UserCall:
 
     def __call__(self, *arguments: Any, progress: Progress = START, phase: str = "") -> Any:
         """Call the method. phase: '': the first of the step"""
-        process = os.getpid()
-        try:
-            returned = self.method(*arguments, **self.named(progress, phase))
-        except BaseException as error:
-            self.raise_explained(error, process)
-        if os.getpid() != process:
-            self.end_copy()
-        return returned
+        with calling(self._what, self._file, self._kind()):
+            return self.method(*arguments, **self.named(progress, phase))
 
     def named(self, progress: Progress, phase: str) -> dict[str, Any]:
         """The arguments that the method asks for by name."""
