@@ -269,8 +269,11 @@ class FSDP(Strategy):
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.models[0].named_parameters():
-            sharded = isinstance(parameter, DTensor)
-            yield name, self._gathered(parameter) if sharded else parameter.detach().clone()
+            weights: torch.Tensor = parameter
+            if isinstance(weights, DTensor):
+                yield name, self._gathered(weights)
+            else:
+                yield name, weights.detach().clone()
 
     def _gathered(self, parameter: DTensor) -> torch.Tensor:
         """The whole parameter, as a copy: a sum in which each process adds its part to zeros."""
