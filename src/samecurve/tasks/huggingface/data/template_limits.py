@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Template, nodes, pass_context
 from jinja2.ext import Extension
@@ -40,7 +40,17 @@ _COMPARING = {  # tests
     *("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le"),
     *("lessthan", "lt", "ne"),
 }
-_UNSERVED = ("expandtabs", "maketrans", "striptags", "translate")  # methods of text
+_METHODS = {  # methods of text: the cells that each takes for a character
+    **dict.fromkeys(("capitalize", "casefold", "lower", "swapcase", "title", "upper"), 2),
+    **dict.fromkeys(("count", "find", "index", "rfind", "rindex", "startswith", "endswith"), 1),
+    **dict.fromkeys(("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"), 1),
+    **dict.fromkeys(("partition", "rpartition"), 2),
+    **dict.fromkeys(("split", "rsplit", "splitlines"), NODE),
+    **dict.fromkeys(("encode", "decode", "hex", "escape", "unescape"), 4),
+    **dict.fromkeys(("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier"), 1),
+    **dict.fromkeys(("islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"), 1),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), 1),
+}
 
 
 class LimitedTemplate:
@@ -84,35 +94,49 @@ def _longest_body(tree: nodes.Template) -> int:
 class _Counting(NodeTransformer):
     """Puts the filters of `_Hooks` around what costs by its size."""
 
-    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
-        turn = _cost_of_turn(node) if isinstance(node, nodes.For) else 0
-        super().generic_visit(node, *args, **kwargs)
-        if isinstance(node, nodes.For):
-            node.iter = _filtered(node.iter, "counted turns", nodes.Const(turn))
-        elif isinstance(node, nodes.Output | nodes.Concat):
-            node.nodes = [_read(each) for each in node.nodes]
-        elif isinstance(node, nodes.Compare) and not _is_short(node):
-            parts: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
-            for part in parts:
-                part.expr = _read(part.expr)
-        elif isinstance(node, nodes.Pair):
-            node.key = _read(node.key)
-        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-            return _filtered(node, "counted copy")
-        elif isinstance(node, nodes.Getitem):
-            node.arg = _read(node.arg)
+    def get_visitor(self, node: nodes.Node) -> Callable[..., Any] | None:
+        """The method for a kind of node, `_for` and others."""
+        method: Callable[..., Any] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
+        return method
+
+    def _for(self, node: nodes.For) -> nodes.Node:
+        cost = NODE + _cost([node.target, *node.body]) + (_cost([node.test]) if node.test else 0)
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "counted turns", nodes.Const(cost))
         return node
 
+    def _output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_read(each) for each in node.nodes]
+        return node
 
-def _cost_of_turn(loop: nodes.For) -> int:
-    test = [] if loop.test is None else [loop.test]
-    return NODE + _cost([loop.target, *loop.body, *test])
+    def _concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_read(each) for each in node.nodes]
+        return node
 
+    def _compare(self, node: nodes.Compare) -> nodes.Node:
+        """Equality with a constant takes no more than the constant."""
+        constant = any(isinstance(each, nodes.Const) for each in (node.expr, node.ops[0].expr))
+        simple = len(node.ops) == 1 and constant and node.ops[0].op not in ("in", "notin")
+        self.generic_visit(node)
+        if not simple:
+            node.expr = _read(node.expr)
+            for operand in node.ops:
+                operand.expr = _read(operand.expr)
+        return node
 
-def _is_short(node: nodes.Compare) -> bool:
-    """Whether it is an equality with a constant, which takes no more than the constant."""
-    has_constant = any(isinstance(each, nodes.Const) for each in (node.expr, node.ops[0].expr))
-    return len(node.ops) == 1 and has_constant and node.ops[0].op not in ("in", "notin")
+    def _getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            return _filtered(node, "counted copy")
+        node.arg = _read(node.arg)
+        return node
+
+    def _pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _read(node.key)
+        return node
 
 
 def _read(node: nodes.Expr) -> nodes.Expr:
@@ -122,8 +146,10 @@ def _read(node: nodes.Expr) -> nodes.Expr:
 
 
 def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
-    fields = {"node": node, "name": name, "args": list(args), "kwargs": []}
-    return nodes.Filter(*map(fields.get, nodes.Filter.fields), lineno=node.lineno)
+    expression = cast("nodes.Expr", node)
+    filtered = nodes.Filter(expression, name, list(args), [], None, None)  # it takes no keywords
+    filtered.set_lineno(node.lineno)
+    return filtered
 
 
 class _Hooks:
@@ -136,7 +162,7 @@ class _Hooks:
         self._format = environment.wrap_str_format
 
     def install(self) -> None:
-        environment = self._environment
+        environment, meter = self._environment, self._meter
         environment.intercepted_binops = frozenset({"+", "*", "**", "%"})
         environment.call_binop, environment.call = self._call_operator, self._call_function
         environment.wrap_str_format = self._wrap_format
@@ -148,7 +174,7 @@ class _Hooks:
         }
         environment.filters = {
             **filters,
-            "counted read": pass_context(lambda _context, value: self._read(value)),
+            "counted read": _counted_read(meter),
             "counted copy": pass_context(lambda _context, value: self._copied(value)),
             "counted turns": pass_context(lambda _context, value, cost: self._turns(value, cost)),
         }
@@ -168,10 +194,6 @@ class _Hooks:
         for each in value:
             self._meter.spend(cost)
             yield each
-
-    def _read(self, value: Any) -> Any:
-        self._meter.read(value)
-        return value
 
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Sized):
@@ -240,12 +262,11 @@ class _Hooks:
             meter.spend(len(args[0]) * (len(owner) + NODE) + meter.weigh(args[0]))
         elif name == "replace" and len(args) >= 2:
             self._replaced(owner, args[0], args[1])
-        elif name in _UNSERVED:
-            raise TemplateLimitError(f"the chat template calls {name!r} of a text: not served")
-        else:
-            size = NODE if "split" in name else 4  # a piece is a value
+        elif name in _METHODS:
             length = len(owner) + sum(meter.weigh(each) for each in args)
-            meter.spend(NODE + length * size + _numbers((*args, *kwargs.values())))
+            meter.spend(NODE + length * _METHODS[name] + _numbers((*args, *kwargs.values())))
+        else:
+            raise TemplateLimitError(f"the chat template calls {name!r} of a text: not served")
         return args
 
     def _replaced(self, text: Any, old: Any, new: Any) -> None:
@@ -294,7 +315,12 @@ class _Hooks:
     def _count_trim(self, value: Any, *_args: Any, **_given: Any) -> None:
         self._meter.read(value)
 
-    _count_list = _count_reverse = _copied
+    def _count_list(self, value: Any) -> None:
+        self._meter.spend(NODE * len(value))
+
+    def _count_reverse(self, value: Any) -> None:
+        if isinstance(value, str):
+            self._meter.spend(len(value))
 
     def _count_join(self, value: Any, d: Any = "", _attribute: Any = None, **_given: Any) -> None:
         self._meter.spend(len(value) * self._meter.weigh(d) + 4 * self._meter.weigh(value))
@@ -351,6 +377,18 @@ class _CountingFormatter(SandboxedFormatter):
 
 def _refuse_format(*_args: Any, **_kwargs: Any) -> str:
     raise TemplateLimitError("the chat template formats text that is marked as HTML")
+
+
+def _counted_read(meter: Meter) -> Callable[..., Any]:
+    @pass_context
+    def read(_context: Any, value: Any) -> Any:
+        if type(value) is str:
+            meter.spend(len(value))
+        else:
+            meter.spend(meter.weigh(value))
+        return value
+
+    return read
 
 
 def _number(digits: str) -> int:
