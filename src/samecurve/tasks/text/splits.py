@@ -127,9 +127,7 @@ def use_splits(
         there = [split for split in by_split if split is not None]
         raise UserError(
             f"{source} has no split {split}; it has {', '.join(there) or 'none'}",
-            f"data.split={there[0]}, or data.split={ALL} to train on all of it"
-            if there
-            else "leave data.split out",
+            _remedy_of_missing_split(by_split),
             "data.split",
         )
     chosen: dict[Role, Sequence[Item]] = {"train": train}
@@ -137,6 +135,21 @@ def use_splits(
     chosen |= {role: by_split[role] for role in others if role != name and by_split.get(role)}
     line = _describe(chosen, by_split, name, source) if len(by_split) > 1 else ""
     return SourceSplits({role: list(dict.fromkeys(files)) for role, files in chosen.items()}, line)
+
+
+def _remedy_of_missing_split(by_split: Mapping[str | None, Sequence[object]]) -> str:
+    """What to write instead: a split to train on, never one that is kept for a measurement."""
+    if by_split.get(TRAIN) or by_split.get(None):
+        there = TRAIN
+    else:
+        others = [split for split in by_split if split not in (None, "validation", "test")]
+        if not others:
+            return (
+                f"a data.source with a split to train on, or data.split={ALL} to train on all of"
+                " this one"
+            )
+        there = others[0]
+    return f"data.split={there}, or data.split={ALL} to train on all of it"
 
 
 def _describe(
