@@ -154,6 +154,7 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
+    assert terminal.before is not None
     lines = terminal.before.splitlines()
     assert max(map(len, lines)) <= columns
     wide = samecurve("verify", "--help", cwd=tmp_path).stdout
