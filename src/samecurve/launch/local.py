@@ -113,9 +113,7 @@ class _Launcher:
                 if following:
                     failure.remedy = f"{failure.remedy}; {following}"
                 return failure
-            self._prepared = following
-            if signals.received:  # meanwhile: stop() has asked the start that failed
-                self.stop()
+            self._continue_with(following, signals)
 
     def _start(self) -> SamecurveError | None:
         """Start the ranks once, and wait for them. Returns why they failed, if they did."""
@@ -139,6 +137,11 @@ class _Launcher:
 
             cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
             return f"not started again: {cause}"
+
+    def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
+        self._prepared = following
+        if signals.received:  # meanwhile: stop() has asked the start that failed
+            self.stop()
 
     def leave(self) -> None:
         """Answer the second signal: end the ranks at once."""
