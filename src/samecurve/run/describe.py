@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,7 @@ import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import parse_dataclass
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.core.system.parent_death import die_with
@@ -68,7 +68,7 @@ def describe(config: Config, server: ForkServer | None = None) -> Facts:
     cache = cache_home()
     identity = _identity(config)
     if identity is None:
-        return parse_dataclass(Facts, _in_subprocess(config, cache, server))
+        return _facts_from_json(_in_subprocess(config, cache, server))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
     try:
@@ -78,7 +78,18 @@ def describe(config: Config, server: ForkServer | None = None) -> Facts:
         if _identity(config) == identity:  # no file changed while it was read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
-    return parse_dataclass(Facts, value)
+    return _facts_from_json(value)
+
+
+def _facts_from_json(value: Mapping[str, Any]) -> Facts:
+    """The facts, with each number as it was written: plan.json shows them."""
+    tuples: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+    }
+    if value["user_optimizer"]:
+        tuples["user_optimizer"] = UserOptimizerFacts.from_json(value["user_optimizer"])
+    arrays = {name: tuple(shape) for name, shape in value["arrays"].items()}
+    return Facts(**{**tuples, "arrays": arrays})
 
 
 def _identity(config: Config) -> Any:

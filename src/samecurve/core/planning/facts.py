@@ -5,6 +5,7 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
@@ -20,6 +21,10 @@ class UserOptimizerFacts:
     takes_lr: bool  # it is given the config's learning rate
     scales: tuple[float, ...]  # learning rates of its groups, relative to the config's
     num_states: int | None  # arrays of a parameter's shape kept for each; None: not known
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "UserOptimizerFacts":
+        return cls(**{**value, "scales": tuple(value["scales"])})
 
 
 @dataclass(frozen=True)
