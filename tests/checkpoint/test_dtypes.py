@@ -1,7 +1,8 @@
 """Buffers of every type are saved and restored bit by bit."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from samecurve.torch_engine.checkpoint import digests, gather, restore
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.strategies.base import Strategy
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")
@@ -35,10 +37,6 @@ VALUES = {
 }
 
 
-def whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(tensor.shape), (0,) * tensor.ndim
-
-
 def state(tmp_path: Path, values: Any = None) -> State:
     model = torch.nn.Linear(3, 2)
     for dtype, numbers in VALUES.items():
@@ -51,8 +49,10 @@ def state(tmp_path: Path, values: Any = None) -> State:
 
 def test_every_type_comes_back_bit_by_bit(tmp_path: Path) -> None:
     before, after = state(tmp_path), state(tmp_path, [0, 0, 0])
-    alone = (whole, lambda _tensor: (0, 1))
-    written = write_pieces(tmp_path / "rank.safetensors", gather(before, *alone, Comm(), CPU))
+    comm, nothing_asked = Comm(), cast("Any", None)
+    strategy = Strategy(nothing_asked, comm, [CPU])
+    alone: Any = SimpleNamespace(strategy=strategy, comm=comm, device=CPU)
+    written = write_pieces(tmp_path / "rank.safetensors", gather(alone, before))
     loop: dict[str, Any] = {"metrics": {}, "best_value": None, "best_step": None, "skipped": 0}
     meta = {
         "step": 2,
@@ -64,11 +64,11 @@ def test_every_type_comes_back_bit_by_bit(tmp_path: Path) -> None:
         "versions": {},
     }
     write_json(tmp_path / "manifest.json", make_manifest(meta, [vars(written)]))
-    restore(after, *alone, load(tmp_path, weights_only=True))
+    restore(alone, after, load(tmp_path, weights_only=True))
     for (name, one), two in zip(before.model.named_buffers(), after.model.buffers(), strict=True):
         assert one.dtype == two.dtype
         assert torch.equal(one.view(torch.uint8), two.view(torch.uint8)), name
-    assert digests(before, *alone, Comm(), CPU) == digests(after, *alone, Comm(), CPU)
+    assert digests(alone, before) == digests(alone, after)
 
 
 TASK = """\

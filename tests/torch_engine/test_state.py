@@ -1,6 +1,7 @@
 """What is not finite is not saved."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.strategies.base import Strategy
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")
@@ -25,16 +27,10 @@ def state(tmp_path: Any) -> State:
 
 
 def saved(found: State) -> list[str]:
-    return [
-        piece.name
-        for piece in gather(
-            found,
-            lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim),
-            lambda _tensor: (0, 1),
-            Comm(),
-            CPU,
-        )
-    ]
+    comm, nothing_asked = Comm(), cast("Any", None)
+    strategy = Strategy(nothing_asked, comm, [CPU])
+    alone: Any = SimpleNamespace(strategy=strategy, comm=comm, device=CPU)
+    return [piece.name for piece in gather(alone, found)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -9,7 +9,7 @@ Where what is frozen is a base that comes from elsewhere (a task's frozen_base),
 in its place: frozen/sha256.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,7 @@ import torch
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weights import AVERAGE, LATE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.optimizers.optimizer import local_view
-from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step.setup import EngineSetup, State
 
 BASE_DIGEST = "frozen/sha256"  # the digest of a frozen base, among the arrays
 _DTYPE_NAMES = {
@@ -36,10 +35,6 @@ _DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 
-# As Strategy.local_shard and Strategy.replica_index:
-ShardOf = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]
-ReplicaOf = Callable[[torch.Tensor], tuple[int, int]]
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -51,13 +46,21 @@ class Entry:
     replica: tuple[int, int]  # (which, of how many) processes hold the same part
 
 
-def _named_entries(
-    state: State, shard_of: ShardOf, replica_of: ReplicaOf
-) -> Iterator[tuple[str, Entry]]:
+def _named_entries(setup: EngineSetup, state: State) -> Iterator[tuple[str, Entry]]:
+    strategy = setup.strategy
+
     def entry(tensor: torch.Tensor, local: torch.Tensor) -> Entry:
-        shape, offsets = shard_of(tensor)
+        shape, offsets = strategy.local_shard(tensor)
         pair = local.ndim - len(shape)  # 1 for a complex array
-        return Entry(local, shape + (2,) * pair, offsets + (0,) * pair, replica_of(tensor))
+        replica = strategy.replica_index(tensor)
+        return Entry(local, shape + (2,) * pair, offsets + (0,) * pair, replica)
+
+    def along_first(local: torch.Tensor, parameter: torch.Tensor) -> Entry:
+        """The entry of a tensor that lies along the first dimension as a parameter does."""
+        shape, offsets = strategy.local_shard(parameter)
+        rest = tuple(local.shape[1:])
+        replica = strategy.replica_index(parameter)
+        return Entry(local, (shape[0], *rest), (offsets[0], *[0] * len(rest)), replica)
 
     for name, tensor in _tensors_to_save(state):
         yield name, entry(tensor, local_view(tensor))
@@ -69,10 +72,7 @@ def _named_entries(
         for state_name, tensor in state.optimizer.state_of(param).items():
             name = f"optimizer/{state_name}/{param.name}"
             is_cut = tensor.ndim and param.parameter.ndim and state_name not in whole_states
-            if is_cut:
-                yield name, _along_first(tensor, param.parameter, shard_of, replica_of)
-            else:
-                yield name, entry(tensor, tensor)
+            yield name, along_first(tensor, param.parameter) if is_cut else entry(tensor, tensor)
     for name, tensor in _numbers_to_save(state):
         yield name, entry(tensor, tensor)
 
@@ -100,24 +100,22 @@ def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"model/{name}", buffer
 
 
-def _along_first(
-    local: torch.Tensor, parameter: torch.Tensor, shard_of: ShardOf, replica_of: ReplicaOf
-) -> Entry:
-    """The entry of a tensor that lies along the first dimension as a parameter does."""
-    shape, offsets = shard_of(parameter)
-    rest = tuple(local.shape[1:])
-    return Entry(local, (shape[0], *rest), (offsets[0], *[0] * len(rest)), replica_of(parameter))
+def _model_entries(setup: EngineSetup, state: State) -> dict[str, Entry]:
+    return {
+        name: entry for name, entry in _named_entries(setup, state) if name.startswith("model/")
+    }
 
 
-def gather(
-    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
-) -> list[ArrayShard]:
+def gather(setup: EngineSetup, state: State) -> list[ArrayShard]:
     """Copies in host memory of what this process writes.
 
     RunError, on every rank: one of all the arrays is not finite.
     """
-    entries = dict(_named_entries(state, shard_of, replica_of))
-    _check_finite(entries, state.unbounded, comm, device)
+    entries = dict(_named_entries(setup, state))
+    names = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
+    flags = torch.stack([_not_finite(entries[name].local).to(setup.device) for name in names])
+    counts = setup.comm.all_reduce(flags)().tolist()
+    check_finite([name for name, count in zip(names, counts, strict=True) if count])
     shards = []
     for name in _names_to_write(entries):
         entry = entries[name]
@@ -132,15 +130,6 @@ def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a file has it: numbers of two bytes or one (a bf16 buffer) in four, exactly."""
     narrow = tensor.is_floating_point() and tensor.itemsize < 4
     return tensor.float() if narrow else tensor
-
-
-def _check_finite(
-    entries: Mapping[str, Entry], unbounded: frozenset[str], comm: Comm, device: torch.device
-) -> None:
-    names = [name for name in entries if name.removeprefix("model/") not in unbounded]
-    flags = torch.stack([_not_finite(entries[name].local).to(device) for name in names])
-    counts = comm.all_reduce(flags)().tolist()
-    check_finite([name for name, count in zip(names, counts, strict=True) if count])
 
 
 def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,28 +157,26 @@ def _names_to_write(entries: Mapping[str, Entry]) -> list[str]:
     return names
 
 
-def digests(
-    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
-) -> dict[str, str]:
+def digests(setup: EngineSetup, state: State) -> dict[str, str]:
     """The digest of every array of a state that all ranks hold whole; each rank hashes some of
     them.
     """
     from samecurve.core.weights import DIGEST_BYTES, digest
 
-    entries = dict(_named_entries(state, shard_of, replica_of))
+    entries, comm = dict(_named_entries(setup, state)), setup.comm
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
     table = np.zeros((len(entries), DIGEST_BYTES), np.uint8)
     for row, (name, entry) in enumerate(entries.items()):
         if name in own_names:
             table[row] = np.frombuffer(digest(_as_stored(entry.local.to("cpu")).numpy()), np.uint8)
-    sent = torch.from_numpy(table.view(np.int64)).to(device)
+    sent = torch.from_numpy(table.view(np.int64)).to(setup.device)
     summed = comm.all_reduce(sent)().cpu().numpy()
     return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}
 
 
 @torch.no_grad()
-def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Checkpoint) -> None:
+def restore(setup: EngineSetup, state: State, saved: Checkpoint) -> None:
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or
     world size. UserError: names or shapes that don't fit.
     """
@@ -204,7 +191,7 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
         set_late(state, late, state.updates)
     state.step = saved.step
     state.optimizer.create_state()
-    entries = dict(_named_entries(state, shard_of, replica_of))
+    entries = dict(_named_entries(setup, state))
     shared = {name for name, _ in state.optimizer.shared_state()}
     averages = {name for name in (*entries, *saved.arrays) if name.startswith(AVERAGE)}
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared, *averages}
@@ -222,17 +209,11 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
 
 
 @torch.no_grad()
-def take_digest(
-    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
-) -> None:
+def take_digest(setup: EngineSetup, state: State) -> None:
     """Take the digest of what is frozen now; from here on checkpoints leave that out."""
     from samecurve.torch_engine.model.frozen_base import combined_digest, place_sum
 
-    entries = {
-        name: entry
-        for name, entry in _named_entries(state, shard_of, replica_of)
-        if name.startswith("model/")
-    }
+    entries, device = _model_entries(setup, state), setup.device
     frozen = {
         name: entries[f"model/{name}"]
         for name, parameter in state.model.named_parameters()
@@ -243,18 +224,14 @@ def take_digest(
         zero if entry.replica[0] else place_sum(entry.local, entry.shape, entry.offsets).to(device)
         for entry in frozen.values()
     ]
-    sums = comm.all_reduce(torch.stack(own))().tolist() if own else []
+    sums = setup.comm.all_reduce(torch.stack(own))().tolist() if own else []
     digest_ = combined_digest({name: entry.shape for name, entry in frozen.items()}, sums)
     state.base_digest = torch.frombuffer(bytearray(digest_), dtype=torch.uint8)
 
 
 @torch.no_grad()
 def load_weights(
-    state: State,
-    shard_of: ShardOf,
-    replica_of: ReplicaOf,
-    weights: Checkpoint,
-    optional: Collection[str] = (),
+    setup: EngineSetup, state: State, weights: Checkpoint, optional: Collection[str] = ()
 ) -> None:
     """Give a fresh state's model these weights; a buffer that they lack stays as it is.
 
@@ -262,11 +239,7 @@ def load_weights(
 
     UserError: names or shapes that don't fit.
     """
-    entries = {
-        name: entry
-        for name, entry in _named_entries(state, shard_of, replica_of)
-        if name.startswith("model/")
-    }
+    entries = _model_entries(setup, state)
     check_weights(
         {name: weights.arrays.shape(name) for name in weights.arrays},
         {name: entry.shape for name, entry in entries.items()},

@@ -152,7 +152,7 @@ class TorchEngine:
 
     def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
         """A state with weights, if there are any; what `saved` will fill is left empty."""
-        strategy, has_base = self._strategy, self.task.frozen_base
+        has_base = self.task.frozen_base
         is_given: IsGiven = nothing_given if weights is saved is None else all_given
         if has_base:
             sources = [source.arrays for source in (weights, saved) if source is not None]
@@ -160,14 +160,10 @@ class TorchEngine:
         state = self._assemble(is_given)
         if weights is not None:
             optional = [param.name for param in state.trained] if has_base else []
-            states.load_weights(
-                state, strategy.local_shard, strategy.replica_index, weights, optional
-            )
-            strategy.sync_replicas()
+            states.load_weights(self._setup, state, weights, optional)
+            self._strategy.sync_replicas()
         if has_base:
-            states.take_digest(
-                state, strategy.local_shard, strategy.replica_index, self.comm, self.device
-            )
+            states.take_digest(self._setup, state)
         return state
 
     def check_split(
@@ -236,9 +232,8 @@ class TorchEngine:
             return evaluate(self._setup, rounds, progress, samples or self.plan.eval_samples)
 
     def refill(self, state: State, saved: Checkpoint) -> State:
-        strategy = self._strategy
-        states.restore(state, strategy.local_shard, strategy.replica_index, saved)
-        strategy.sync_replicas()
+        states.restore(self._setup, state, saved)
+        self._strategy.sync_replicas()
         return state
 
     @torch.no_grad()
@@ -253,17 +248,11 @@ class TorchEngine:
 
     def gather(self, state: State) -> list[ArrayShard]:
         self._sync_buffers()
-        strategy = self._strategy
-        return states.gather(
-            state, strategy.local_shard, strategy.replica_index, self.comm, self.device
-        )
+        return states.gather(self._setup, state)
 
     def digests(self, state: State) -> dict[str, str]:
         self._sync_buffers()
-        strategy = self._strategy
-        return states.digests(
-            state, strategy.local_shard, strategy.replica_index, self.comm, self.device
-        )
+        return states.digests(self._setup, state)
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""

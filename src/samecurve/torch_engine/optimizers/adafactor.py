@@ -6,13 +6,17 @@ is clipped are those of the whole parameter, wherever its parts are.
 Source: Shazeer and Stern, arXiv:1804.04235.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, count_name, grouped
+from samecurve.torch_engine.optimizers.optimizer import (
+    ConfigOptimizer,
+    Member,
+    OptimizerParam,
+    grouped,
+)
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _DECAY_POWER = -0.8  # of the number of updates: the share of the newest squares in the means
@@ -20,14 +24,11 @@ _LEAST_SCALE = 1e-3  # of a parameter's root mean square: what is zero must be a
 _MOST_UPDATE = 1.0  # root mean square of an update, beyond which it is clipped
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A parameter with its state and its part in the config."""
+@dataclass(frozen=True, kw_only=True)
+class _Member(Member):
+    """A parameter with its state."""
 
-    param: OptimizerParam
     state: dict[str, torch.Tensor]
-    lr_scale: float
-    weight_decay: float
     size: int  # numbers of the whole parameter
     rows: int  # of the whole, along the dimension before the last
 
@@ -50,18 +51,12 @@ class _Pace:
     is_taken: torch.Tensor  # 1, or 0 where the step is left out
 
 
-class Adafactor:
+class Adafactor(ConfigOptimizer):
     def __init__(
-        self,
-        setup: EngineSetup,
-        trained: Sequence[OptimizerParam],
-        _hidden: Collection[str],
-        phase: str = "",
+        self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:
-        """phase: of a step, where there are several"""
-        self._strategy, self._count = setup.strategy, count_name(phase)
-        self._device = trained[0].view.device
-        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
+        super().__init__(setup.optimizer, trained, phase)
+        self._strategy = setup.strategy
         self._members = [
             _member(param, lr_scale, weight_decay)
             for (lr_scale, weight_decay), params in grouped(setup.optimizer, trained)
@@ -78,7 +73,7 @@ class Adafactor:
             finite = finite.to(self._device)
             taken = taken * finite
             for member in self._members:
-                _gradient(member).masked_fill_(~finite, 0.0)
+                member.gradient.masked_fill_(~finite, 0.0)
         self._num_updates.add_(taken)
         count = self._num_updates.double().clamp(min=1)
         pace = _Pace(count**_DECAY_POWER * taken, count**-0.5, taken)
@@ -99,14 +94,6 @@ class Adafactor:
 
     def whole_states(self, param: OptimizerParam) -> Collection[str]:
         return ("col_var",) if self._by_id[id(param)].cuts_columns else ()
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield self._count, self._num_updates
-
-    def create_state(self) -> None: ...
-
-    def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
-        self._num_updates.fill_(float(saved[self._count]))
 
 
 def _member(param: OptimizerParam, lr_scale: float, weight_decay: float) -> _Member:
@@ -131,17 +118,11 @@ def _member(param: OptimizerParam, lr_scale: float, weight_decay: float) -> _Mem
     )
 
 
-def _gradient(member: _Member) -> torch.Tensor:
-    gradient = member.param.view.grad
-    assert gradient is not None  # a step gives all a gradient, zeros where there is none
-    return gradient
-
-
 def _squares(member: _Member, pace: _Pace) -> torch.Tensor:
     """This part's sums of squares: of the weights, then, of a matrix, what all rows' means sum up
     to and each column's sum. The rows' means are brought up to date on the way.
     """
-    view, gradient = member.param.view, _gradient(member)
+    view, gradient = member.param.view, member.gradient
     weights = _squared_norm(view).view(1)
     if not member.is_factored:
         member.state["variance"].lerp_(gradient.square(), pace.newest.to(view.dtype))
@@ -160,7 +141,7 @@ def _turn_into_update(member: _Member, of_whole: torch.Tensor, pace: _Pace) -> t
 
     of_whole: what _squares() gave, of all parts
     """
-    gradient, epsilon = _gradient(member), torch.finfo(member.param.view.dtype).eps
+    gradient, epsilon = member.gradient, torch.finfo(member.param.view.dtype).eps
     if member.is_factored:
         estimate = _estimate(member, of_whole, pace, epsilon)
     else:
@@ -171,7 +152,7 @@ def _turn_into_update(member: _Member, of_whole: torch.Tensor, pace: _Pace) -> t
 
 def _estimate(member: _Member, of_whole: torch.Tensor, pace: _Pace, epsilon: float) -> torch.Tensor:
     """Bring the means of rows and columns up to date, and estimate the second moments from them."""
-    gradient, rows, columns = _gradient(member), member.state["row_var"], member.state["col_var"]
+    gradient, rows, columns = member.gradient, member.state["row_var"], member.state["col_var"]
     newest = pace.newest.to(rows.dtype)
     if member.cuts_columns:
         columns.lerp_((of_whole[2:] / member.rows).to(columns.dtype).view(1, -1), newest)
@@ -197,7 +178,7 @@ def _move(
     length = weight_scale * pace.most.clamp(max=rate) / clipping * pace.is_taken
     if member.weight_decay:
         view.mul_((1 - rate * member.weight_decay * pace.is_taken).to(view.dtype))
-    view.sub_(_gradient(member).mul_(length.to(view.dtype)))
+    view.sub_(member.gradient.mul_(length.to(view.dtype)))
 
 
 def _squared_norm(tensor: torch.Tensor) -> torch.Tensor:

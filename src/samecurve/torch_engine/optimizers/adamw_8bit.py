@@ -7,19 +7,19 @@ adamw's.
 Source: Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv:2110.02861.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.optimizer import block_size
-from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import (
-    BuiltInOptimizer,
+    ConfigOptimizer,
+    Member,
     OptimizerParam,
-    count_name,
     grouped,
 )
 from samecurve.torch_engine.step.setup import EngineSetup
@@ -37,51 +37,44 @@ class Quantized(NamedTuple):
     levels: torch.Tensor  # [256], ascending: what the codes stand for
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A parameter with its moments and its part in the config."""
+@dataclass(frozen=True, kw_only=True)
+class _Member(Member):
+    """A parameter with its moments."""
 
-    param: OptimizerParam
     first: Quantized
     second: Quantized
-    lr_scale: float
-    weight_decay: float
 
 
-class AdamW8bit:
+class AdamW8bit(ConfigOptimizer):
     def __init__(
-        self,
-        setup: EngineSetup,
-        trained: Sequence[OptimizerParam],
-        _hidden: Collection[str],
-        phase: str = "",
+        self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:
-        """phase: of a step, where there are several"""
-        fields = setup.optimizer
-        self._fields, self._count = fields, count_name(phase)
-        self._device = trained[0].view.device
-        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
-        own = [param for param in trained if block_size(_whole_shape(param))]
-        ids = set(map(id, own))
-        others = [param for param in trained if id(param) not in ids]
-        self._adamw: BuiltInOptimizer | None = None
-        if others:
-            adamw = fields.model_copy(update={"name": "adamw"})
-            self._adamw = BuiltInOptimizer(adamw, others, phase)
+        super().__init__(setup.optimizer, trained, phase)
         signed, positive = levels(signed=True), levels(signed=False)
         self._members = [
-            _Member(param, _zeros(param, signed), _zeros(param, positive), scale, decay)
-            for (scale, decay), params in grouped(fields, own)
+            _Member(
+                param=param,
+                lr_scale=lr_scale,
+                weight_decay=weight_decay,
+                first=_zeros(param, signed),
+                second=_zeros(param, positive),
+            )
+            for (lr_scale, weight_decay), params in grouped(setup.optimizer, trained)
             for param in params
         ]
         self._by_id = {id(member.param): member for member in self._members}
+
+    @staticmethod
+    def chosen(
+        _fields: Optimizer, trained: Sequence[OptimizerParam], _hidden: Collection[str]
+    ) -> Sequence[OptimizerParam]:
+        """The arrays whose rows have blocks."""
+        return [param for param in trained if block_size(_whole_shape(param))]
 
     @torch.no_grad()
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
-        if self._adamw:
-            self._adamw.step(lr, finite=finite)
         taken = None
         if isinstance(finite, torch.Tensor):
             taken = finite.to(self._device)
@@ -92,8 +85,7 @@ class AdamW8bit:
     def _update(self, member: _Member, rate: float, taken: torch.Tensor | None) -> None:
         """taken: whether the step is, where only the device knows; None: it is"""
         view = member.param.view
-        assert view.grad is not None  # a step gives all a gradient, zeros where there is none
-        weights, gradient = view.reshape(-1), view.grad.reshape(-1)
+        weights, gradient = view.reshape(-1), member.gradient.reshape(-1)
         count = self._num_updates.double().clamp(min=1)
         beta1, beta2 = self._fields.betas
         corrections = [(1 - beta**count).to(view.dtype) for beta in (beta1, beta2)]
@@ -112,29 +104,13 @@ class AdamW8bit:
             view.copy_(weights.view_as(view))
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        member = self._by_id.get(id(param))
-        if member is None:
-            assert self._adamw
-            return self._adamw.state_of(param)
+        member = self._by_id[id(param)]
         return {
             "exp_avg_codes": member.first.codes,
             "exp_avg_scales": member.first.scales,
             "exp_avg_sq_codes": member.second.codes,
             "exp_avg_sq_scales": member.second.scales,
         }
-
-    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
-        return ()
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield self._count, self._num_updates
-
-    def create_state(self) -> None: ...
-
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        self._num_updates.fill_(float(saved[self._count]))
-        if self._adamw:
-            self._adamw.after_restore(saved, filled)
 
 
 def levels(*, signed: bool) -> torch.Tensor:

@@ -7,12 +7,13 @@ parameter's group: 0 for the parameters that are not used yet, 1 for the first t
 so on. Parameters of the first step have no such number.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import torch
-
-from samecurve.core.protocols import StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
+from samecurve.torch_engine.optimizers.optimizer import (
+    JoinedOptimizers,
+    OptimizerParam,
+    OptimizerUpdate,
+)
 from samecurve.torch_engine.optimizers.user_optimizer import UserOptimizer
 from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
 
@@ -74,7 +75,7 @@ def _named(params: Sequence[OptimizerParam], names: Collection[str]) -> list[Opt
     return [param for param in params if param.name in names]
 
 
-class LateOptimizer:
+class LateOptimizer(JoinedOptimizers):
     """The optimizers of an update, by group.
 
     late: number of the group, by name of the parameter.
@@ -103,34 +104,12 @@ class LateOptimizer:
         self._optimizers.pop(group, None)
         params = [param for param in self._trained if self._group_of[param.name] == group]
         if params:
-            # the count of updates is saved under the name of a phase (count_name)
+            # the count of updates is saved under the name of a phase (ConfigOptimizer)
             parts = [self._phase] if group == _FIRST_STEP else [self._phase, f"late/{group}"]
             self._optimizers[group] = self._make(params, "/".join(filter(None, parts)))
 
-    def _moving(self) -> Iterator[OptimizerUpdate]:
-        return (one for group, one in self._optimizers.items() if group != _UNUSED)
+    def each(self) -> Iterable[OptimizerUpdate]:
+        return [one for group, one in self._optimizers.items() if group != _UNUSED]
 
-    def _optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
+    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
         return self._optimizers[self._group_of[param.name]]
-
-    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
-        for optimizer in self._moving():
-            optimizer.step(lr, finite=finite)
-
-    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        return self._optimizer_of(param).state_of(param)
-
-    def whole_states(self, param: OptimizerParam) -> Collection[str]:
-        return self._optimizer_of(param).whole_states(param)
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for optimizer in self._moving():
-            yield from optimizer.shared_state()
-
-    def create_state(self) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.create_state()
-
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        for optimizer in self._moving():
-            optimizer.after_restore(saved, filled)

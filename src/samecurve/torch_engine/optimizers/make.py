@@ -1,12 +1,13 @@
 """The optimizers of a run: the config's by their names, or the task's own."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from samecurve.torch_engine.optimizers.optimizer import (
     BuiltInOptimizer,
+    JoinedOptimizers,
     OptimizerParam,
     OptimizerUpdate,
 )
@@ -33,7 +34,7 @@ def make_updates(
 
     def make_optimizer(params: Sequence[OptimizerParam], phase: str) -> OptimizerUpdate:
         if make is None:
-            return make_built_in(setup, params, hidden, phase)
+            return _from_config(setup, params, hidden, phase)
         from samecurve.torch_engine.optimizers.user_optimizer import UserOptimizer
 
         return UserOptimizer(partial(make, phase=phase), setup.optimizer, params)
@@ -48,21 +49,39 @@ def make_updates(
     return updates, PhasedOptimizer(updates)
 
 
-def make_built_in(
-    setup: EngineSetup,
-    trained: Sequence[OptimizerParam],
-    hidden: Collection[str],
-    phase: str = "",
+def _from_config(
+    setup: EngineSetup, trained: Sequence[OptimizerParam], hidden: Collection[str], phase: str
 ) -> OptimizerUpdate:
-    """The config's optimizer.
+    """The config's optimizer, beside adamw for the parameters that it is not for.
 
     hidden: names of the matrices of hidden layers.
     phase: of a step, where there are several.
     """
-    name = setup.optimizer.name
-    if name not in OPTIMIZERS:
-        return BuiltInOptimizer(setup.optimizer, trained, phase)
-    module, _, class_name = OPTIMIZERS[name].partition(":")
-    make: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
-    optimizer: OptimizerUpdate = make(setup, trained, hidden, phase)
-    return optimizer
+    fields = setup.optimizer
+    if fields.name not in OPTIMIZERS:
+        return BuiltInOptimizer(fields, trained, phase)
+    module, _, class_name = OPTIMIZERS[fields.name].partition(":")
+    kind: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
+    own = kind.chosen(fields, trained, hidden)
+    ids = set(map(id, own))
+    others = [param for param in trained if id(param) not in ids]
+    by_name: dict[str, OptimizerUpdate] = {}
+    if own:
+        by_name |= dict.fromkeys((param.name for param in own), kind(setup, own, phase))
+    if others:
+        adamw = BuiltInOptimizer(fields.model_copy(update={"name": "adamw"}), others, phase)
+        by_name |= dict.fromkeys((param.name for param in others), adamw)
+    return OptimizersByName(by_name)
+
+
+class OptimizersByName(JoinedOptimizers):
+    """An optimizer for each name of a parameter; several parameters may have the same one."""
+
+    def __init__(self, by_name: Mapping[str, OptimizerUpdate]) -> None:
+        self._by_name = by_name
+
+    def each(self) -> Iterable[OptimizerUpdate]:
+        return dict.fromkeys(self._by_name.values())
+
+    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
+        return self._by_name[param.name]

@@ -9,16 +9,17 @@ Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks
 al., "Muon is scalable for LLM training", arXiv:2502.16982.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.optimizer import muon_names
-from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizers.optimizer import (
-    BuiltInOptimizer,
+    ConfigOptimizer,
+    Member,
     OptimizerParam,
     grouped,
     is_sharded,
@@ -31,20 +32,11 @@ _LEAST_NORM = 1e-7
 _ADAMW_RMS = 0.2  # root mean square of adamw's updates, which muon's are to have
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A matrix with its momentum and its part in the config."""
+@dataclass(frozen=True, kw_only=True)
+class _Member(Member):
+    """A matrix with its momentum."""
 
-    param: OptimizerParam
     momentum: torch.Tensor
-    lr_scale: float
-    weight_decay: float
-
-    @property
-    def gradient(self) -> torch.Tensor:
-        gradient = self.param.view.grad
-        assert gradient is not None  # a step gives all a gradient, zeros where there is none
-        return gradient
 
     @property
     def has_whole_matrices(self) -> bool:
@@ -52,44 +44,41 @@ class _Member:
         return self.param.view.ndim == 3 and is_sharded(self.param.parameter)
 
 
-class Muon:
+class Muon(ConfigOptimizer):
+    is_counted = False
+
     def __init__(
-        self,
-        setup: EngineSetup,
-        trained: Sequence[OptimizerParam],
-        hidden: Collection[str],
-        phase: str = "",
+        self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:
-        """hidden: names of the matrices of hidden layers, which muon updates unless a group of the
-            config says otherwise; adamw has the rest
-        phase: of a step, where there are several
-        """
-        fields = setup.optimizer
-        shapes = {param.name: tuple(param.parameter.shape) for param in trained}
-        matrices = muon_names(fields.rules, shapes, hidden)
-        self._fields, self._strategy = fields, setup.strategy
-        self._device = trained[0].view.device
+        super().__init__(setup.optimizer, trained, phase)
+        self._strategy = setup.strategy
         dtype = torch.bfloat16 if setup.plan.compute.precision in {"bf16", "f16"} else None
         self._function = partial(orthogonal, dtype=dtype)
-        others = [param for param in trained if param.name not in matrices]
-        self._adamw: BuiltInOptimizer | None = None
-        if others:
-            adamw = fields.model_copy(update={"name": "adamw"})
-            self._adamw = BuiltInOptimizer(adamw, others, phase)
-        own = [param for param in trained if param.name in matrices]
         self._members = [
-            _Member(param, torch.zeros_like(param.view, requires_grad=False), scale, decay)
-            for (scale, decay), params in grouped(fields, own)
+            _Member(
+                param=param,
+                lr_scale=lr_scale,
+                weight_decay=weight_decay,
+                momentum=torch.zeros_like(param.view, requires_grad=False),
+            )
+            for (lr_scale, weight_decay), params in grouped(setup.optimizer, trained)
             for param in params
         ]
         self._states = {id(member.param): member.momentum for member in self._members}
+
+    @staticmethod
+    def chosen(
+        fields: Optimizer, trained: Sequence[OptimizerParam], hidden: Collection[str]
+    ) -> Sequence[OptimizerParam]:
+        """The matrices of hidden layers, unless a group of the config says otherwise."""
+        shapes = {param.name: tuple(param.parameter.shape) for param in trained}
+        matrices = muon_names(fields.rules, shapes, hidden)
+        return [param for param in trained if param.name in matrices]
 
     @torch.no_grad()
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
-        if self._adamw:
-            self._adamw.step(lr, finite=finite)
         taken: float | torch.Tensor = 1.0
         if isinstance(finite, torch.Tensor):
             finite = finite.to(self._device)
@@ -111,23 +100,7 @@ class Muon:
                 _move(member, self._function(member.gradient), lr, taken)
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        if id(param) in self._states:
-            return {"momentum_buffer": self._states[id(param)]}
-        assert self._adamw
-        return self._adamw.state_of(param)
-
-    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
-        return ()
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._adamw:
-            yield from self._adamw.shared_state()
-
-    def create_state(self) -> None: ...
-
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        if self._adamw:
-            self._adamw.after_restore(saved, filled)
+        return {"momentum_buffer": self._states[id(param)]}
 
 
 def _add_momentum(member: _Member, decay: float, taken: float | torch.Tensor) -> None:

@@ -5,9 +5,9 @@ The config's others: optimizers/. A task's own: user_optimizer.py.
 """
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,8 +106,8 @@ def _is_matrix(parameter: nn.Parameter) -> bool:
 _STATE_NAMES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
-class OptimizerUpdate(Protocol):
-    """An optimizer as a training step and a checkpoint use it."""
+class OptimizerUpdate:
+    """An optimizer as a training step and a checkpoint use it. The base keeps nothing."""
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         """Make one update from the gradients of the parameters' views, which all have one; none
@@ -115,34 +115,116 @@ class OptimizerUpdate(Protocol):
 
         A tensor is on the device that clips, and nobody waits for it.
         """
-        ...
+        raise NotImplementedError
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         """The state of one parameter, by name: single numbers, or tensors that lie along the first
         dimension as `param.view` does.
         """
-        ...
+        raise NotImplementedError
 
-    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
         """Names of those that do not: each process has all of them, whatever its part of the
         parameter.
         """
-        ...
+        return ()
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The state that the optimizer holds once for all parameters, by a checkpoint's name."""
-        ...
+        return iter(())
 
     def create_state(self) -> None:
         """Make all state exist, so that a checkpoint can fill it.
 
         What it, and the weights, hold afterwards is of no meaning.
         """
-        ...
 
     def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         """After state_of() was filled from a checkpoint. filled: by the checkpoint's names."""
-        ...
+
+
+class JoinedOptimizers(OptimizerUpdate):
+    """Several optimizers, each of parameters of its own."""
+
+    def each(self) -> Iterable[OptimizerUpdate]:
+        """The optimizers that move parameters."""
+        raise NotImplementedError
+
+    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
+        raise NotImplementedError
+
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        for optimizer in self.each():
+            optimizer.step(lr, finite=finite)
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        return self.optimizer_of(param).state_of(param)
+
+    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+        return self.optimizer_of(param).whole_states(param)
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for optimizer in self.each():
+            yield from optimizer.shared_state()
+
+    def create_state(self) -> None:
+        for optimizer in self.each():
+            optimizer.create_state()
+
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        for optimizer in self.each():
+            optimizer.after_restore(saved, filled)
+
+
+class ConfigOptimizer(OptimizerUpdate):
+    """The base of the config's optimizers. It counts the updates, on the device.
+
+    is_counted: whether the formula needs the count, so that a checkpoint has it
+    """
+
+    is_counted = True
+
+    def __init__(
+        self, fields: Optimizer, trained: Sequence[OptimizerParam], phase: str = ""
+    ) -> None:
+        """phase: of a step, where there are several"""
+        self._fields = fields
+        self._count = f"optimizer/step/{phase}" if phase else "optimizer/step"
+        self._device = trained[0].view.device
+        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
+
+    @staticmethod
+    def chosen(
+        _fields: Optimizer, trained: Sequence[OptimizerParam], _hidden: Collection[str]
+    ) -> Sequence[OptimizerParam]:
+        """The parameters that this optimizer is for; adamw has the others.
+
+        hidden: names of the matrices of hidden layers
+        """
+        return trained
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.is_counted:
+            yield self._count, self._num_updates
+
+    def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
+        if self.is_counted:
+            self._num_updates.fill_(float(saved[self._count]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A parameter and its part in the config."""
+
+    param: OptimizerParam
+    lr_scale: float
+    weight_decay: float
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        gradient = self.param.view.grad
+        assert gradient is not None  # a step gives all a gradient, zeros where there is none
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -156,7 +238,7 @@ class _Group:
     num_updates: list[torch.Tensor]  # by parameter: the one count, as adamw's kernel wants it
 
 
-class BuiltInOptimizer:
+class BuiltInOptimizer(ConfigOptimizer):
     """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
     state exists from the start.
 
@@ -167,17 +249,13 @@ class BuiltInOptimizer:
     def __init__(
         self, fields: Optimizer, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:
-        """phase: of a step, where there are several"""
-        self._fields = fields
-        self._count = count_name(phase)
-        self._device = trained[0].view.device
+        super().__init__(fields, trained, phase)
+        self.is_counted = fields.name == "adamw"
         names = _STATE_NAMES[fields.name]
         self._state = {
             id(param): {name: torch.zeros_like(param.view, requires_grad=False) for name in names}
             for param in trained
         }
-        # Updates, as adamw's kernel wants them:
-        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
         used = names if fields.name == "adamw" or fields.momentum else ()
         self._groups = [
             _Group(
@@ -256,24 +334,6 @@ class BuiltInOptimizer:
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return self._state[id(param)]
-
-    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
-        return ()
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._fields.name == "adamw":
-            yield self._count, self._num_updates
-
-    def create_state(self) -> None: ...
-
-    def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
-        if self._fields.name == "adamw":
-            self._num_updates.fill_(float(saved[self._count]))
-
-
-def count_name(phase: str) -> str:
-    """The name of the number of updates in a checkpoint."""
-    return f"optimizer/step/{phase}" if phase else "optimizer/step"
 
 
 def grouped(

@@ -6,7 +6,7 @@ all else is refused at the first step.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate, local_view
 from samecurve.torch_engine.randomness.generators import GeneratorWatch
 from samecurve.units import first_and_count
 
@@ -27,7 +27,7 @@ NamedParams = list[tuple[str, nn.Parameter]]
 OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
 
 
-class UserOptimizer:
+class UserOptimizer(OptimizerUpdate):
     """make: (named parameters, the config's learning rate) -> the optimizer
 
     UserError: it can't be driven, or was given other parameters.
@@ -95,12 +95,6 @@ class UserOptimizer:
             for name, value in self._state_of(param).items()
             if value is not None
         }
-
-    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
-        return ()
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(())
 
     def create_state(self) -> None:
         """Make the state exist by a step of zero gradients: what a torch optimizer keeps is known

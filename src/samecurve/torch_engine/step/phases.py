@@ -7,14 +7,16 @@ of other phases is computed and dropped.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from samecurve.core.config.param_groups import Patterns, names_by_phase
-from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics, StoredArrays
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics
+from samecurve.torch_engine.optimizers.optimizer import (
+    JoinedOptimizers,
+    OptimizerParam,
+    OptimizerUpdate,
+)
 from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import TrainingStep
 
@@ -52,34 +54,18 @@ class StepsInTurn:
         return state, PhasedMetrics(queued)
 
 
-class PhasedOptimizer:
+class PhasedOptimizer(JoinedOptimizers):
     """The optimizers of all phases, as a checkpoint sees them."""
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self._updates = updates
         self._by_name = {one.name: update for update in updates for one in update.trained}
 
-    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
-        for update in self._updates:
-            update.optimizer.step(lr, finite=finite)
+    def each(self) -> Iterable[OptimizerUpdate]:
+        return (update.optimizer for update in self._updates)
 
-    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        return self._by_name[param.name].optimizer.state_of(param)
-
-    def whole_states(self, param: OptimizerParam) -> Collection[str]:
-        return self._by_name[param.name].optimizer.whole_states(param)
-
-    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for update in self._updates:
-            yield from update.optimizer.shared_state()
-
-    def create_state(self) -> None:
-        for update in self._updates:
-            update.optimizer.create_state()
-
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        for update in self._updates:
-            update.optimizer.after_restore(saved, filled)
+    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
+        return self._by_name[param.name].optimizer
 
 
 @dataclass(frozen=True)
