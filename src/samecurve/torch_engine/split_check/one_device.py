@@ -150,7 +150,8 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
 
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(keep, name))  # type: ignore[no-untyped-call]
+            register: Any = parameter.register_post_accumulate_grad_hook
+            register(partial(keep, name))
     return own
 
 
