@@ -104,7 +104,7 @@ def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyS
     if not train.eval_every:
         raise UserError(
             "train.early_stop looks at evaluations, and there is one at the end only",
-            "--eval-every 1ep, or a number of steps",
+            "--set train.eval_every=1ep, or a number of steps",
             "train.early_stop",
         )
     goal = section.goal

@@ -159,7 +159,8 @@ def best_checkpoint(path: Path, where: str = "RUN") -> Path:
             continue
     raise UserError(
         f"none of the checkpoints of {path} was evaluated at its own step",
-        "--eval-every N --set train.save_every=N when it is trained: then each better one is saved",
+        "--set train.eval_every=N --set train.save_every=N when it is trained: then each better one"
+        " is saved",
         where,
     )
 
