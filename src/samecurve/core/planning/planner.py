@@ -114,7 +114,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
 
 @dataclass(frozen=True)
 class _Planning:
-    """What a plan is made from, and the log of its decisions."""
+    """The inputs of a plan, and the log of its decisions."""
 
     config: Config
     machine: Machine

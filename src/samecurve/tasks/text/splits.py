@@ -138,7 +138,7 @@ def use_splits(
 
 
 def _remedy_of_missing_split(by_split: Mapping[str | None, Sequence[object]]) -> str:
-    """What to write instead: a split to train on, never one that is kept for a measurement."""
+    """The remedy: a split to train on, never one that is kept for a measurement."""
     if by_split.get(TRAIN) or by_split.get(None):
         there = TRAIN
     else:
