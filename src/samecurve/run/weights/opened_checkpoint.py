@@ -219,9 +219,16 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             where,
         )
     checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None and damaged:
+        raise UserError(
+            f"{path} has no whole checkpoint: " + "; ".join(damaged),
+            f"put a copy of the damaged checkpoint in its place, in {run.checkpoints}; or train"
+            " anew, with another --save-dir",
+            where,
+        )
     if checkpoint is None:
         raise UserError(
-            f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged),
+            f"{path} has no checkpoint yet",
             "let it train until it has saved (train.save_every)",
             where,
         )

@@ -92,7 +92,9 @@ def end_copy(what: str) -> NoReturn:
 
 
 def _of_a_peer(error: BaseException) -> bool:
-    """Whether a collective has raised the error, inside torch's own code."""
+    """Whether a collective that has peers has raised the error, inside torch's own code."""
+    if "Default process group has not been initialized" in message_of(error):
+        return False  # a process alone has no peers
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (
         "/torch/distributed/" in frames[-1].filename
