@@ -43,7 +43,7 @@ from samecurve.tasks.huggingface.library import (
     model_class,
     read_config,
 )
-from samecurve.tasks.huggingface.masked import Masked, make_masking
+from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
 from samecurve.tasks.huggingface.model_directory import CONFIG
 from samecurve.tasks.huggingface.model_limits import (
     check_length,
@@ -110,15 +110,16 @@ class TorchHuggingFace(HuggingFaceTask):
         check_length(self.config, data)
         self._take_objective()
 
+    def _masking(self) -> Masking:
+        return make_masking(self.fields.mask_probability, self.tokenizer, self.config.vocab_size)
+
     def _take_objective(self) -> None:
         """Make the objective's methods this task's own."""
         objective: Causal | Classify | Masked | Embed
         if self.classifies:
             objective, self._balance = Classify(self._class_weights()), ""
         elif self.fields.objective == "masked":
-            probability, vocab = self.fields.mask_probability, self.config.vocab_size
-            masking = make_masking(probability, self.tokenizer, vocab)
-            objective, self._balance = Masked(masking), ""
+            objective, self._balance = Masked(self._masking()), ""
         elif self.fields.objective == "embed":
             objective, self._balance = Embed(self.fields.embedding), ""
         else:
