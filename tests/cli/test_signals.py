@@ -144,6 +144,7 @@ class Terminal:
 
     def has_paused(self, number: int = 0) -> bool:
         self._read()
+        assert not os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it ended"
         return Path(f"{self._paused}{number}").exists()
 
     def has_ranks(self) -> bool:
@@ -209,6 +210,7 @@ def on_terminal(command: list[str], home: Path) -> Iterator[Terminal]:
         yield terminal
         until(lambda: not terminal.processes(), 10)
     finally:
+        print(terminal.text)
         terminal.kill()
 
 
