@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from commands import command, samecurve, until, write_config
+from samecurve.launch.script.script_attempt import BOOTSTRAP
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PAUSING = Path(__file__).with_name("pausing.py")
@@ -32,7 +33,7 @@ NOTHING = "stopped by (Ctrl-C|SIGTERM): nothing was kept; the same command begin
 SLEEPS = """\
 import os, time
 from pathlib import Path
-Path(os.environ["PAUSED"] + "0").touch()
+Path(os.environ["PAUSED"] + os.environ.get("RANK", "0")).touch()
 time.sleep(60)
 """
 
@@ -155,6 +156,14 @@ class Terminal:
         self._read()
         return sum(process.num_threads() > 2 for process in self.processes()) > 2
 
+    def moment(self, case: Case) -> Callable[[], bool]:
+        """Says whether the case's moment has come."""
+        if case.moment == RANKS:
+            return self.has_ranks
+        if case.moment == SCRIPT:
+            return lambda: self.has_paused(0) and self.has_paused(1)
+        return self.has_paused
+
     def send(self, number: signal.Signals) -> None:
         if number == INT:
             os.write(self._screen, b"\x03")
@@ -233,7 +242,7 @@ def test_a_signal_ends_a_verb_in_order(
     before = left_over(home, cache)
     run_before = sorted(trained_run.rglob("*"))
     with on_terminal(command_of(case, trained_run), home) as terminal:
-        until(terminal.has_ranks if case.moment == RANKS else terminal.has_paused)
+        until(terminal.moment(case))
         terminal.send(number)
         assert terminal.end() == 128 + number, terminal.text
     assert "Traceback" not in terminal.text
@@ -270,6 +279,20 @@ def test_a_signal_while_the_program_is_imported(
         terminal.send(number)
         assert terminal.end() == 128 + number
     assert terminal.text.strip() in {f"stopped by {name}", f"^C\r\nstopped by {name}"}
+
+
+def test_ctrl_c_while_a_rank_of_a_script_begins(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher passes it on, and says what happened; here is the rank alone."""
+    (home / "ctypes.py").write_text(SLEEPS)  # the rank's first import
+    monkeypatch.setenv("PYTHONPATH", str(home))
+    words = [home / "report", os.getpid(), 0, "script", home / "sleeps.py"]
+    with on_terminal([sys.executable, str(BOOTSTRAP), *map(str, words)], home) as terminal:
+        until(terminal.has_paused)
+        terminal.send(INT)
+        assert terminal.end() == -INT
+    assert terminal.text.strip() in {"", "^C"}
 
 
 def test_a_signal_after_the_last_line_changes_nothing(home: Path, trained_run: Path) -> None:
