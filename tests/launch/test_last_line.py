@@ -48,7 +48,7 @@ def test_ctrl_c_under_torchrun(engine: str, tmp_path: Path, corpus: Path) -> Non
     terminal.expect("step   [0-9]+/1000000")
     terminal.sendintr()
     terminal.expect(pexpect.EOF)
-    shown = terminal.before
+    shown = str(terminal.before)
     terminal.close()
     assert shown.splitlines()[-1] == "saved  run; the same command goes on from there"
     assert shown.count("SignalException: ") == 1  # torchrun's own, above it
