@@ -1,18 +1,37 @@
 """benchmarks/gpu.py and hf_gpu.py: a side that fails costs no other, and MFU is counted right."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from benchmarks.gpu_profile import attention_of
 from benchmarks.gpu_result import flops_of_step, result_of, shown
 from benchmarks.gpu_turns import Found, Turns, take_turns
 
+from commands import until
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.shapes import model_facts
 from tiny import MACHINE, config_of, tiny_values
+
+ABOUT = {
+    "device": "cpu",
+    "machine": "X9",
+    "parameters": 2_000_000,
+    "batch": 8,
+    "micro": 4,
+    "rounds": 2,
+    "tokens_per_step": 1000,
+    "flops_per_step": {"mfu": 2e12, "mfu_12lt": 3e12},
+    "peak_flops": 10e12,
+    "ceiling_flops": 8e12,
+}
 
 SIDES = f"""
 import os, resource, signal, sys, time
@@ -30,6 +49,9 @@ def turn(add):
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "hangs":
         time.sleep(60)
+    if name == "about":
+        add({ABOUT!r})
+        return
     add({{"seconds": 0.5, "memory": None}})
     if name == "late":
         raise RuntimeError("the profiler failed")
@@ -79,6 +101,34 @@ def test_a_side_that_fails_is_left_out_with_its_reason(
     assert "Traceback" in capfd.readouterr().err  # the place of a failure is in the log
 
 
+RACE = """
+from benchmarks.gpu_main import Race, parser_of, race
+words = ["--device", "cpu", "--sides", "good,hangs", "--out", "out"]
+arguments = parser_of("sides that fail", {}).parse_args(words)
+race(Race("failing_sides", "", "", (), arguments, None, {}, {}))
+"""
+
+
+@pytest.mark.long
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "failing_sides.py").write_text(SIDES)
+    paths = [str(tmp_path), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", RACE]
+    out = tmp_path / "out"
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        until(lambda: process.poll() is not None or (out.exists() and "good" in out.read_text()))
+        until(lambda: psutil.Process(process.pid).children())  # the next side's turn
+        turn = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not psutil.wait_procs(turn, 10)[1]
+    result = json.loads(out.read_text())
+    assert list(result["sides"]) == ["good"]
+    skipped = {"good": "turn 2: stopped by SIGINT", "hangs": "turn 1: stopped by SIGINT"}
+    assert result["skipped"] == skipped
+
+
 def test_mfu_counts_attention_by_both_formulas(tmp_path: Path) -> None:
     """Two layers of 8, heads of 4, inner 16, vocabulary 32, 16 tokens; 10 samples a step.
 
@@ -113,19 +163,6 @@ def test_mfu_counts_attention_by_both_formulas(tmp_path: Path) -> None:
         "mfu": 160 * (6 * 1536 + 3072 / 2),
         "mfu_12lt": 160 * (6 * 1536 + 3072),
     }
-
-
-ABOUT = {
-    "machine": "X9",
-    "parameters": 2_000_000,
-    "batch": 8,
-    "micro": 4,
-    "rounds": 2,
-    "tokens_per_step": 1000,
-    "flops_per_step": {"mfu": 2e12, "mfu_12lt": 3e12},
-    "peak_flops": 10e12,
-    "ceiling_flops": 8e12,
-}
 
 
 def test_the_table_names_formulas_kernels_and_what_was_left_out() -> None:

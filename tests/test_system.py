@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from samecurve.core.system.cache import MANIFEST, cache_entry
-from samecurve.core.system.files import directory_made_once, explain_os_error, one_at_a_time
+from samecurve.core.system.files import (
+    directory_made_once,
+    explain_os_error,
+    one_at_a_time,
+    write_json,
+)
 from samecurve.core.system.installation import install_command
 from samecurve.errors import closing_all, not_hiding
 
@@ -23,6 +28,13 @@ MODULE = "core/system/installation.py"
 ASK = (
     "from samecurve.core.system.installation import install_command; print(install_command('jax'))"
 )
+
+
+def test_a_file_of_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", [1])
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", [2, object()])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["[\n 1\n]"]
 
 
 def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:

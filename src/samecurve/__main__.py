@@ -1,3 +1,3 @@
-from samecurve.cli.main import main
+from samecurve.cli.entry import run
 
-main()
+run()

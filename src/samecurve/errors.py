@@ -147,7 +147,31 @@ def message_of(error: BaseException) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while no run is under way that could save."""
+    """A signal that asks this process to stop, while no run is under way that could save.
+
+    kept: what the interrupted work has kept, and how to go on; '': nothing was kept
+    """
+
+    kept = ""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def by(self) -> str:
+        """What stopped this process, in the user's words."""
+        return "Ctrl-C" if self.number == signal.SIGINT else signal.Signals(self.number).name
+
+
+@contextmanager
+def keeping(kept: str) -> Iterator[None]:
+    """Say what is kept where the block is interrupted. An inner block's text has precedence."""
+    try:
+        yield
+    except Interrupted as stop:
+        stop.kept = stop.kept or kept
+        raise
 
 
 def is_ctrl_c(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import slow
 import torch.distributed as dist
 
-from commands import refused, samecurve, started, until, write_config
+from commands import refused, samecurve, write_config
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile, Step
@@ -313,33 +313,6 @@ def test_a_layout_that_fails_is_said_and_the_others_go_on(corpus: Path) -> None:
     ddp, single = bench.measure_layouts(plans, SCHEDULE, job=slow.dies)
     assert (ddp["status"], single["status"], single["speedup"]) == ("failed", "measured", 1)
     assert re.search(r"rank 1 of 2 ended[\s\S]*the last word of a rank", ddp["why"])
-
-
-@pytest.mark.long
-def test_ctrl_c_leaves_no_process_and_no_file(corpus: Path, tmp_path: Path, cache: Path) -> None:
-    import signal
-
-    import psutil
-
-    with started(
-        "bench",
-        "-f",
-        write_config(tmp_path, corpus),
-        "--worlds",
-        "2",
-        "--strategies",
-        "ddp",
-        "--steps",
-        "5000",
-        cwd=tmp_path,
-    ) as process:
-        until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-    assert not psutil.wait_procs(ranks, 10)[1]
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
-    assert not list((cache / "bench").iterdir())
 
 
 def test_layouts_where_nobody_says(corpus: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, exit_on_sigterm
+from samecurve.cli.options import ConfigVerb
 from samecurve.terminal import echo
 
 
@@ -86,7 +86,6 @@ def bench(
 
     Trains a few steps of each in throw-away processes.
     """
-    exit_on_sigterm()
     from samecurve.worker.cluster_env import alone
 
     alone("bench")

@@ -6,11 +6,11 @@ The module is not in api/, whose package imports what planning needs: that would
 import signal
 import sys
 
-from samecurve.cli.main import main
+from samecurve.cli.entry import run
 from samecurve.core.system.parent_death import die_with
 
 if __name__ == "__main__":
     _, parent, *arguments = sys.argv
     die_with(int(parent), signal.SIGTERM)
     sys.argv = ["samecurve", *arguments]
-    main()
+    run()

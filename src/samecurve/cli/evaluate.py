@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, add_typed, best_option, exit_on_sigterm, trust_option
+from samecurve.cli.options import Verb, add_typed, best_option, trust_option
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
@@ -56,7 +56,6 @@ def evaluate(
 
     from samecurve.launch.evaluate_run import evaluate as evaluate_run
 
-    exit_on_sigterm()
     if best:
         from samecurve.run.weights.opened_checkpoint import best_checkpoint
 

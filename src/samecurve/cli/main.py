@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,8 @@ import click
 
 from samecurve import __version__
 from samecurve.cli.options import HelpContext, dashes
-from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c, message_of
+from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
+from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
@@ -93,10 +95,24 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> None:
-    """Run the command line; every failure is printed here, once, as the last thing."""
+    """Run the command line; every failure is printed here, once, as the last thing.
+
+    A signal interrupts the verb, which then removes what is half done. A second signal ends it.
+    """
     _mend_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+
+    def interrupt() -> None:
+        raise Interrupted(signals.received or signal.SIGINT)
+
+    with Signals(interrupt, _end_at_once) as signals:
+        try:
+            _run_verb()
+        except Interrupted as stop:
+            _leave_stopped(stop)
+
+
+def _run_verb() -> None:
+    """Run the verb. Interrupted: a signal came."""
     try:
         cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -110,12 +126,8 @@ def main() -> None:
     except SamecurveError as error:
         echo(_error_text(error), err=True)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort) as error:
-        raised = error.__cause__ if isinstance(error, click.Abort) else error
-        if isinstance(raised, KeyboardInterrupt) and not is_ctrl_c(raised):
-            raise raised from None
-        echo("stopped before anything was trained", err=True)
-        _leave(130)
+    except click.Abort as error:  # click's form of Interrupted, or of what a user's code has raised
+        raise error.__cause__ or error from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             path = shorten(str(error.filename), 200)
@@ -136,18 +148,28 @@ def _leave_without_output(error: OSError) -> NoReturn:
     sys.exit(1)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    raise Interrupted
+def _leave_stopped(stop: Interrupted) -> NoReturn:
+    """Say what was stopped and what is kept, and leave at once.
 
-
-def _leave(code: int) -> NoReturn:
-    """Leave at once: an interpreter that has imported torch takes seconds to shut down."""
-    from samecurve.launch.signals import kill_children
+    An interpreter that has imported torch takes seconds to shut down.
+    """
+    from samecurve.launch.last_line import repeat_after_torchrun
 
     kill_children()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    kept = stop.kept or "nothing was kept; the same command begins anew"
+    line = f"stopped by {stop.by}: {kept}"
+    with suppress(OSError):  # nobody reads the output any more
+        sys.stdout.flush()
+        echo(line, err=True)
+        repeat_after_torchrun(line)
+    os._exit(128 + stop.number)
+
+
+def _end_at_once() -> None:
+    """Answer the second signal, while the verb still removes what is half done."""
+    kill_children()
+    with suppress(OSError):
+        os.write(2, b"\nended at once\n")
 
 
 def _mend_streams() -> None:

@@ -4,8 +4,6 @@ CONFIG_OPTIONS is the one table of the options that say what the config says; lo
 config of their values.
 """
 
-import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -355,8 +353,3 @@ def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
     from samecurve.experiments.balance import measure_speeds
 
     return measure_speeds
-
-
-def exit_on_sigterm() -> None:
-    """Leave at a SIGTERM, as long as nothing runs that could be left half done."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, exit_on_sigterm, speed_measure
+from samecurve.cli.options import ConfigVerb, speed_measure
 
 
 @click.command(cls=ConfigVerb)
@@ -40,7 +40,6 @@ def profile(*, steps: int, top: int, trace: Path | None, as_json: bool, **flags:
 
     Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for.
     """
-    exit_on_sigterm()
     from samecurve.worker.cluster_env import alone
 
     alone("profile")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import TORCHRUN_HINTS, Option, exit_on_sigterm, rank_count
+from samecurve.cli.options import TORCHRUN_HINTS, Option, rank_count
 from samecurve.terminal import echo
 
 
@@ -98,7 +98,6 @@ def run(
 
     What follows SCRIPT is the script's.
     """
-    exit_on_sigterm()
     if nnodes not in {None, "1", "1:1"}:
         raise _several_hosts(f"--nnodes {nnodes}")
     if standalone:

@@ -12,12 +12,12 @@ from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
     ConfigVerb,
     Option,
-    exit_on_sigterm,
     init_from_option,
     probe_facts,
     probe_option,
     speed_measure,
 )
+from samecurve.errors import Interrupted, keeping
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def train(
     **flags: Any,
 ) -> None:
     """Train. Run the same command again to go on."""
-    exit_on_sigterm()
     from samecurve.worker.cluster_env import one_of, started
 
     if nnodes == 1 and (rdzv is not None or node_rank is not None):
@@ -111,7 +110,10 @@ def train(
             prepared.lock.release()
             echo(done_line(prepared), err=headless)
             return
-        code = launch(prepared, loaded.config.devices, headless=headless, server=warm_start.server)
+        with keeping(f"{prepared.run.home} has what was trained; the same command goes on from it"):
+            code = launch(
+                prepared, loaded.config.devices, headless=headless, server=warm_start.server
+            )
     sys.exit(code)
 
 
@@ -119,7 +121,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
     from samecurve.core.system.parent_death import die_with
     from samecurve.launch.external import run_as_external_rank
-    from samecurve.worker.cluster_env import from_slurm, rank_from
+    from samecurve.worker.cluster_env import from_slurm, is_first, rank_from
 
     def read_config(*, loud: bool) -> "LoadedConfig":
         return load_config(flags, say=not headless, loud=loud)
@@ -129,7 +131,12 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     elif "RANK" not in os.environ:
         os.environ.update(from_slurm(os.environ))
     rank = rank_from(os.environ)
-    sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless=headless))
+    try:
+        sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless=headless))
+    except Interrupted as stop:
+        if is_first(rank):
+            raise
+        os._exit(128 + stop.number)  # the first rank says it, for all
 
 
 def _run_options(flags: dict[str, Any]) -> "Options":

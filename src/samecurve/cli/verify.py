@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, exit_on_sigterm
+from samecurve.cli.options import ConfigVerb
 from samecurve.terminal import echo
 
 
@@ -42,7 +42,6 @@ def verify(
 
     A few steps in each layout, against one device.
     """
-    exit_on_sigterm()
     from samecurve.experiments.verify.verify import verify as verify_config
 
     if bits or flags["exact"]:

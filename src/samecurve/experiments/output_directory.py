@@ -53,7 +53,8 @@ class OutputDirectory:
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
         """Write files by name. RunError: a file can't be written; then none is written."""
-        new, complete = not self.home.exists(), False
+        homes = (self.home, *self.home.parents)
+        new, complete = [home for home in homes if not home.exists()], False
         parts = {name: self.home / f".{name}.part-{os.getpid()}" for name in files}
         try:
             self.home.mkdir(parents=True, exist_ok=True)
@@ -71,12 +72,12 @@ class OutputDirectory:
         finally:
             if not complete:
                 paths = [*parts.values(), *(self.home / name for name in files)]
-                self._remove(paths, directory=new)
+                self._remove(paths, new)
         return [self.home / name for name in files]
 
-    def _remove(self, paths: Sequence[Path], *, directory: bool) -> None:
+    def _remove(self, paths: Sequence[Path], directories: Sequence[Path]) -> None:
         with suppress(OSError):  # the directory may not be removable either
             for path in paths:
                 path.unlink(missing_ok=True)
-            if directory:
-                self.home.rmdir()
+            for directory in directories:
+                directory.rmdir()

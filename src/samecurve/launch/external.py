@@ -177,12 +177,13 @@ def _lead(
         watched_from_outside(run.journal, run.logs, world_size=plan.layout.world_size, limit=limit),
     ):
         try:
-            if not attempt.coordinator:
+            code = 0
+            if attempt.coordinator:
+                code = _run_child(attempt, rank)
+            else:
                 run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
-                if stop_asked.is_set():
-                    repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
-                return 0
-            code = _run_child(attempt, rank)
+            if stop_asked.is_set() or code > 128:
+                repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
             if code == 0 or code > 128:
                 return code
             exit_codes = {rank.index: code}
@@ -267,8 +268,9 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
 
         def stop() -> None:
             group.send(STOP_SIGNAL)
-            with suppress(OSError):  # the terminal is closed
-                os.write(2, stopping())
+            if is_first_of_host(rank):  # once on each terminal
+                with suppress(OSError):  # the terminal is closed
+                    os.write(2, stopping())
 
         with Signals(stop, kill_children) as signals:
             try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
-from samecurve.errors import RunError, SamecurveError
+from samecurve.errors import Interrupted, RunError, SamecurveError
 from samecurve.launch.script.placement import hold_port
 from samecurve.launch.supervisor import (
     GroupEnd,
@@ -211,14 +211,18 @@ def _run_beside(
     thread = threading.Thread(target=target, name="launcher")
     thread.start()
     failed_at: float | None = None
-    while thread.is_alive():
-        thread.join(OFTEN)
-        if failed_at is None:
-            start.find_hang()
-            if any(prepared.run.logs.glob("failure-*.json")):
-                failed_at = time.monotonic()
-        elif time.monotonic() - failed_at > _GRACE:
-            start.watch.kill()  # stopped, or in a collective that will never end
+    try:
+        while thread.is_alive():
+            thread.join(OFTEN)
+            if failed_at is None:
+                start.find_hang()
+                if any(prepared.run.logs.glob("failure-*.json")):
+                    failed_at = time.monotonic()
+            elif time.monotonic() - failed_at > _GRACE:
+                start.watch.kill()  # stopped, or in a collective that will never end
+    except Interrupted:
+        start.watch.kill()
+        raise
     return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 

@@ -6,11 +6,10 @@ and all ranks leave together. The second signal kills.
 """
 
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +49,11 @@ def launch(
     """
     run, plan = prepared.run, prepared.plan
     launcher = _Launcher(prepared, devices, server, headless=headless)
+    signals = Signals(launcher.stop, launcher.leave)
+    # an evaluation has nothing to save: a signal interrupts it as any other verb
+    heard: AbstractContextManager[object] = signals
+    if prepared.attempt.evaluate:
+        heard = nullcontext()
     try:
         with (
             show_journal(
@@ -58,7 +62,7 @@ def launch(
                 prepared.journal_start,
             ),
             tracked(run, prepared.track),
-            Signals(launcher.stop, launcher.leave) as signals,
+            heard,
             _environment(plan),
         ):
             with watched(run, plan, prepared.track.sensors_every):
@@ -152,14 +156,8 @@ class _Launcher:
             )
 
     def stop(self) -> None:
-        """Answer the first signal: ask the ranks to stop. An evaluation has nothing to save."""
+        """Answer the first signal: ask the ranks to stop."""
         run, attempt = self._prepared.run, self._prepared.attempt
-        if attempt.evaluate:
-            kill_children()
-            shutil.rmtree(run.home, ignore_errors=True)
-            with suppress(OSError):
-                os.write(2, b"\nstopped: nothing was evaluated\n")
-            os._exit(130)
         try:
             ask(run, attempt.name, "stop")
         except OSError:  # a full disk: a signal asks instead

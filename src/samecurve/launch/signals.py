@@ -1,4 +1,8 @@
-"""Signals to a launcher: the first signal asks the run to stop, the second kills."""
+"""Signals to a command: the first signal asks it to stop, the second ends it at once.
+
+cli/main.py surrounds every verb with Signals. Work that stops in a way of its own, such as a run
+that saves first, puts its own Signals around itself.
+"""
 
 import os
 import signal
@@ -7,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-
-import psutil
 
 from samecurve.core.events import stop_signals
 from samecurve.terminal import width_of, wrapped
@@ -47,6 +49,8 @@ class Signals:
             signal.signal(number, handler)
 
     def _on(self, number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         if self.received is None:
             self.received, self._received_at = number, time.monotonic()
             self._first()
@@ -57,9 +61,22 @@ class Signals:
         os._exit(128 + number)
 
 
+def _leave_closed_terminal() -> None:
+    """Send output to a closed terminal nowhere: an error would hide why this process ends."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
 @contextmanager
 def children_ended() -> Iterator[None]:
     """Kill the processes that were started in the block, when the block ends."""
+    import psutil
+
     before = set(psutil.Process().children(recursive=True))
     try:
         yield
@@ -72,8 +89,11 @@ def children_ended() -> Iterator[None]:
 
 def kill_children() -> None:
     """Kill all descendants of this process, and leave the terminal in order."""
+    import psutil  # 15 ms, which a command that only shows its help need not wait for
+
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.kill()
     if sys.stdout.isatty():
-        os.write(1, b"\x1b[?25h")  # show the cursor, which the progress bar hides
+        with suppress(OSError):
+            os.write(1, b"\x1b[?25h")  # show the cursor, which the progress bar hides

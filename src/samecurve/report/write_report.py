@@ -5,6 +5,7 @@ Files of runs are only read. Nothing is written until everything is drawn.
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,17 +105,19 @@ def _is_ours(path: Path) -> bool:
 def _publish(
     directory: Path, contents: Mapping[str, bytes], *, replace_pictures: bool
 ) -> list[Path]:
-    """Write each file completely or not at all.
+    """Write each file completely or not at all. A new directory is removed where that fails.
 
     replace_pictures: pictures of an earlier report that this report does not have are removed
     """
     scratch = {name: directory / f".{name}.{os.getpid()}.part" for name in contents}
+    is_new, is_complete = not directory.exists(), False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             scratch[name].write_bytes(content)
         for name, path in scratch.items():
             path.replace(directory / name)
+        is_complete = True
         for stale in directory.glob("report-*.png") if replace_pictures else ():
             if stale.name not in contents and _is_ours(stale):
                 stale.unlink()
@@ -128,4 +131,6 @@ def _publish(
         for path in scratch.values():
             with contextlib.suppress(OSError):  # it was renamed already, or never written
                 path.unlink(missing_ok=True)
+        if is_new and not is_complete:
+            shutil.rmtree(directory, ignore_errors=True)
     return [directory / name for name in contents]

@@ -37,6 +37,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from samecurve.core.system.parent_death import die_with
+from samecurve.errors import Interrupted
 from samecurve.probe import child_environment, replace_environment
 
 if TYPE_CHECKING:  # importing it takes as long as beginning
@@ -65,7 +66,9 @@ class WarmStart:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._imports:  # else an interpreter that ends meanwhile prints the thread's traceback
+        # else an interpreter that ends meanwhile prints the thread's traceback; an interrupted
+        # command doesn't wait for its interpreter to end
+        if self._imports and not isinstance(error, Interrupted):
             self._imports.join()
 
     def begin(self) -> None:

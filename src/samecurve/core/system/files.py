@@ -71,11 +71,15 @@ def write_json(path: Path, value: object) -> None:
     """Write a file of JSON, whole or not at all. The file is on disk when this returns."""
     # containers that share a disk have equal process ids
     scratch = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}.part")
-    with open(scratch, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with open(scratch, "w") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:  # a full disk, a signal
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def sync_directory(path: Path) -> None:

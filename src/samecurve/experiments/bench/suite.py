@@ -20,7 +20,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.strategies import strategies_of
 from samecurve.core.system.files import write_json
 from samecurve.core.system.installation import checkout
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError, keeping
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
 from samecurve.experiments.bench.bench_results import LayoutPlan, LayoutResult, reason_of, row_of
 from samecurve.experiments.bench.suite_text import (
@@ -201,7 +201,8 @@ def run_suite(suite: SuiteRun, configs: Sequence[LoadedConfig], *, as_json: bool
     try:
         suite.home.mkdir(parents=True, exist_ok=True)
         echo(head(suite.name, suite.home, suite.schedule), err=True)
-        entries = [entry for loaded in configs for entry in suite.entries(loaded)]
+        with keeping(f"{suite.home} has what was measured; the same command goes on from it"):
+            entries = [entry for loaded in configs for entry in suite.entries(loaded)]
         entries = _compared(entries)
         write_json(suite.home / _SUMMARY, entries)
         (suite.home / _TABLE).write_text(markdown(suite.name, entries))

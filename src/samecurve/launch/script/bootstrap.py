@@ -12,8 +12,12 @@ prints the cause once.
 """
 
 import os
+import signal
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing it would take longer than the rest of this file
+    from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RECORDER = os.path.join("watch", "flight_recorder.py")
@@ -22,12 +26,17 @@ RECORDER = os.path.join("watch", "flight_recorder.py")
 def main() -> None:
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
         del sys.path[0]  # first of all: files beside this one would shadow other modules
+    hears_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears_ctrl_c:  # until the script begins, Ctrl-C ends the rank without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     _, report, launcher, number, kind, *argv = sys.argv
     _die_with(int(launcher))
     if int(number):
         _begin_recording(os.path.dirname(report), int(number))
     own_pid, error = os.getpid(), None
     try:
+        if hears_ctrl_c:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         (_module if kind == "module" else _script)(argv)
     except BaseException as raised:
         error = raised
@@ -62,7 +71,7 @@ def _begin_recording(home: str, number: int) -> None:
     recorder.begin(home, os.environ["RANK"], number)
 
 
-def _new_main() -> dict[str, Any]:
+def _new_main() -> "dict[str, Any]":
     """Make a new __main__. It stays until the process ends, for exit handlers and threads."""
     import builtins
     import types

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -264,12 +265,14 @@ def _stop(group: RankGroup, signals: Signals) -> None:
             f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOP_SECONDS:g} s"
             " to leave; once more to kill them\n"
         )
-        os.write(2, text.encode())
+        with suppress(OSError):  # nobody reads the output any more
+            os.write(2, text.encode())
 
 
 def _kill(group: RankGroup) -> None:
     group.kill()
-    os.write(2, b"\nkilled, all ranks\n")
+    with suppress(OSError):
+        os.write(2, b"\nkilled, all ranks\n")
 
 
 def _warn_of_leftovers(ranks: list[int]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError, keeping
 from samecurve.launch.script.output import say
 from samecurve.launch.script.placement import Placement, lay_out, refuse_nested, settings
 from samecurve.launch.script.requirements import find_module, find_script, read_source
@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     _announce(placement, logs, added=added, kept=kept, local_rank_option=local_rank_option)
     script = Script(request, placement, logs, {**os.environ, **added}, local_rank_option)
     began = time.monotonic()
-    with OrphanGuard() as guard:
+    with OrphanGuard() as guard, keeping(f"logs {logs}"):
         for number in range(request.max_restarts + 1):
             attempt = ScriptAttempt(script, number)
             failure = attempt.run(guard)

@@ -4,6 +4,8 @@ Some steps are timed by the clock alone, some run under torch's profiler, and in
 tensors are counted that are kept for backward.
 """
 
+import gzip
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -165,13 +167,24 @@ class TorchWatch:
         self._timeline.around = nothing_around
         profiler.stop()
         if self._trace_path:
-            profiler.export_chrome_trace(str(self._trace_path))
+            _export(profiler, self._trace_path)
         self._operations = _operations(
             profiler.key_averages(group_by_input_shape=True),
             self._engine.device.type,
             self._schedule.traced,
         )
         self._profiler = None
+
+
+def _export(profiler: profile, path: Path) -> None:
+    """Write the trace, compressed. Given such a path, torch makes a copy in TMPDIR, and a kill
+    leaves the copy there.
+    """
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    with open(plain, "rb") as source, gzip.open(path, "wb") as target:
+        shutil.copyfileobj(source, target)
+    plain.unlink()
 
 
 def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
