@@ -4,6 +4,7 @@ CONFIG_OPTIONS is the one table of the options that say what the config says; lo
 config of their values.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
