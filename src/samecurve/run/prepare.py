@@ -45,7 +45,9 @@ def make_plan(
     loaded: LoadedConfig, facts: Facts | None = None, measure: Measure | None = None
 ) -> tuple[Plan, Facts]:
     """The plan and the facts of a run from its start. facts, measure: as prepare()."""
-    machine, facts = probe(), facts or describe(loaded.config)
+    machine = probe()
+    _accepted_layout(loaded.config, machine, can_measure=measure is not None)
+    facts = facts or describe(loaded.config)
     if measure:
         facts = measure(loaded.config, machine, facts)
     return plan(loaded.config, machine, facts), facts
