@@ -149,7 +149,7 @@ class UserOptimizer:
     def check_closure(self) -> None:
         """UserError: a step has failed that does not fail with a closure."""
         try:
-            self._optimizer.step(lambda: torch.zeros(()))
+            self._optimizer.step(lambda: 0.0)
         except Exception:  # the step without a closure says what is wrong
             return
         raise self._refused_for_closure()
