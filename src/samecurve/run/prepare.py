@@ -46,7 +46,7 @@ def make_plan(
 ) -> tuple[Plan, Facts]:
     """The plan and the facts of a run from its start. facts, measure: as prepare()."""
     machine = probe()
-    _accepted_layout(loaded.config, machine, can_measure=measure is not None)
+    _accepted_layout(loaded.config, machine, can_measure=measure is not None, trains=False)
     facts = facts or describe(loaded.config)
     if measure:
         facts = measure(loaded.config, machine, facts)
@@ -132,8 +132,12 @@ def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
         )
 
 
-def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
+def _accepted_layout(
+    config: Config, machine: Machine, *, can_measure: bool, trains: bool = True
+) -> Layout:
     """The layout as far as it is known before the facts.
+
+    trains: a run follows, which needs its trackers' libraries.
 
     UserError: the machine's refusals, the trackers' and, if there are any, those of the task's
     files, all at once.
@@ -142,8 +146,9 @@ def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> 
     layout = None
     with refusals.collected():
         layout = check_before_facts(config, machine, can_measure=can_measure)
-    with refusals.collected():
-        check_trackers(config.track)
+    if trains:
+        with refusals.collected():
+            check_trackers(config.track)
     if refusals:
         with refusals.collected():
             entry_of(config.task).data_stamp(config)  # else describe() looks at the files
