@@ -55,7 +55,8 @@ def turn(add):
     add({{"seconds": 0.5, "memory": None}})
     if name == "late":
         raise RuntimeError("the profiler failed")
-    add({{"profile": {{"attention": ["flash_fwd"], "operations": []}}}})
+    if "--profile" in sys.argv:
+        add({{"profile": {{"attention": ["flash_fwd"], "operations": []}}}})
 
 from pathlib import Path
 answered(Path(sys.argv[sys.argv.index("--answer") + 1]), turn)
@@ -65,13 +66,21 @@ answered(Path(sys.argv[sys.argv.index("--answer") + 1]), turn)
 def test_a_side_that_fails_is_left_out_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever ends a turn, later sides are measured; the results are kept after every turn."""
+    """Whatever ends a turn, later sides are measured; each is profiled in its first turn, and
+    the results are kept after every turn.
+    """
     (tmp_path / "failing_sides.py").write_text(SIDES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found: dict[str, Found] = {}
     skipped: dict[str, str] = {}
     kept: list[list[str]] = []
+    profiled: list[list[str]] = []
     names = ["good", "raises", "memory", "killed", "late", "last"]
+
+    def keep() -> None:
+        kept.append([name for name, one in found.items() if one.seconds])
+        profiled.append([name for name, one in found.items() if one.profile])
+
     take_turns(
         Turns("failing_sides", (), tmp_path, limit=60),
         names,
@@ -79,7 +88,7 @@ def test_a_side_that_fails_is_left_out_with_its_reason(
         flags=(),
         found=found,
         skipped=skipped,
-        keep=lambda: kept.append([name for name, one in found.items() if one.seconds]),
+        keep=keep,
     )
     assert {name: len(one.seconds) for name, one in found.items() if one.seconds} == {
         "good": 2,
@@ -94,7 +103,7 @@ def test_a_side_that_fails_is_left_out_with_its_reason(
         " runs out",
         "late": "turn 1, after its timed steps: RuntimeError: the profiler failed",
     }
-    assert kept[0] == ["good"]
+    assert kept[0] == profiled[0] == ["good"]
     assert len(kept) == len(names) + 2
     hanging = Turns("failing_sides", (), tmp_path, limit=0.5).take("hangs")
     assert hanging == ({}, "no end after 0.5 s (--limit)")

@@ -136,6 +136,22 @@ def test_an_installed_wheel_is_named_by_name(
     assert (expected or "samecurve[jax]") in answer
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names of processes are Linux's")
+@pytest.mark.parametrize(("rank", "short"), [(1, "samecurve rank1"), (12, "samecurve r12")])
+def test_a_rank_has_a_name_in_ps_and_in_top(rank: int, short: str) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from samecurve.core.system.process_name import name_rank\n"
+        f"name_rank({rank})\n"
+        "print(Path('/proc/self/comm').read_text(), end='')\n"
+        "print(Path('/proc/self/cmdline').read_text().split(chr(0))[0])\n"
+    )
+    command = [sys.executable, "-c", script, "an argument", "another"]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout == f"{short}\nsamecurve rank {rank}\n"
+
+
 def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     """However large it might be: a manifest may have a gigabyte, and a rank little left."""
     (tmp_path / "file").write_bytes(b"small")

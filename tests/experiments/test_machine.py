@@ -24,6 +24,16 @@ def plan(
     return capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_8b_parameters_with_adamw_fit_on_one_h200(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """90 % of its memory lacked 0.4 GiB."""
+    file = Path(__file__).parents[2] / "models/llama-3.1-8b.yaml"
+    said = plan(monkeypatch, capsys, tmp_path, "-f", file, "--machine", "1xH200")
+    assert said.startswith("plan   world 1   single   bf16   H200")
+
+
 def test_it_shows_strategies_formulas_and_curves_and_draws(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -59,6 +59,7 @@ def test_a_checkpoint_has_one_set_of_metrics(
         (("run", "--devices", "cpu:2", "--gpus", "0"), "both set devices.use"),
         (("none",), "neither a run directory nor a checkpoint"),
         (("run", "--set", "data.eval_samples=0"), "--on train evaluates on what it was trained on"),
+        (("run", "--on", "test"), "run has no test data"),
         (("run", "--gpus", "0"), "no GPU"),
     ):
         assert said in refused(monkeypatch, capsys, "eval", *arguments, cwd=tmp_path)

@@ -51,6 +51,24 @@ def test_the_elastic_launcher_gives_the_same_run(
     assert not ranks_of(tmp_path / "run")
 
 
+@pytest.mark.long
+def test_a_killed_launcher_leaves_nothing_in_tmpdir(tmp_path: Path, corpus: Path) -> None:
+    """torch's agent would put its logs there."""
+    temporary, run = tmp_path / "temporary", tmp_path / "run"
+    temporary.mkdir()
+    config = write_config(tmp_path, corpus, steps=10**6)
+    line = command("train", "-f", config, "--save-dir", run, "--devices", "cpu:2")
+    with subprocess.Popen(
+        [*line, "--launcher", "elastic"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+    ) as launcher:
+        until(lambda: steps_written(run) > 3)
+        launcher.kill()
+    until(lambda: not ranks_of(run))
+    assert [path.name for path in temporary.iterdir() if "torchinductor" not in path.name] == []
+
+
 def torchrun(home: Path, corpus: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Two ranks of a run in home/run."""
     config = str(write_config(home, corpus))

@@ -56,7 +56,11 @@ def test_the_best_checkpoint_is_used_where_it_is_asked_for(
     assert "is no run directory, whose best checkpoint could be chosen" in said
     for file in best.glob("*.safetensors"):
         file.write_bytes(b"damaged")
-    assert best_checkpoint(run).name == "step-00000040"  # of equals, the oldest
+    said = refused(monkeypatch, capsys, "export", "run", "--best", "--to", "y", cwd=tmp_path)
+    assert "checkpoint step-00000020, the best of run, is damaged: " in said
+    assert "put a copy of it in its place, in run/checkpoints; or name another" in said
+    shutil.rmtree(best)
+    assert best_checkpoint(run).name == "step-00000040"
 
 
 def test_a_run_without_evaluations_has_no_best(unbroken_run: Path, tmp_path: Path) -> None:

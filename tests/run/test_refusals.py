@@ -105,6 +105,30 @@ def test_refusals_of_the_plan_and_of_the_task_come_together(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "task: language\nmodel: {hidden_size: 8, num_layers: 1, num_heads: 1}",
+        "task: huggingface\nmodel: {architecture: llama}",
+    ],
+)
+def test_files_of_one_task_that_are_missing_come_together(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan` too gives them beside its own refusals."""
+    data = "data: {source: no.txt, tokenizer: no/tokenizer.json}"
+    (tmp_path / "c.yaml").write_text(f"{model}\n{data}\nbatch: {{samples: 4}}\n")
+    said = refused(
+        monkeypatch,
+        capsys,
+        *("plan", "-f", "c.yaml", "--devices", "cpu", "--engine", "jax", "--compile"),
+        cwd=tmp_path,
+    )
+    assert said.count("error: ") == 3
+    for refusal in ("jax compiles its step anyway", "no.txt", "no/tokenizer.json"):
+        assert said.count(refusal) == 1
+
+
 def test_flags_alone_are_no_config(
     tmp_path: Path,
     corpus: Path,

@@ -74,6 +74,17 @@ class Signs(torch.optim.Optimizer):
             self.state[torch.zeros(1)] = {"norm": 1.0}
 
 
+class SAM(torch.optim.SGD):
+    """It asks for the loss anew at another place, and says so itself; step() has its default."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "it was not provided"
+        with torch.enable_grad():
+            closure()
+        super().step()
+
+
 class Brings:
     """Its optimizer's learning rate is the config's."""
 
@@ -95,6 +106,8 @@ class Brings:
 
     def optimizer(self, params: Any, lr: float) -> Any:
         kind, _, fault = self.kind.partition(" ")
+        if kind == "SAM":
+            return SAM(params, lr)
         if kind == "Signs":
             return Signs(params, lr, fault)
         if kind == "Groups":  # biases at a tenth

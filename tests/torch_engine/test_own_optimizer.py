@@ -155,6 +155,7 @@ def first_step(config: Config) -> None:
     ("config", "says"),
     [
         (config_of("LBFGS"), "LBFGS wants a closure"),
+        (config_of("SAM"), "SAM wants a closure"),
         (config_of("Some"), "RAdam was not given scale"),
         (config_of("Others"), "was given more than `params`"),
         (config_of("Copies"), "RAdam was not given scale and 6 more"),

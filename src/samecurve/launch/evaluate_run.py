@@ -143,6 +143,12 @@ def _evaluate(
         own_plan = replace(own_plan, eval_samples=own_plan.samples)
     if which == "test":
         own_plan = replace(own_plan, eval_samples=own_plan.test_samples)
+    if which == "test" and not own_plan.test_samples:
+        raise UserError(
+            f"{run.home} has no test data",
+            "leave --on out to evaluate on what was held back; -d names other data",
+            "--on",
+        )
     if not own_plan.eval_samples:
         raise UserError(
             f"{run.home} holds no data back to evaluate on",

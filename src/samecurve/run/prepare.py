@@ -45,7 +45,9 @@ def make_plan(
     loaded: LoadedConfig, facts: Facts | None = None, measure: Measure | None = None
 ) -> tuple[Plan, Facts]:
     """The plan and the facts of a run from its start. facts, measure: as prepare()."""
-    machine, facts = probe(), facts or describe(loaded.config)
+    machine = probe()
+    _accepted_layout(loaded.config, machine, can_measure=measure is not None, trains=False)
+    facts = facts or describe(loaded.config)
     if measure:
         facts = measure(loaded.config, machine, facts)
     return plan(loaded.config, machine, facts), facts
@@ -130,8 +132,12 @@ def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
         )
 
 
-def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
+def _accepted_layout(
+    config: Config, machine: Machine, *, can_measure: bool, trains: bool = True
+) -> Layout:
     """The layout as far as it is known before the facts.
+
+    trains: a run follows, which needs its trackers' libraries.
 
     UserError: the machine's refusals, the trackers' and, if there are any, those of the task's
     files, all at once.
@@ -140,7 +146,8 @@ def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> 
     layout = None
     with refusals.collected():
         layout = check_before_facts(config, machine, can_measure=can_measure)
-    refusals.collect(check_trackers, config.track)
+    if trains:
+        refusals.collect(check_trackers, config.track)
     if refusals:  # else describe() looks at the files
         refusals.collect(entry_of(config.task).data_stamp, config)
     refusals.raise_any()

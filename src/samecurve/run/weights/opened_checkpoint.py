@@ -137,11 +137,12 @@ def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> O
 
 
 def best_checkpoint(path: Path, where: str = "RUN") -> Path:
-    """The checkpoint of a run whose evaluation was the best, among those that are kept and whole.
+    """The checkpoint of a run whose evaluation was the best, among those that are kept.
 
     where: the argument that names the run
 
-    UserError: the path is no run, or none of its checkpoints was evaluated at its own step.
+    UserError: the path is no run, none of its checkpoints was evaluated at its own step, or the
+    best one is damaged.
     """
     run = Run(path)
     run.check(where)
@@ -155,8 +156,15 @@ def best_checkpoint(path: Path, where: str = "RUN") -> Path:
         try:
             verify(checkpoint)
             return checkpoint
-        except CorruptCheckpointError:
-            continue
+        except CorruptCheckpointError as error:
+            if not checkpoint.exists():  # a live run has removed it: it has a better one
+                continue
+            raise UserError(
+                f"checkpoint {checkpoint.name}, the best of {path}, is damaged: {error}",
+                f"put a copy of it in its place, in {run.checkpoints}; or name another checkpoint"
+                " there, without --best (best=True)",
+                where,
+            ) from None
     raise UserError(
         f"none of the checkpoints of {path} was evaluated at its own step",
         "--set train.eval_every=N --set train.save_every=N when it is trained: then each better one"

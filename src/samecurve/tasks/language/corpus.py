@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
 from samecurve.core.system.files import write_json
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
@@ -134,11 +134,21 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
 
 
 def stamp_corpus(data: LanguageData) -> object:
-    """Names, sizes and times of the files from which the corpus is made."""
+    """Names, sizes and times of the files from which the corpus is made.
+
+    UserError: a source can't be read; where the tokenizer isn't there either, that is said too.
+    """
     if _is_raw(data):
         raw = [_existing(source) for source in data.sources if source.endswith(_RAW)]
         return [*(stamp_file(file) for file in raw), _tokenizer_stamp(data.tokenizer)]
-    files, _ = _files_by_role(data)
+    refusals = Refusals()
+    with refusals.collected():
+        files, _ = _files_by_role(data)
+    if refusals:
+        with refusals.collected():
+            if not data.tokenizer.startswith("bpe:"):
+                open_tokenizer(data.tokenizer)
+        refusals.raise_any()
     held_out = [[role, *map(stamp_file, files[role])] for role in files if role != "train"]
     return [
         *(stamp_file(file) for file in files["train"]),

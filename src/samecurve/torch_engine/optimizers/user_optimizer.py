@@ -138,12 +138,23 @@ class UserOptimizer(OptimizerUpdate):
     def _check_step(self) -> None:
         closure = inspect.signature(self._optimizer.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
-            raise self._refused(
-                "wants a closure that computes the loss anew, as often as it likes: a step here has"
-                " its loss once",
-                "an optimizer whose step() needs nothing. SAM and LBFGS, which take a second"
-                " gradient of the batch within a step, can't be trained here",
-            )
+            raise self._refused_for_closure()
+
+    def check_closure(self) -> None:
+        """UserError: a step has failed that does not fail with a closure."""
+        try:
+            self._optimizer.step(lambda: 0.0)
+        except Exception:  # the step without a closure says what is wrong
+            return
+        raise self._refused_for_closure()
+
+    def _refused_for_closure(self) -> UserError:
+        return self._refused(
+            "wants a closure that computes the loss anew, as often as it likes: a step here has its"
+            " loss once",
+            "an optimizer whose step() needs nothing. SAM and LBFGS, which take a second gradient"
+            " of the batch within a step, can't be trained here",
+        )
 
     def _check_params(self) -> None:
         ids = {id(param) for group in self._optimizer.param_groups for param in group["params"]}
@@ -248,6 +259,7 @@ def _try_on(
     except UserError:
         raise
     except Exception as error:
+        optimizer.check_closure()
         raise UserError(
             f"optimizer() of the task: {optimizer.name} fails in a first step with zero gradients:"
             f" {type(error).__name__}: {error}",

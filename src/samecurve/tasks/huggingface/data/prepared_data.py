@@ -19,7 +19,7 @@ from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
 from samecurve.data import spread_out
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data.document_columns import Learns
 from samecurve.tasks.huggingface.data.labelled import (
@@ -46,7 +46,10 @@ from samecurve.tasks.huggingface.data.sources import stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
-from samecurve.tasks.huggingface.data.tokenizer_source import stamp_tokenizer
+from samecurve.tasks.huggingface.data.tokenizer_source import (
+    check_tokenizer_files,
+    stamp_tokenizer,
+)
 from samecurve.tasks.huggingface.sections import HFData
 from samecurve.units import counted, show_count
 
@@ -197,10 +200,19 @@ def _paired(
 
 
 def stamp_data(data: HFData, model: Path | None = None) -> object:
-    """Names, sizes and times of the files that the data is made from."""
+    """Names, sizes and times of the files that the data is made from.
+
+    UserError: a source can't be read; where the tokenizer isn't there either, that is said too.
+    """
     if data.is_random:
         return []
-    splits = splits_of_sources(data)
+    refusals = Refusals()
+    with refusals.collected():
+        splits = splits_of_sources(data)
+    if refusals:
+        with refusals.collected():
+            check_tokenizer_files(data)
+        refusals.raise_any()
     files = [[stamp_files(files) for files in each.files.values()] for each in splits]
     return [files, stamp_tokenizer(data, model)]
 

@@ -150,9 +150,13 @@ def has_tokenizer(place: Path) -> bool:
     return any(path.name != "config.json" for path in _files_of(place))
 
 
-def _digest_files(place: Path) -> str:
-    """A hash of a tokenizer's files. UserError: there are none."""
-    files = _files_of(place)
+def check_tokenizer_files(data: HFData) -> None:
+    """UserError: the place that data.tokenizer names has no tokenizer."""
+    if data.tokenizer and data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
+        _check_tokenizer_in(Path(data.tokenizer).expanduser())
+
+
+def _check_tokenizer_in(place: Path) -> None:
     if not has_tokenizer(place):
         raise UserError(
             f"there is no tokenizer in {place}" if place.is_dir() else f"there is no {place}",
@@ -160,8 +164,13 @@ def _digest_files(place: Path) -> str:
             " with one",
             "data.tokenizer",
         )
+
+
+def _digest_files(place: Path) -> str:
+    """A hash of a tokenizer's files. UserError: there are none."""
+    _check_tokenizer_in(place)
     digest = hashlib.sha256()
-    for path in files:
+    for path in _files_of(place):
         digest.update(f"{path.name}/{path.stat().st_size}/".encode() + path.read_bytes())
     return digest.hexdigest()
 
