@@ -198,6 +198,7 @@ SOUND = (
     "many_views",
     "views_of_tokens",
     "pairs_of_rows",
+    "padded_nodes",
 )
 
 
@@ -266,7 +267,11 @@ def test_what_adds_up_is_not_refused(precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows", "seeded"]
+    "kind",
+    [
+        *("late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows"),
+        *("padded_nodes", "seeded"),
+    ],
 )
 def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
     """Draws at later steps only; several rows for each sample, in either order. By samples or by
