@@ -154,7 +154,7 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
-    lines = terminal.before.splitlines()
+    lines = (terminal.before or "").splitlines()
     assert max(map(len, lines)) <= columns
     wide = samecurve("verify", "--help", cwd=tmp_path).stdout
     assert " ".join(lines).split()[4:] == wide.split()[4:]  # what follows the program's name

@@ -93,8 +93,8 @@ class _Screen(Terminal):
     have exported before the window changed: a bar of that width leaves its old lines behind.
     """
 
-    @property
-    def size(self) -> ConsoleDimensions:  # type: ignore[override]  # nothing sets it
+    @property  # type: ignore[misc]  # nothing sets it
+    def size(self) -> ConsoleDimensions:
         width, height = super().size
         return ConsoleDimensions(width_of(self.file) or width, height)
 
