@@ -2,6 +2,7 @@
 on one device by accumulation and on two ranks; what adds up is not.
 """
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from worlds import Pool
 FILE = Path(uneven_losses.__file__)
 REFUSED = {  # kind -> what its error says
     "permuted": "torch.randperm draws numbers that follow no sample",
+    "nodes": "F.dropout draws numbers that follow no sample",
     "numpys": "np.random.rand draws numbers that follow no sample",
     "pythons": "random.random draws numbers that follow no sample",
     "own_generator": "self.rng.normal draws numbers that follow no sample",
@@ -159,6 +161,15 @@ def test_what_does_not_add_up_is_refused_with_its_line(kind: str) -> None:
         assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 1e-6
 
 
+def test_the_compiler_changes_no_blame() -> None:
+    """Once it is imported, it wraps the functions that draw."""
+    importlib.import_module("torch._dynamo")
+    for kind in ("nodes", "permuted"):
+        says = said_of(config_for(kind))
+        assert REFUSED[kind] in says
+        assert f"{FILE.name}:{marked_line(kind)}: " in says
+
+
 def check_all(_index: int, group: dist.ProcessGroup, strategy: str, every: int) -> dict[str, str]:
     """What this rank's check says of every kind, or of every third."""
     devices = {"use": f"cpu:{dist.get_world_size(group)}", "strategy": strategy}
@@ -187,6 +198,7 @@ SOUND = (
     "many_views",
     "views_of_tokens",
     "pairs_of_rows",
+    "padded_nodes",
 )
 
 
@@ -255,7 +267,11 @@ def test_what_adds_up_is_not_refused(precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows", "seeded"]
+    "kind",
+    [
+        *("late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows"),
+        *("padded_nodes", "seeded"),
+    ],
 )
 def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
     """Draws at later steps only; several rows for each sample, in either order. By samples or by

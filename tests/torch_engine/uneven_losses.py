@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import samecurve
 from samecurve import Mean
 
 # Any: modules, whose attributes no type checker knows
@@ -133,6 +134,30 @@ def little_mean(model: Any, batch: Any) -> Any:
 def even_only(model: Any, batch: Any) -> Any:
     assert len(batch["x"]) % 2 == 0, "pairs of samples"
     return plain(model, batch)
+
+
+@loss
+def nodes(model: Any, batch: Any) -> Any:
+    """Dropout over the nodes of graphs of unlike size, joined into one."""
+    joined = torch.arange(6) < batch["length"][:, None]
+    hidden = F.dropout(model.features(batch["x"][joined]), 0.5)  # here
+    return of_graphs(model, batch, hidden, joined)
+
+
+@loss
+def padded_nodes(model: Any, batch: Any) -> Any:
+    """Dropout before the graphs are joined, and by a mask that is drawn padded."""
+    joined = torch.arange(6) < batch["length"][:, None]
+    hidden = F.dropout(model.features(batch["x"]), 0.5)[joined]
+    kept = samecurve.rng(batch).bernoulli(0.9, 6, 8)[joined]
+    return of_graphs(model, batch, hidden * kept / 0.9, joined)
+
+
+def of_graphs(model: Any, batch: Any, nodes: Tensor, joined: Tensor) -> Mean:
+    """The loss of graphs, each the sum of its nodes. joined: bool [graphs, places of nodes]"""
+    graph = joined.nonzero()[:, 0]  # of each node
+    pooled = nodes.new_zeros(len(joined), 8).index_add(0, graph, nodes)
+    return Mean(F.cross_entropy(model.head(pooled), batch["y"], reduction="sum"), len(joined))
 
 
 @loss

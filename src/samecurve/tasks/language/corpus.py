@@ -146,8 +146,8 @@ def stamp_corpus(data: LanguageData) -> object:
         files, _ = _files_by_role(data)
     if refusals:
         with refusals.collected():
-            if not data.tokenizer.startswith("bpe:"):
-                open_tokenizer(data.tokenizer)
+            if data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
+                LibraryTokenizer(Path(data.tokenizer))
         refusals.raise_any()
     held_out = [[role, *map(stamp_file, files[role])] for role in files if role != "train"]
     return [

@@ -26,7 +26,9 @@ NONE: Rule = -2  # the shape grows with the microbatch, but not by the row
 ALL_ROWS = 0
 
 _TORCH = str(Path(torch.__file__).parent)
+_OVERRIDES = str(Path(torch.__file__).parent / "overrides.py")
 _OURS = str(Path(__file__).parents[1])
+_WRAPPERS = str(Path(torch.__file__).parent / "_dynamo")  # around functions that aren't compiled
 
 
 class Draw(NamedTuple):
@@ -183,22 +185,30 @@ def _learnt(one: Draw, other: Draw) -> Rule:
 
 
 def calls_to_here() -> Place:
-    """The calls that led from the user's code to here, without this program's own."""
+    """The calls that led from the user's code to here: the same ones, whether or not a
+    TorchFunctionMode is in force, as the split check has it where it looks for a cause.
+
+    Left out are this program's own calls, with torch.compiler's wrappers around them, and the
+    detour to a mode: a function of torch calls the mode through torch/overrides.py, and the mode
+    calls that function once more.
+    """
     frame = sys._getframe(1)  # noqa: SLF001 - as inspect does, without its cost
     calls = []
+    before = ""  # the file of the frame that this one called
     while frame is not None:
         file = frame.f_code.co_filename
         owner = _owner(file)
-        if owner != "ours":
+        is_detour = _OVERRIDES in {file, before}
+        if owner == "user" or (owner == "torch" and not is_detour):
             calls.append((file, frame.f_lineno))
             if owner == "user":
                 break
-        frame = frame.f_back  # type: ignore[assignment]
+        before, frame = file, frame.f_back  # type: ignore[assignment]
     return tuple(calls)
 
 
 @cache
 def _owner(file: str) -> str:
-    if file.startswith(_OURS):
+    if file.startswith((_OURS, _WRAPPERS)):
         return "ours"
     return "torch" if file.startswith(_TORCH) else "user"

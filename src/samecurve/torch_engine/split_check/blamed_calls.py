@@ -7,6 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import distributed
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -290,7 +291,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def function_name(function: Any) -> str:
     """The name of a function of torch as people write it."""
-    name: str = resolve_name(function) or getattr(function, "__name__", str(function))
+    name: str | None = resolve_name(function)
+    if name is None:  # torch does not know the functions that stand in the place of its own
+        name = getattr(function, "__name__", str(function))
+        if getattr(function, "__module__", "") == F.__name__:
+            name = f"F.{name}"
     name = name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
     name = name.removeprefix("torch.functional.").removeprefix("torch._C._nn.")
     return f"torch.{name}" if hasattr(torch, name) else name
