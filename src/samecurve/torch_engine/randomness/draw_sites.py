@@ -13,15 +13,13 @@ The k rows of a sample are neighbours ([samples * T, C]), or lie a microbatch ap
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 
 Place = tuple[tuple[str, int], ...]  # (file, line) of each call, the user's own line last
-Served = Literal["sample", "step"] | None  # what the numbers follow; None: a generator's state
 Rule = int  # the dimension in which the samples lie, or one of:
 STEP: Rule = -1  # no dimension: every microbatch of the step has the same numbers
 NONE: Rule = -2  # the shape grows with the microbatch, but not by the row
@@ -31,30 +29,18 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """A draw of random numbers in a forward pass.
 
-    function: the name as users write it: torch.randn_like
     place: the calls that led to the draw, the user's own line last
     rows: of the microbatch
-    number: which draw of the forward pass it is, from 0
+    number: which draw of the forward pass it is, from 0; -1: one from a generator of the user's own
     """
 
-    function: str
     place: Place
     shape: tuple[int, ...]
     rows: int
     number: int
-    served: Served
-
-    @property
-    def file(self) -> str:
-        return self.place[-1][0] if self.place else "?"
-
-    @property
-    def line(self) -> int:
-        return self.place[-1][1] if self.place else 0
 
 
 class DrawSites:

@@ -13,7 +13,6 @@ from samecurve.torch_engine.randomness.draw_sites import (
     STEP,
     Draw,
     Rule,
-    Served,
     calls_to_here,
     in_shape,
     row_shape,
@@ -25,7 +24,6 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 # Any: a function of torch takes its arguments in several forms.
 Original = Callable[..., Any]
 Part = slice | torch.Tensor  # the rows of one sample, in the samples' dimension
-_SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # all others: "sample"
 
 
 @dataclass(frozen=True)
@@ -135,32 +133,16 @@ def begin_draw(
     if not is_separable and rule >= 0:
         rule = NONE
     if context.sites.is_recording:
-        draw = Draw(
-            function=function,
-            place=place,
-            shape=tuple(shape),
-            rows=rows,
-            number=number,
-            served=_SERVED.get(rule, "sample"),
-        )
-        context.sites.record(draw)
+        context.sites.record(Draw(place, shape, rows, number))
     if rule == NONE:
         return None
     return Drawing(context, number, shape, rule, 1 if rule == STEP else rows)
 
 
-def note_unserved(context: MicroBatchContext, function: str, shape: Sequence[int]) -> None:
+def note_unserved(context: MicroBatchContext, shape: Sequence[int]) -> None:
     """Record a draw from a generator of the user's own."""
     if context.sites.is_recording and context.rows:
-        draw = Draw(
-            function=function,
-            place=calls_to_here(),
-            shape=tuple(shape),
-            rows=context.rows,
-            number=-1,
-            served=None,
-        )
-        context.sites.record(draw)
+        context.sites.record(Draw(calls_to_here(), tuple(shape), context.rows, -1))
 
 
 def begin_unless_own(
@@ -173,7 +155,7 @@ def begin_unless_own(
 ) -> Drawing | None:
     """Begin a draw, unless the call has a generator of its own or draws no number."""
     if generator is not None:
-        note_unserved(context, function, shape)
+        note_unserved(context, shape)
         return None
     if not torch.Size(shape).numel():
         return None

@@ -22,7 +22,6 @@ from samecurve.torch_engine.randomness.draw_sites import (
     STEP,
     Draw,
     Place,
-    Served,
     in_shape,
     row_shape,
 )
@@ -170,16 +169,7 @@ class _Site:
         rule = context.sites.rule(self.place, call, shape, samples)
         is_known = rule >= 0 or context.sites.learnt(self.place, call) == STEP
         if context.sites.is_recording:
-            served: Served = ("sample" if rule >= 0 else "step") if is_known else None
-            draw = Draw(
-                function=self.name,
-                place=self.place,
-                shape=tuple(shape),
-                rows=samples,
-                number=call,
-                served=served,
-            )
-            context.sites.record(draw)
+            context.sites.record(Draw(self.place, shape, samples, call))
         elif not is_known:
             raise UserError(
                 f"{self.name} is given {_shape_text(values)} for {samples} samples, so its mask"

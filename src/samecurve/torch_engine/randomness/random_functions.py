@@ -254,7 +254,7 @@ def multinomial(
     shape = [len(input)] if rows else [num_samples]
     drawing = None
     if generator is not None:
-        note_unserved(context, "torch.multinomial", shape)
+        note_unserved(context, shape)
     else:
         separable = rows or replacement or num_samples == 1
         drawing = begin_draw(context, "torch.multinomial", shape, is_separable=separable)
