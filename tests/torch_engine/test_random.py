@@ -34,10 +34,10 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness import replaced_functions
 from samecurve.torch_engine.randomness.draw_sites import Draw, DrawSites
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
 from samecurve.torch_engine.randomness.served_functions import served_functions
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from tiny import MACHINE
 from worlds import Pool
 
@@ -161,14 +161,14 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_each_function_follows_the_samples(name: str, harness: Harness) -> None:
     """Whole, in parts and in another order; other samples draw others, and no generator moves."""
     draw, ids = DRAWS[name], list(range(9))
-    watch = GeneratorWatch(CPU)
+    watch = GeneratorStates(CPU)
     whole = harness.run(draw, ids)
     assert torch.equal(whole, harness.run(draw, ids))
     parts = torch.cat([harness.run(draw, ids[:4]), harness.run(draw, ids[4:])])
     turned = harness.run(draw, ids[::-1]).flip(0)
     for other in (parts, turned):
         torch.testing.assert_close(other, whole, rtol=1e-5, atol=1e-6)
-    assert watch.moved() == ()
+    assert watch.moved() == []
     for seed in (0, 1):
         torch.manual_seed(seed)
         assert torch.equal(whole, harness.run(draw, ids))
@@ -499,10 +499,10 @@ def test_what_is_not_served_is_recorded_and_its_generator_seen(harness: Harness)
 
     sites, records = harness.context.sites, []
     for part in (range(6), range(4)):
-        watch = GeneratorWatch(CPU)
+        watch = GeneratorStates(CPU)
         with sites.recording() as draws:
             harness.run(draw, part)
-        assert watch.moved() == (TORCH, NUMPY, PYTHON)
+        assert watch.moved() == ["torch", "numpy", "Python"]
         records.append(draws)
     sites.learn(*records)
     permutation, own_draw = records[0]

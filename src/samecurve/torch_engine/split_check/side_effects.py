@@ -177,22 +177,26 @@ def attributes_kept(task: object) -> Iterator[None]:
 
 
 class GeneratorStates:
-    """The states of torch's, numpy's and Python's generators, and of those that attributes hold."""
+    """The states of the generators that a whole process shares, torch's, numpy's and Python's, and of
+    others. Numbers drawn from shared generators depend on the device, and on what was drawn before.
 
-    def __init__(self, attributes: Attributes, devices: Sequence[torch.device]) -> None:
-        held = attributes.generators()
+    device: where torch may draw, beside the host
+    held: generators that attributes hold, by name
+    """
+
+    def __init__(self, device: torch.device, held: Mapping[str, Any] | None = None) -> None:
+        held = held or {}
         self.held = list(held.values())
         self._access: dict[str, _Access] = {
             "torch": (torch.get_rng_state, torch.set_rng_state),
             "numpy": (partial(np.random.get_state, legacy=False), np.random.set_state),
             "Python": (random.getstate, random.setstate),
         }
-        for device in devices:
-            if device.type == "cuda":
-                self._access[f"torch on {device}"] = (
-                    partial(torch.cuda.get_rng_state, device),
-                    partial(_set_cuda_state, device),
-                )
+        if device.type == "cuda":
+            self._access[f"torch on {device}"] = (
+                partial(torch.cuda.get_rng_state, device),
+                lambda state: torch.cuda.set_rng_state(state, device),
+            )
         self._access |= {name: _access_of(generator) for name, generator in held.items()}
         self._of_torch = {
             name
@@ -232,10 +236,6 @@ def _access_of(generator: Any) -> _Access:
         bits = generator.bit_generator
         return partial(getattr, bits, "state"), partial(setattr, bits, "state")
     return partial(generator.get_state, legacy=False), generator.set_state
-
-
-def _set_cuda_state(device: torch.device, state: torch.Tensor) -> None:
-    torch.cuda.set_rng_state(state, device)
 
 
 def equal(one: object, other: object) -> bool:

@@ -115,7 +115,7 @@ class Trials:
             warnings.simplefilter("ignore")  # about fewer samples than a step has
             self.buffers = Buffers(self._model)
             self.attributes = Attributes(self._model, task)
-            self.generators = GeneratorStates(self.attributes, [self._setup.device])
+            self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
             stack.callback(self.put_back)
             if self.phase_number:
                 stack.enter_context(self._after_earlier_phases(task))

@@ -9,7 +9,7 @@ from torch import nn
 
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.generators import GeneratorWatch
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.strategies.base import Strategy
 
@@ -42,10 +42,10 @@ class AfterStep:
             self._strategy.change(self._function, step)
             return
         held = HeldByTask(self._task, self._strategy.models[0])
-        watch, contents = GeneratorWatch(self._device), held.contents()
+        generators, contents = GeneratorStates(self._device), held.contents()
         self._strategy.change(self._function, step)
         held.refuse_changed(contents)
-        if watch.moved():
+        if generators.moved():
             raise UserError(
                 "after_step() of the task draws random numbers, which each rank would draw for"
                 " itself",
