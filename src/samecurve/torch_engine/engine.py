@@ -49,7 +49,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
     StagedKeys,
     numbers_in_work,
 )
-from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import LossScale, as_weights, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State
@@ -100,13 +100,16 @@ class TorchEngine:
         )
         self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
         self._has_keyed_dropout = plan.compute.keyed_dropout
-        self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
+        self._exit_stack.callback(self._strategy.close)
+        KEYED_FUNCTIONS.acquire()
+        self._exit_stack.callback(KEYED_FUNCTIONS.release)
         self._exit_stack.enter_context(serving(numbers_in_work))
         if torch.distributed.is_initialized():
-            from samecurve.torch_engine.model.one_device_view import OneDeviceView
+            from samecurve.torch_engine.model.one_device_view import ONE_DEVICE_VIEW
 
-            self._exit_stack.callback(OneDeviceView().close)
+            ONE_DEVICE_VIEW.acquire()
+            self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
@@ -193,7 +196,7 @@ class TorchEngine:
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
         self._modes = builder.modes
-        self._keyed_functions.break_graphs()
+        KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
         materializer = builder.first_values.materializer(model, self.device, is_given)
@@ -259,9 +262,7 @@ class TorchEngine:
         return max(map(peak_memory_bytes, self.devices))
 
     def close(self) -> None:
-        self._keyed_functions.close()
         self._exit_stack.close()
-        self._strategy.close()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

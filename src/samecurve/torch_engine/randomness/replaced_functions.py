@@ -89,6 +89,7 @@ class ReplacedFunctions:
         self._replacements: list[Replacement] = []
 
     def acquire(self) -> None:
+        """Keep the functions replaced for one more engine, until it calls release()."""
         with self._lock:
             self._engines += 1
             if self._engines == 1:
@@ -123,36 +124,19 @@ class ReplacedFunctions:
         self._replacements = []
 
 
-class KeyedFunctions:
-    """Keeps torch's random functions replaced for one engine, until close()."""
-
-    def __init__(self) -> None:
-        self._is_open = True
-        _REPLACED.acquire()
-
-    def break_graphs(self) -> None:
-        """Call it when the model is built, since that may have imported torch.compile."""
-        _REPLACED.break_graphs()
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            _REPLACED.release()
-
-
 @contextmanager
 def keyed_trial(rows: int) -> Iterator[None]:
     """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
 
     rows: of the microbatch that is tried
     """
-    functions = KeyedFunctions()
+    KEYED_FUNCTIONS.acquire()
     keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))
     try:
         with serving(numbers_in_work), MicroBatchContext(torch.device("cpu")).within(keys):
             yield
     finally:
-        functions.close()
+        KEYED_FUNCTIONS.release()
 
 
 def _rename(functions: dict[int, Function]) -> None:
@@ -189,7 +173,8 @@ def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 
         yield from _drawing_through_others()
 
 
-_REPLACED = ReplacedFunctions(_replacements)  # of the process, as torch's functions are
+# torch's random functions; of the process, as torch's functions are
+KEYED_FUNCTIONS = ReplacedFunctions(_replacements)
 
 
 def _served(owner: Any, name: str) -> Function:

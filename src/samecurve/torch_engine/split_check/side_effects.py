@@ -177,8 +177,8 @@ def attributes_kept(task: object) -> Iterator[None]:
 
 
 class GeneratorStates:
-    """The states of the generators that a whole process shares, torch's, numpy's and Python's, and of
-    others. Numbers drawn from shared generators depend on the device, and on what was drawn before.
+    """The states of the generators that a whole process shares, torch's, numpy's and Python's, and
+    of others. Shared generators' numbers depend on the device, and on what was drawn before.
 
     device: where torch may draw, beside the host
     held: generators that attributes hold, by name
