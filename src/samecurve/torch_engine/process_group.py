@@ -32,6 +32,21 @@ class Peers(Protocol):
         ...
 
 
+def texts_of_all(peers: Peers, own: bytes, device: torch.device) -> list[bytes]:
+    """The text of each peer; all peers call it together.
+
+    device: where the peers add up
+    """
+    sizes = torch.zeros(peers.world_size, dtype=torch.int64, device=device)
+    sizes[peers.rank] = len(own)
+    lengths = peers.all_reduced(sizes).tolist()
+    letters = torch.zeros(peers.world_size, max(lengths), dtype=torch.int64)
+    letters[peers.rank, : len(own)] = torch.tensor(list(own), dtype=torch.int64)
+    if max(lengths):
+        letters = peers.all_reduced(letters.to(device))
+    return [bytes(row[:length]) for row, length in zip(letters.tolist(), lengths, strict=True)]
+
+
 class Comm:
     """The processes that train together.
 

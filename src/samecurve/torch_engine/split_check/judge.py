@@ -26,6 +26,7 @@ from samecurve.core.split_check import (
     compare_repeats,
 )
 from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.split_check.side_effects import Counter
 from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
 from samecurve.torch_engine.split_check.trials import RAISED, Trials, TriedParts
@@ -173,19 +174,10 @@ class Judge:
 
     def shared(self, error: UserError | None) -> UserError | None:
         """The error of the first rank that has one, on every rank."""
-        comm, device = self._setup.comm, self._setup.device
-        texts = [error.cause, error.remedy, error.where] if error else []
-        message = json.dumps(texts).encode() if error else b""
-        sizes = torch.zeros(comm.world_size, dtype=torch.int64, device=device)
-        sizes[comm.rank] = len(message)
-        lengths = comm.all_reduce(sizes)().tolist()
-        teller = next((rank for rank, length in enumerate(lengths) if length), None)
-        if teller is None:
-            return None
-        letters = torch.zeros(lengths[teller], dtype=torch.int64, device=device)
-        if comm.rank == teller:
-            letters.copy_(torch.tensor(list(message), dtype=torch.int64))
-        return UserError(*json.loads(bytes(comm.all_reduce(letters)().tolist())))
+        text = json.dumps([error.cause, error.remedy, error.where]).encode() if error else b""
+        texts = texts_of_all(self._setup.comm, text, self._setup.device)
+        first = next(filter(None, texts), None)
+        return UserError(*json.loads(first)) if first else None
 
     def _finding(self, seen: Observed) -> Finding | None:
         tolerance = TOLERANCE[self._trials.format]

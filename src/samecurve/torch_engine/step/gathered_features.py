@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Peers
+from samecurve.torch_engine.process_group import Peers, texts_of_all
 
 Features = Mapping[str, torch.Tensor]  # by name, each with one row a sample
 Part = tuple[int, Features]  # of neighbouring samples: the first one's number, and theirs
@@ -119,12 +119,8 @@ class FeatureTable:
         """The layout of the first sample, which devices without any sample don't know."""
         of_first = (Layout.of(features).to_bytes() for first, features in parts if first == 0)
         encoded = next(of_first, b"")
-        length = torch.tensor([len(encoded)], device=self._device)
-        total = int(self._peers.all_reduced(length).item())
-        text = torch.zeros(total, dtype=torch.int64)
-        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.int64)
-        agreed = self._peers.all_reduced(text.to(self._device)).tolist()
-        return Layout.from_bytes(bytes(agreed))
+        texts = texts_of_all(self._peers, encoded, self._device)
+        return Layout.from_bytes(next(filter(None, texts)))
 
 
 def check_rows(features: Features, count: int) -> None:

@@ -32,7 +32,7 @@ from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, texts_of_all
 
 Number = float | torch.Tensor
 
@@ -293,22 +293,15 @@ class NamedMeans:
         if comm.group is None:
             return
         text = json.dumps(self.names).encode() if self._keys else b""
-        sizes = torch.zeros(comm.world_size, dtype=torch.float64, device=device)
-        sizes[comm.rank] = len(text)
-        longest = int(comm.all_reduce(sizes)().max())
-        table = torch.zeros(comm.world_size, longest, dtype=torch.float64, device=device)
-        if longest > len(b"[]"):
-            table[comm.rank, : len(text)] = torch.tensor(list(text)).to(table)
-            table = comm.all_reduce(table)()
-            rows = [bytes(map(int, row)).rstrip(b"\0") for row in table.tolist()]
-            lists = {tuple(json.loads(row)) for row in rows if row}
-            if len(lists) > 1:
-                from samecurve.core.named_means import other_names
+        texts = filter(None, texts_of_all(comm, text, device))
+        lists = {tuple(json.loads(text)) for text in texts}
+        if len(lists) > 1:
+            from samecurve.core.named_means import other_names
 
-                one, other, *_ = sorted(lists)
-                raise other_names(["loss", *one], ["loss", *other])
-            (self.names,) = lists
-            self._keys = frozenset(["loss", *self.names])
+            one, other, *_ = sorted(lists)
+            raise other_names(["loss", *one], ["loss", *other])
+        (self.names,) = lists
+        self._keys = frozenset(["loss", *self.names])
 
 
 class RankReport:
