@@ -44,7 +44,7 @@ from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import make_evaluation, make_step, progress_array
+from samecurve.jax_engine.step_program import Setup, make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
@@ -92,8 +92,8 @@ class JaxEngine:
         )
 
     @cached_property
-    def _layout(self) -> StateLayout:
-        return StateLayout(
+    def _setup(self) -> Setup:
+        layout = StateLayout(
             self._model,
             self._optimizer,
             self._strategy,
@@ -101,43 +101,39 @@ class JaxEngine:
             loss_scaled=self.plan.compute.precision == "f16",
             averaged=self.plan.compute.ema > 0,
         )
+        return Setup(
+            task=self.task,
+            plan=self.plan,
+            optimizer=self._optimizer,
+            model=self._model,
+            strategy=self._strategy,
+            layout=layout,
+            dtype=self._dtype,
+        )
+
+    @property
+    def _layout(self) -> StateLayout:
+        return self._setup.layout
 
     def _step(self, num_samples: int) -> Wrapped:
         """The program of a step. A loss over the whole batch has one for each batch size."""
         key = num_samples if self.plan.compute.whole_batch else 0
         if key not in self._steps:
             accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
-            self._steps[key] = make_step(
-                task=self.task,
-                names=self._names,
-                model=self._model,
-                plan=self.plan,
-                optimizer=self._optimizer,
-                strategy=self._strategy,
-                layout=self._layout,
-                accumulate=accumulate,
-            )
+            self._steps[key] = make_step(self._setup, self._names, accumulate)
         return self._steps[key]
 
     @cached_property
     def _evaluation(self) -> Wrapped:
-        return make_evaluation(
-            task=self.task,
-            model=self._model,
-            strategy=self._strategy,
-            layout=self._layout,
-            dtype=self._dtype,
-        )
+        return make_evaluation(self._setup)
 
     @cached_property
     def _round_features(self) -> Wrapped:
-        return make_round_features(
-            task=self.task, model=self._model, strategy=self._strategy, layout=self._layout
-        )
+        return make_round_features(self._setup)
 
     @cached_property
     def _eval_losses(self) -> EvalLosses:
-        return EvalLosses(self.task, self.plan, self._dtype)
+        return EvalLosses(self._setup)
 
     @cached_property
     def _all_finite(self) -> Wrapped:

@@ -6,7 +6,6 @@ Only the exchange spans devices: it moves values and adds them element by elemen
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
-from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
+from samecurve.jax_engine.exact_batch_loss import ExactBatchLoss, StagedMicroBatch, per_device
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.sharded_calls import over_devices
@@ -44,13 +43,6 @@ from samecurve.jax_engine.step_program import (
 from samecurve.jax_engine.strategies import AXIS, squared_norm
 
 ReplicaStates = list[State]  # whole states, one for each device of this process
-
-
-@dataclass(frozen=True)
-class StagedMicroBatch(DeviceRows):
-    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
-
-    number: int  # which microbatch of the step
 
 
 class ExactEngine(JaxEngine):
@@ -145,11 +137,7 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _batch_loss(self) -> ExactBatchLoss:
         return ExactBatchLoss(
-            task=self.task,
-            plan=self.plan,
-            model=self._model,
-            layout=self._layout,
-            dtype=self._dtype,
+            setup=self._setup,
             by_device=self._staging.by_device,
             local_devices=self._local_devices,
             example=self._example([]),
@@ -161,7 +149,7 @@ class ExactEngine(JaxEngine):
         """(parameters, rows, scale, when) -> GradientSums of a microbatch."""
 
         def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
-            params, merge = split_trained(self._model, whole, self._layout.trained)
+            params, merge = split_trained(self._setup, whole)
             factor = loss_factor(scale, self.plan.nominal_weight)
             sums_of = LossSums(self.task, self._names, when)
             return microbatch_gradients(sums_of, merge, params, rows, factor)
@@ -182,15 +170,8 @@ class ExactEngine(JaxEngine):
             state: State, packed: jax.Array, extra: jax.Array, lr: jax.Array
         ) -> tuple[State, jax.Array]:
             sums = self._unpack(packed)
-            state, update_metrics = apply_update(
-                state,
-                sums,
-                squared_norm(sums.gradients.values()),
-                lr,
-                plan=self.plan,
-                optimizer=self._optimizer,
-                layout=self._layout,
-            )
+            squares = squared_norm(sums.gradients.values())
+            state, update_metrics = apply_update(self._setup, state, sums, squares, lr)
             return state, jnp.concatenate([sums.totals, extra, update_metrics])
 
         return exact_jit(program, donate_argnums=(0,))
@@ -322,11 +303,7 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _metrics_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's sums by name."""
-        return exact_jit(
-            lambda params, rows, when: microbatch_metrics(
-                self.task, self._model, params, rows, self._dtype, when=when
-            )
-        )
+        return exact_jit(partial(microbatch_metrics, self._setup))
 
     def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
