@@ -32,13 +32,8 @@ from samecurve.core.sample_numbers import serving
 from samecurve.core.split_check import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.model_builder import (
-    IsGiven,
-    ModelBuilder,
-    all_given,
-    nothing_given,
-)
-from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
+from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
@@ -156,7 +151,7 @@ class TorchEngine:
     def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
         """A state with weights, if there are any; what `saved` will fill is left empty."""
         has_base = self.task.frozen_base
-        is_given: IsGiven = nothing_given if weights is saved is None else all_given
+        is_given: IsGiven | None = None if weights is saved is None else all_given
         if has_base:
             sources = [source.arrays for source in (weights, saved) if source is not None]
             is_given = partial(_is_in_any, sources)
@@ -191,7 +186,7 @@ class TorchEngine:
         self._step_buffers = step_buffers
         self.step = make_training_step(self._setup, state, step_buffers)
 
-    def _assemble(self, is_given: IsGiven) -> State:
+    def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
