@@ -11,7 +11,6 @@ from itertools import combinations
 from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import TOLERANCE, Finding, Format, compare_repeats
 from samecurve.core.split_check.split_errors import (
-    Backward,
     Evidence,
     Place,
     explain,
@@ -150,7 +149,7 @@ class Diagnosis:
             self._trials.put_back()
         return Recorded(recording, rows, tuple(loss))
 
-    def _own_backward(self) -> Backward | None:
+    def _own_backward(self) -> Place | None:
         """A function of the user's that takes part in the backward pass."""
         recording, trials = Recording(), self._trials
         try:
@@ -161,7 +160,7 @@ class Diagnosis:
         finally:
             trials.put_back()
         if recording.hooks:
-            return Backward("a hook of a tensor", recording.hooks[0])
+            return Place("a hook of a tensor", recording.hooks[0])
         return own_backward(self._setup.strategy.models[0], total)
 
     def _what(self) -> str:

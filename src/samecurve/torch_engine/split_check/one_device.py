@@ -6,10 +6,10 @@ are wrapped or a group of processes exists. So the model is built once more, wit
 outside of the strategy, where a whole copy has room.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ from samecurve.core.split_check import (
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import (
     GradientRest,
@@ -101,11 +100,8 @@ def _tried_on_one_device(
         strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
         alone = Trials(replace(setup, strategy=strategy), rows, stage)
-        alone.step, alone.phase_number, alone.format = (
-            trials.step,
-            trials.phase_number,
-            trials.format,
-        )
+        alone.step, alone.phase_number = trials.step, trials.phase_number
+        alone.format = trials.format
         stack.enter_context(alone.prepared())
         return alone.tried(few, with_gradient=True)
 
@@ -134,16 +130,8 @@ def _built_with(
 def _own_parts(setup: EngineSetup, gradients: Gradients) -> Gradients:
     """This process's parts of whole gradients, as often as ranks add up the same samples."""
     strategy, ranks = setup.strategy, setup.comm.world_size
-    parts = {}
-    for name, parameter in strategy.models[0].named_parameters():
-        if name not in gradients:
-            continue
-        whole = gradients[name] * ranks
-        if is_sharded(parameter):
-            _, offsets = strategy.local_shard(parameter)
-            distributed: Any = parameter
-            sizes: Sequence[int] = distributed.to_local().shape
-            box = (slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-            whole = whole[tuple(box)]
-        parts[name] = whole.to(parameter.device)
-    return parts
+    return {
+        name: strategy.own_part(parameter, gradients[name] * ranks).to(parameter.device)
+        for name, parameter in strategy.models[0].named_parameters()
+        if name in gradients
+    }

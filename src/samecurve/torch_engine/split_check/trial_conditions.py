@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from samecurve.torch_engine.optimizers.optimizer import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.strategies.base import Strategy
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -184,7 +184,7 @@ def moved_weights(strategy: Strategy) -> Iterator[None]:
         with torch.no_grad():
             for parameter in model.parameters():
                 seed = int(torch.randint(1 << 62, (), generator=generator))
-                part = _own_part(parameter.data)
+                part = own_part(parameter.data)
                 turned.append((part, _move(part, seed)))
             for buffer in model.buffers():
                 if buffer.is_floating_point() or buffer.is_complex():
@@ -229,13 +229,6 @@ def _turn_bits(part: torch.Tensor, seed: int) -> None:
         device="cpu",
     )
     numbers.view(whole).bitwise_xor_(noise.to(numbers.device))
-
-
-def _own_part(data: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be sharded."""
-    distributed: Any = data  # a DTensor, where it is
-    part: torch.Tensor = distributed.to_local() if is_sharded(data) else data
-    return part
 
 
 def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -148,6 +148,10 @@ class Strategy:
         """The shape of the whole tensor, and where this process's part begins in it."""
         return tuple(tensor.shape), (0,) * tensor.ndim
 
+    def own_part(self, _parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """The part of a whole parameter, or gradient of it, that this process holds."""
+        return whole
+
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         """The number of this process among those that hold the same part, and how many they are."""
         del tensor

@@ -264,17 +264,19 @@ class FSDP(Strategy):
             setattr(module, name, wholes[id(parameter)])
         function(self.models[0], *arguments)
         for module, name, parameter in places:
-            parameter.to_local().copy_(self._own_part(parameter, getattr(module, name)))
+            parameter.to_local().copy_(self.own_part(parameter, getattr(module, name)))
             setattr(module, name, parameter)
 
     def _gathered(self, parameter: DTensor) -> torch.Tensor:
         """The whole parameter, as a copy: a sum in which each process adds its part to zeros."""
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)
-        self._own_part(parameter, whole).copy_(parameter.to_local())
+        self.own_part(parameter, whole).copy_(parameter.to_local())
         self._shards.all_reduce(torch.view_as_real(whole) if whole.is_complex() else whole)()
         return whole
 
-    def _own_part(self, parameter: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    def own_part(self, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        if not isinstance(parameter, DTensor):
+            return whole
         _, offsets = self.local_shard(parameter)
         sizes = parameter.to_local().shape
         box = (slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
