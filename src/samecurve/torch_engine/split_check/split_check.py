@@ -123,13 +123,19 @@ class SplitCheck:
             error = error or self._error_with_moved_weights(self._rows.step)
         if not error and self._plan.layout.shards > 1:
             error = self._error_beside_one_device()
-        steps = self._later_steps()
+        plan = self._plan
+        steps: list[int] = []
+        if self._setup.task.follows_progress:  # the loss may depend on the step
+            steps = steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and self._plan.compute.whole_batch:
-            error = self._error_of_batch_loss([self._rows.step, *steps])
+        if not error and plan.compute.whole_batch:
+            from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
+
+            each = [self._rows.step, *steps]
+            error = self._judge.shared(batch_loss_error(self._setup, self._trials, each))
             repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
 
@@ -301,7 +307,7 @@ class SplitCheck:
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 
-    # --- hooks, moved, later, batch_loss()
+    # --- hooks, moved, later
 
     def _error_of_hooks(self) -> UserError | None:
         hooked = (p._post_accumulate_grad_hooks for p in self._model.parameters())  # noqa: SLF001
@@ -352,23 +358,11 @@ class SplitCheck:
             self._notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)
 
-    def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
-        from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
-
-        return self._judge.shared(batch_loss_error(self._setup, self._trials, steps))
-
     def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
         """Find the cause; the modules that do so are imported only now."""
         from samecurve.torch_engine.split_check.diagnosis import Diagnosis
 
         return Diagnosis(self._setup, self._rows, self._trials).error_of(seen, finding, **known)
-
-    def _later_steps(self) -> list[int]:
-        """Steps at which the loss may differ, as it depends on the step."""
-        plan = self._plan
-        if not self._setup.task.follows_progress:
-            return []
-        return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
