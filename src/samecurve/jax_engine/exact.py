@@ -255,11 +255,7 @@ class ExactEngine(JaxEngine):
             gathered = lax.all_gather(tree.total(), AXIS, tiled=True)
             return lax.slice(gathered, (0,), (num_values,)), lax.psum(extra, AXIS)[0]
 
-        @cache
-        def of_count(count: int) -> Wrapped:
-            return exact_jit(over_devices(partial(program, count), self._mesh))
-
-        return of_count
+        return cache(lambda count: exact_jit(over_devices(partial(program, count), self._mesh)))
 
     def evaluate(
         self,

@@ -187,11 +187,8 @@ class ExactBatchLoss:
             local = jax.tree.map(lambda array: array[0], features)
             return put_together(local, position[0], num_samples)
 
-        @cache
-        def of_samples(num_samples: int) -> Wrapped:
-            return exact_jit(over_devices(partial(program, num_samples), self.by_device.mesh))
-
-        return of_samples
+        mesh = self.by_device.mesh
+        return cache(lambda count: exact_jit(over_devices(partial(program, count), mesh)))
 
     @cached_property
     def _loss_program(self) -> Wrapped:

@@ -3,7 +3,7 @@
 A step is step/training_step.py, an evaluation evaluation.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -93,7 +93,6 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack = ExitStack()
         self._exit_stack.callback(self._strategy.close)
@@ -130,6 +129,17 @@ class TorchEngine:
             StagedKeys(microbatch.keys, keys),
             microbatch.number,
         )
+
+    def _host_tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """A host array as a tensor; pinned where it goes to a GPU.
+
+        Exact runs copy it into torch's memory: torch aligns it and numpy does not, and kernels may
+        add unaligned numbers in another order.
+        """
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            return tensor.pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
+        return tensor.clone() if self.plan.compute.exact else tensor
 
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
@@ -286,27 +296,3 @@ class TorchEngine:
 def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
     """Whether one of the sources gives this parameter (see IsGiven)."""
     return any(f"model/{name}" in source for source in sources)
-
-
-def _host_tensor_for(
-    device: torch.device, *, is_exact: bool
-) -> Callable[[NDArray[np.generic]], torch.Tensor]:
-    """The function that makes a host array the tensor that goes to this device."""
-    if device.type == "cuda":
-        return _pinned_tensor
-    return _aligned_tensor if is_exact else _tensor
-
-
-def _tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _pinned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    return _tensor(array).pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
-
-
-def _aligned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    """A copy in torch's memory: torch aligns it and numpy does not, and kernels may add unaligned
-    numbers in another order.
-    """
-    return _tensor(array).clone()

@@ -80,27 +80,20 @@ class FirstValues:
                 model: nn.Module = self._task.model()
         except RuntimeError:
             return None  # the model computes with values while it is built
+        for_modules, initial = self._task.init_module is not None, self._task.initial
         has_rules = all(
-            parameter.is_meta and self._has_rule(name, parameter)
+            parameter.is_meta and (for_modules or initial(name, tuple(parameter.shape)) is not None)
             for name, parameter in model.named_parameters()
         )
         if not has_rules:
             return None
         if any(True for _ in model.buffers()):
-            if not self._initializes_modules:
+            if not for_modules:
                 return None
             with _from_seed(self._seed), parameters_on_meta():
                 model = self._task.model()
             self._share(list(model.buffers()))
         return model
-
-    @property
-    def _initializes_modules(self) -> bool:
-        return self._task.init_module is not None
-
-    def _has_rule(self, name: str, parameter: nn.Parameter) -> bool:
-        shape = tuple(parameter.shape)
-        return self._initializes_modules or self._task.initial(name, shape) is not None
 
     def initialize_module(self, model: nn.Module) -> InitializeModule | None:
         """The function that gives a module of this model its own first values by the task's rule;

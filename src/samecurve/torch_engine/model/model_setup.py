@@ -114,7 +114,8 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = _selective_contexts
+        contexts: Any = create_selective_checkpoint_contexts  # of a call, and of its repetition
+        options["context_fn"] = lambda: contexts(KeptProducts().policy)
     for block in repeated_blocks(model):
         block.forward = partial(checkpoint, block.forward, **options)
 
@@ -145,12 +146,6 @@ class KeptProducts:
         if self.is_kept(operation, is_recompute=context.is_recompute):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _selective_contexts() -> Any:
-    """The contexts of one call of a block and of its recomputation."""
-    create: Any = create_selective_checkpoint_contexts
-    return create(KeptProducts().policy)
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:

@@ -25,7 +25,7 @@ from samecurve.torch_engine.randomness.draw_sites import (
     in_shape,
     row_shape,
 )
-from samecurve.torch_engine.randomness.keyed_numbers import keyed_pairs, mixed, salt
+from samecurve.torch_engine.randomness.keyed_numbers import keyed_lanes, mixed, salt
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
@@ -114,9 +114,7 @@ class _Masks:
         of_step: int16 [1, *shape] instead, the same in every microbatch
         """
         words = self._words(index, call, of_step=of_step).view(torch.int32)
-        *outer, last = shape
-        pairs = keyed_pairs(words, [*outer, -(-last // 2)], self.context.tables)
-        return pairs.view(torch.int16)[..., :last]
+        return keyed_lanes(words, shape, self.context.tables)
 
     def _words(self, index: int, call: int, *, of_step: bool) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row (keyed_numbers.py) in one number."""

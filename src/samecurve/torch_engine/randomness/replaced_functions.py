@@ -169,8 +169,11 @@ def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 
     for kind in (nn.RNN, nn.LSTM, nn.GRU):
         yield Replacement.of(kind, "forward", _noting_order(kind.forward))
     yield Replacement.of(F, _ATTENTION, _with_dropout_p(getattr(F, _ATTENTION), wrapped))
-    if break_graphs:
-        yield from _drawing_through_others()
+    if break_graphs:  # functions of torch.nn that torch.compile takes into its graph as a whole
+        for name in _DRAWING_IN_TRAINING:
+            yield Replacement.of(F, name, _broken_where_it_draws(getattr(F, name)))
+        for name in ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"):
+            yield Replacement.of(F, name, _uncompiled(getattr(F, name)))
 
 
 # torch's random functions; of the process, as torch's functions are
@@ -298,15 +301,6 @@ def _noting_order(original: Function) -> Function:
         return original(self, input, hx)
 
     return forward
-
-
-def _drawing_through_others() -> Iterator[Replacement]:
-    """Replacements for functions of torch.nn that torch.compile takes into its graph as a whole."""
-    for name in _DRAWING_IN_TRAINING:
-        original = getattr(F, name)
-        yield Replacement.of(F, name, _broken_where_it_draws(original))
-    for name in ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"):
-        yield Replacement.of(F, name, _uncompiled(getattr(F, name)))
 
 
 def _broken_where_it_draws(original: Function) -> Function:

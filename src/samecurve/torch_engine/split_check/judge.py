@@ -87,7 +87,9 @@ class Judge:
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
-        finding = self._finding(seen)
+        tolerance = TOLERANCE[self._trials.format]
+        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
+        finding = repeat or compare_parts(seen.whole, seen.parts, tolerance)
         own = [name for name in seen.drawn.moved if not name.startswith("torch")]
         repeats = not (own or (finding and finding.kind == "repeat"))
         error: UserError | None = None
@@ -178,11 +180,6 @@ class Judge:
         texts = texts_of_all(self._setup.comm, text, self._setup.device)
         first = next(filter(None, texts), None)
         return UserError(*json.loads(first)) if first else None
-
-    def _finding(self, seen: Observed) -> Finding | None:
-        tolerance = TOLERANCE[self._trials.format]
-        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
-        return repeat or compare_parts(seen.whole, seen.parts, tolerance)
 
     def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
         assert tried.rest is not None

@@ -52,8 +52,7 @@ _TENSORS = NumberFunctions(
 class StepTotals:
     """The loss sums and weights of one step: first by device and row, then over all devices.
 
-    A row is one microbatch where every bit counts (EngineSetup.sum_row); else all microbatches
-    share one row.
+    A row is one microbatch where every bit counts; else all microbatches share one row.
     """
 
     _numbers: NumberFunctions

@@ -15,8 +15,7 @@ works through its rows in chunks), ranks ask each other at the end of the forwar
 of them has more calls to make; if so, the rest of the pass is made in lockstep, too.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -264,7 +263,7 @@ class GatherOrder:
     def _end_backward(self, callback: Callable[[], None]) -> None:
         """All gradients are computed; sum those that are not summed yet, the last block's first."""
         if self._watches and self._in_forward:
-            self._end_inner_backward()
+            begin_anew(self._states, self._groups)  # the forward pass goes on as if there was none
             return
         self._awaited.clear()
         self._sums_all = True
@@ -273,10 +272,6 @@ class GatherOrder:
                 self._groups[number].post_backward()
         self._sums_all = self._has_inner_backward = False
         callback()
-
-    def _end_inner_backward(self) -> None:
-        """Let the forward pass go on as if no backward had begun within it."""
-        begin_anew(self._states, self._groups)
 
     def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
@@ -369,7 +364,8 @@ class GatherOrder:
     def _take_part(self, event: int) -> None:
         """Do with the other ranks what this rank's own pass does not."""
         group = self._groups[event // 2]
-        with self._taking_part():
+        prefetches, self._takes_part, self._prefetches = self._prefetches, True, False
+        try:
             if is_sum(event):
                 group.wait_for_unshard()
                 self._summed.add(event // 2)
@@ -379,12 +375,6 @@ class GatherOrder:
                 group.post_forward(None, None, None)
             else:
                 gather_for_backward(group)
-
-    @contextmanager
-    def _taking_part(self) -> Iterator[None]:
-        prefetches, self._takes_part, self._prefetches = self._prefetches, True, False
-        try:
-            yield
         finally:
             self._takes_part, self._prefetches = False, prefetches
 
