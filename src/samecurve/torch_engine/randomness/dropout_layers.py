@@ -166,8 +166,8 @@ class _Site:
         call = context.call_number(self.masks.names[self.index])
         rule = context.sites.rule(self.place, call, shape, samples)
         is_known = rule >= 0 or context.sites.learnt(self.place, call) == STEP
-        if context.sites.is_recording:
-            context.sites.record(Draw(self.place, shape, samples, call))
+        if context.sites.recorded is not None:
+            context.sites.recorded.append(Draw(self.place, shape, samples, call))
         elif not is_known:
             raise UserError(
                 f"{self.name} is given {_shape_text(values)} for {samples} samples, so its mask"

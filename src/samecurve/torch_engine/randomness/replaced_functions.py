@@ -33,7 +33,8 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 
 # Any: a function of torch takes its arguments in several forms.
 Function = Callable[..., Any]
-Serve = Callable[..., Any]  # (original, microbatch, *arguments, **options)
+# (original, microbatch, *arguments, **options); None: the original is to draw, from a generator
+Serve = Callable[..., Any]
 _MARK = "samecurve_mark"  # the attribute of a generator's state that holds a DrawMark
 _ATTENTION = "scaled_dot_product_attention"
 # the names that are replaced; served_functions.py has what stands in their place
@@ -198,7 +199,8 @@ def _served(owner: Any, name: str) -> Function:
             from samecurve.torch_engine.randomness.served_functions import served_functions
 
             serve = served_functions(owner)[name]
-        return serve(original, context, *arguments, **options)
+        served = serve(original, context, *arguments, **options)
+        return original(*arguments, **options) if served is None else served
 
     return function
 
