@@ -30,9 +30,8 @@ from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import (
-    AllGatherComplex,
     Comm,
-    ReduceScatterComplex,
+    ComplexAsPairs,
     end_group,
 )
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
@@ -154,8 +153,8 @@ class FSDP(Strategy):
         fully_shard(part, mp_policy=policy, **options)
         for module in self._sharded_modules(part):
             if _is_complex(module):
-                module.set_custom_all_gather(AllGatherComplex())
-                module.set_custom_reduce_scatter(ReduceScatterComplex())
+                module.set_custom_all_gather(ComplexAsPairs(dist.all_gather_into_tensor))
+                module.set_custom_reduce_scatter(ComplexAsPairs(dist.reduce_scatter_tensor))
 
     @staticmethod
     def _sharded_modules(model: nn.Module) -> list[Any]:
