@@ -69,17 +69,12 @@ def microbatch_features(
         all_features = with_numbers(features, without_fillers(leave_out, rows))
     else:
         all_features = jax.vmap(of_one_row)(rows.arrays)
-    return split_by_gradient(all_features)
-
-
-def split_by_gradient(features: Arrays) -> Features:
-    """Split features into those with a gradient (real or complex) and those of whole numbers."""
     inexact = {
         name: feature
-        for name, feature in features.items()
+        for name, feature in all_features.items()
         if jnp.issubdtype(feature.dtype, jnp.inexact)
     }
-    return inexact, {name: array for name, array in features.items() if name not in inexact}
+    return inexact, {name: array for name, array in all_features.items() if name not in inexact}
 
 
 def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
