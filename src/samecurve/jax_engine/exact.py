@@ -57,9 +57,8 @@ class ExactEngine(JaxEngine):
     def _per_device(self, state: PyTree) -> list[PyTree]:
         return per_device(state, self._local_devices)
 
-    def stage(self, rounds: Sequence[Round], of: int) -> Any:
+    def stage(self, rounds: Sequence[Round], _of: int) -> Any:
         """A list of StagedMicroBatch; idle devices need no dummy here."""
-        del of
         return [
             self._stage_microbatch(device, microbatch.number, keyed_arrays(microbatch))
             for microbatches in rounds

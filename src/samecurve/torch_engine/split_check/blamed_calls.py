@@ -68,8 +68,7 @@ class Recording(TorchFunctionMode):
         self._base = None
         super().__exit__(*of_error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [
             self.made_by[id(tensor)]

@@ -39,8 +39,7 @@ class NarrowestFormat(TorchFunctionMode):
         self.bytes = 8
         self.function = self.where = ""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
         if is_float and result.dtype.itemsize < self.bytes:
@@ -70,8 +69,7 @@ class Float64Inside(TorchFunctionMode):
         torch.set_default_dtype(self._default)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, named = getattr(func, "__name__", ""), kwargs or {}
         if name in {"__get__", "__set__"}:
             return func(*args, **named)

@@ -69,8 +69,7 @@ class _TorchDraws(TorchFunctionMode):
         self._held, self._base = held, base
         self.draws: list[Place] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = _torch_states()
         result = func(*args, **(kwargs or {}))
         generator = (kwargs or {}).get("generator")

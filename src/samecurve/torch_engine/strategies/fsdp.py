@@ -164,14 +164,12 @@ class FSDP(Strategy):
         self._order.used.clear()
         super().begin_step(parameters, num_microbatches)
 
-    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
-        del device_index, microbatch
+    def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         if self._plan.layout.shards < self._plan.layout.num_devices:
             root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
 
-    def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
-        del device_index, microbatch
+    def end_microbatch(self, _device_index: int, _microbatch: MicroBatch) -> None:
         self._order.finish()
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
