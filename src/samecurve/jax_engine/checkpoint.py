@@ -78,6 +78,7 @@ class Entry:
 
     name: str  # in a checkpoint
     shape: Shape  # of the whole array
+    dtype: np.dtype[Any]
 
 
 class StateLayout:
@@ -126,8 +127,7 @@ class StateLayout:
         self.left_out: Sequence[str] = ()
         self._late: Sequence[str] = ()  # the parameters of a checkpoint that began late, or not yet
         self._tree: PyTree = tree
-        self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
-        self._dtypes = [leaf.dtype for _, leaf in leaves]
+        self._entries = [Entry(_name(path), tuple(leaf.shape), leaf.dtype) for path, leaf in leaves]
 
     @property
     def specs(self) -> State:
@@ -259,10 +259,8 @@ class StateLayout:
         return lambda _offsets, shape: np.full(shape, value)
 
     def _make(self, reader: Callable[[Entry], ReadBox]) -> State:
-        leaves = [
-            self._strategy.put(entry.shape, dtype, reader(entry))
-            for entry, dtype in zip(self._entries, self._dtypes, strict=True)
-        ]
+        put = self._strategy.put
+        leaves = [put(entry.shape, entry.dtype, reader(entry)) for entry in self._entries]
         state: State = self._tree.unflatten(leaves)
         return state
 

@@ -324,11 +324,12 @@ class ExactEngine(JaxEngine):
         module = self._model.merge(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 
+    @cached_property
+    def _all_finite(self) -> Wrapped:
+        return jax.jit(self._layout.finite)
+
     def gather(self, state: Any) -> list[ArrayShard]:
-        finite = np.asarray(jax.jit(self._layout.finite)(state[0])).tolist()
-        return self._layout.gather(
-            state[0], finite, process=self._index, world_size=self.plan.layout.world_size
-        )
+        return super().gather(state[0])
 
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
