@@ -6,7 +6,6 @@ A step is step/training_step.py, an evaluation evaluation.py.
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,6 @@ from samecurve.core.protocols import (
     Progress,
     Round,
     Sample,
-    StoredArrays,
     Task,
     TrialRows,
 )
@@ -164,7 +162,8 @@ class TorchEngine:
         is_given: IsGiven | None = None if weights is saved is None else all_given
         if has_base:
             sources = [source.arrays for source in (weights, saved) if source is not None]
-            is_given = partial(_is_in_any, sources)
+            stored = {name.removeprefix("model/") for source in sources for name in source}
+            is_given = stored.__contains__
         state = self._assemble(is_given)
         if weights is not None:
             optional = [param.name for param in state.trained] if has_base else []
@@ -291,8 +290,3 @@ class TorchEngine:
             if name in self._step_buffers
         ]
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
-
-
-def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
-    """Whether one of the sources gives this parameter (see IsGiven)."""
-    return any(f"model/{name}" in source for source in sources)

@@ -104,8 +104,9 @@ class TorchWatch:
             self._next_traced(number)
         if number == schedule.last:
             self._memory = _held_bytes(state)
-            if self._activations.is_complete(self._engine.plan.compute.recompute):
-                self._memory["activations"] = self._activations.most()
+            most = self._activations.most()
+            if most and self._engine.plan.compute.recompute == "none":  # else inputs lie elsewhere
+                self._memory["activations"] = most
         return result
 
     def rank_profile(self) -> RankProfile:
@@ -265,10 +266,6 @@ class _ActivationMemory:
 
     def most(self) -> int:
         return max(self._most)
-
-    def is_complete(self, recompute: str) -> bool:
-        """Whether all kept bytes were counted; recomputation keeps its inputs elsewhere."""
-        return recompute == "none" and any(self._most)
 
     @contextmanager
     def watching(self, model: nn.Module, timeline: Timeline, *, compiled: bool) -> Iterator[None]:

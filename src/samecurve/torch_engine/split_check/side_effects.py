@@ -7,7 +7,7 @@ Variables of modules, classes and closures are not looked at.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -52,7 +52,7 @@ class Buffers:
         """A copy of one buffer, to be compared by equal()."""
         return self._model.get_buffer(name).clone()
 
-    def put_back(self, names: Sequence[str] | None = None) -> None:
+    def put_back(self, names: Collection[str] | None = None) -> None:
         """names: which buffers; None: all."""
         for name, now in list(self._model.named_buffers()):
             if (names is None or name in names) and now is not self._tensors.get(name):

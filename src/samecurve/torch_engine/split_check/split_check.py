@@ -148,7 +148,7 @@ class SplitCheck:
         trials.generators.put_back()
         again = trials.loss_of(trials.samples)
         changed = trials.attributes.changed()
-        moving = _moving(after_whole, trials.buffers.changed())
+        moving = _differing(after_whole, trials.buffers.changed())
         if self._judge.agree(bool(moving)):
             # They will move once a step (StepBuffers), so that must not change the loss here.
             trials.buffers.put_back(moving)
@@ -371,11 +371,6 @@ def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[st
 
 
 Buffers = Mapping[str, torch.Tensor]  # changed ones, by name
-
-
-def _moving(first: Buffers, again: Buffers) -> list[str]:
-    """Buffers that the same samples change once more."""
-    return [name for name in first if name in again and not torch.equal(first[name], again[name])]
 
 
 def _is_alike(name: str, after_whole: Buffers, after_parts: Sequence[Buffers]) -> bool:

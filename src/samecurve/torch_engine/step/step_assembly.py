@@ -4,12 +4,13 @@ hooks that only some runs need.
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Protocol
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.training_step import Finite, TrainingStep
+from samecurve.torch_engine.step.training_step import TrainingStep
 
 
 class Step(Protocol):
@@ -53,12 +54,8 @@ def make_training_step(
 
 def _watch_first_steps(step: TrainingStep) -> None:
     """Agree on the names of means, and look for parameters that the loss does not use."""
-    setup, named_means = step.setup, step.named_means
-
-    def agree() -> bool:
-        named_means.agree(setup.comm, setup.device)
-        return True
-
+    setup = step.setup
+    agree = partial(step.named_means.agree, setup.comm, setup.device)
     step.first_steps += [agree, UsageWatch(setup, step.state, step.update).end_step]
 
 
@@ -91,13 +88,8 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
 
 def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
-    setup = step.setup
-
-    def check() -> bool:
-        HeldByTask(setup.task, setup.strategy.models[0]).refuse_learned()
-        return True
-
-    step.first_steps.append(check)
+    task, strategy = step.setup.task, step.setup.strategy
+    step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
 
 
 def _follow_last_update(step: TrainingStep) -> None:
@@ -120,12 +112,8 @@ def _scale_loss(step: TrainingStep) -> None:
     scale = step.state.scale
     if scale is None:
         return
-
-    def follow(_step: int, finite: Finite) -> None:
-        scale.update(finite=finite)
-
     step.before_step.append(lambda: step.set_loss_scale(scale.value))
-    step.after_update.append(follow)
+    step.after_update.append(lambda _step, finite: scale.update(finite=finite))
 
 
 def _watch(step: TrainingStep) -> None:
