@@ -2,25 +2,18 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Protocol
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
-
-class Step(Protocol):
-    """The training step of a run: one update, or several in turn. It changes the state in place,
-    and returns it.
-    """
-
-    def __call__(
-        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> tuple[State, PendingMetrics]: ...
+# The training step of a run: one update, or several in turn. It is given the state, the batch, the
+# learning rate and this rank's requests; it changes the state in place, and returns it.
+Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
 def make_training_step(
