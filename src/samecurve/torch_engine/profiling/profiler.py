@@ -28,7 +28,6 @@ from samecurve.torch_engine.profiling.timeline import (
     Moment,
     Span,
     Timeline,
-    nothing_around,
     seconds_between,
     seconds_by_part,
 )
@@ -163,7 +162,7 @@ class TorchWatch:
         self._profiler.step()
 
     def _end_trace(self, profiler: profile) -> None:
-        self._timeline.around = nothing_around
+        self._timeline.around = None
         profiler.stop()
         if self._trace_path:
             profiler.export_chrome_trace(str(self._trace_path))
@@ -287,7 +286,7 @@ class _ActivationMemory:
         try:
             yield
         finally:
-            timeline.around = nothing_around
+            timeline.around = None
             for hook in hooks:
                 hook.remove()
 

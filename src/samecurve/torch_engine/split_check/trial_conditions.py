@@ -231,8 +231,6 @@ def _turn_bits(part: torch.Tensor, seed: int) -> None:
 
 def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each number changed by a part of itself, so that it keeps its sign; 0 where all are 0 too."""
-    if not (data.is_floating_point() or data.is_complex()):
-        return data
     noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
     noise = noise.clamp_(-3, 3).to(data)
     return data * (1 + _MOVED * noise) if data.any() else _MOVED_ZEROS * noise
