@@ -13,12 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.strategies import (
-    STRATEGIES,
-    StrategySpec,
-    auto_strategy,
-    strategies_of,
-)
+from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy, strategies_of
 from samecurve.errors import UserError
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Traffic, traffic

@@ -15,20 +15,12 @@ import torch
 from torch import nn
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check import (
-    GRADIENTS,
-    SURE,
-    compare_gradients,
-    compare_repeats,
-)
+from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compare_repeats
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.split_check.trial_gradients import (
-    GradientRest,
-    Gradients,
-)
+from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy

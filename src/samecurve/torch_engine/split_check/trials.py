@@ -28,11 +28,7 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import (
-    GradientRest,
-    Gradients,
-    gradients_of,
-)
+from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 

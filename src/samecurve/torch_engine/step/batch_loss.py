@@ -22,10 +22,7 @@ from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.microbatch_context import (
-    outside_of_microbatches,
-    seed_host,
-)
+from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches, seed_host
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update

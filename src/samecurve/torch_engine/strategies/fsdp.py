@@ -29,11 +29,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
-from samecurve.torch_engine.process_group import (
-    Comm,
-    ComplexAsPairs,
-    end_group,
-)
+from samecurve.torch_engine.process_group import Comm, ComplexAsPairs, end_group
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.whole_matrices import (
@@ -106,13 +102,13 @@ class FSDP(Strategy):
         self._order = GatherOrder(self._root, self._names, self._comm, self._device)
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.begin(function, *arguments)
+        self._order.begin(function, *arguments, backward_follows=True)
         result: T = self._root(function, *arguments)
         self._order.end_forward()
         return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.begin_call(function, *arguments)
+        self._order.begin(function, *arguments, backward_follows=False)
         result: T = self._root(function, *arguments)
         self._order.end_call()
         return result

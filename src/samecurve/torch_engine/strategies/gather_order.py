@@ -102,23 +102,23 @@ class GatherOrder:
         group.post_forward = partial(post_forward, group, group.post_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
-    def begin(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a forward pass that backward will follow: of this function.
+    def begin(
+        self, function: Callable[..., object], *arguments: object, backward_follows: bool
+    ) -> None:
+        """Before a forward pass of this function.
 
-        What a pass without backward (an evaluation, features) has left gathered is gathered anew,
-        and its order, by which backward gathers ahead, is forgotten.
+        What a pass without backward (an evaluation, features) has left gathered is gathered anew
+        for one with backward, and its order, by which backward gathers ahead, is forgotten.
         """
         self.finish()
-        if self._has_left:
+        if self._has_left and backward_follows:
             reshard(self._groups)
-        self._begin_pass(function, *arguments)
-
-    def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
         words = [argument for argument in arguments if isinstance(argument, str)]
         self._key = (torch.is_grad_enabled(), getattr(function, "__qualname__", ""), *words)
         self._order = self._orders.setdefault(self._key, [])
         self._learns, self._has_diverged = not self._order, False
-        self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
+        self._at, self._watches, self._in_forward = 0, True, True
+        self._has_left = not backward_follows
         self._has_inner_backward = False
         self._left = {number for number, one in enumerate(self._groups) if one.is_unsharded}
         self._summed.clear()
@@ -173,14 +173,8 @@ class GatherOrder:
         self.used.clear()
         self._watches = self._has_left = False
 
-    def begin_call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a pass of this function that no backward follows: an evaluation, features."""
-        self.finish()
-        self._begin_pass(function, *arguments)
-        self._has_left = True
-
     def end_call(self) -> None:
-        """After such a pass. Its order is kept if every rank calls each block once.
+        """After a pass without backward. Its order is kept if every rank calls each block once.
 
         Otherwise the next pass is made in lockstep, too: blocks are skipped, or a text is generated
         whose length follows from the rows.
