@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
-from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import TOLERANCE, Finding, Format, compare_repeats
 from samecurve.core.split_check.split_errors import (
     Evidence,
@@ -42,8 +41,8 @@ _SINGLE: dict[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 3e-2}
 class Diagnosis:
     """Turns a failed trial into an error. All ranks call it together, with whatever they found."""
 
-    def __init__(self, setup: EngineSetup, rows: TrialRows, trials: Trials) -> None:
-        self._setup, self._rows, self._trials = setup, rows, trials
+    def __init__(self, setup: EngineSetup, trials: Trials) -> None:
+        self._setup, self._trials = setup, trials
 
     def error_of(
         self,
@@ -100,7 +99,7 @@ class Diagnosis:
         all_there = all(singles) and all(pairs.values())
         method = "features" if self._setup.plan.compute.whole_batch else "loss"
         return Evidence(
-            ids=[int(i) for i in self._rows.ids],
+            ids=[int(i) for i in trials.rows.ids],
             singles=[trial for trial in singles if trial] if all_there else (),
             pairs={pair: trial for pair, trial in pairs.items() if trial} if all_there else {},
             place=self._place(finding),
@@ -169,4 +168,4 @@ class Diagnosis:
         what = "the loss" if trials.name == "loss" else f'"{trials.name}", logged beside the loss,'
         if self._setup.plan.compute.whole_batch:
             what = "features(), added up,"
-        return what if trials.step == self._rows.step else f"{what} at step {trials.step}"
+        return what if trials.step == trials.rows.step else f"{what} at step {trials.step}"

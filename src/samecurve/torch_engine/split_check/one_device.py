@@ -14,14 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compare_repeats
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
@@ -36,9 +35,7 @@ class Comparison(NamedTuple):
     left_out: str = ""  # why they were not compared
 
 
-def compare_with_one_device(
-    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
-) -> Comparison:
+def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Comparison:
     """Compare the loss and its gradient for few samples. All ranks call it together."""
     if not _has_room(setup):
         return Comparison(left_out="the whole model is too large for one rank")
@@ -46,7 +43,7 @@ def compare_with_one_device(
         with trials.trying(trials.step, few, [few]):
             sharded = trials.tried(few, with_gradient=True)
         trials.put_back()
-        alone = _tried_on_one_device(setup, rows, stage, trials, few)
+        alone = _tried_on_one_device(setup, trials, few)
     except RAISED as error:
         trials.put_back()
         return Comparison(left_out=error.cause if isinstance(error, UserError) else f"{error}")
@@ -75,9 +72,7 @@ def _has_room(setup: EngineSetup) -> bool:
     return not float(setup.comm.all_reduce(flag)())
 
 
-def _tried_on_one_device(
-    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
-) -> Tried:
+def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried:
     """The loss and its gradient of a model that no strategy has laid out."""
     weights: dict[str, torch.Tensor] = {}
     with torch.no_grad():
@@ -91,7 +86,7 @@ def _tried_on_one_device(
         model = _built_with(setup, weights, buffers)
         strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
-        alone = Trials(replace(setup, strategy=strategy), rows, stage)
+        alone = Trials(replace(setup, strategy=strategy), trials.rows, trials.stage)
         alone.step, alone.phase_number = trials.step, trials.phase_number
         alone.format = trials.format
         stack.enter_context(alone.prepared())

@@ -91,8 +91,7 @@ class SplitCheck:
     ) -> None:
         self._is_split = is_split
         self._setup, self._plan = setup, setup.plan
-        self._model = setup.strategy.models[0]
-        self._rows, self._stage = rows, stage
+        self._first_step = rows.step
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
         self._notes: list[str] = []
@@ -120,13 +119,13 @@ class SplitCheck:
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
         if self._is_split:
-            error = error or self._error_with_moved_weights(self._rows.step)
+            error = error or self._error_with_moved_weights(self._first_step)
         if not error and self._plan.layout.shards > 1:
             error = self._error_beside_one_device()
         plan = self._plan
         steps: list[int] = []
         if self._setup.task.follows_progress:  # the loss may depend on the step
-            steps = steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
+            steps = steps_tried(self._first_step, plan.steps, plan.order.steps_per_epoch)
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
@@ -134,7 +133,7 @@ class SplitCheck:
         if not error and plan.compute.whole_batch:
             from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
 
-            each = [self._rows.step, *steps]
+            each = [self._first_step, *steps]
             error = self._judge.shared(batch_loss_error(self._setup, self._trials, each))
             repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
@@ -310,13 +309,14 @@ class SplitCheck:
     # --- hooks, moved, later
 
     def _error_of_hooks(self) -> UserError | None:
-        hooked = (p._post_accumulate_grad_hooks for p in self._model.parameters())  # noqa: SLF001
+        model = self._setup.strategy.models[0]
+        hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
         if not any(hooked):
             return None
         from samecurve.core.split_check.split_errors import explain_hook
         from samecurve.torch_engine.split_check.backward_code import accumulated_hook
 
-        hook = accumulated_hook(self._model)
+        hook = accumulated_hook(model)
         return explain_hook(hook) if hook else None
 
     def _error_with_moved_weights(self, step: int) -> UserError | None:
@@ -351,7 +351,7 @@ class SplitCheck:
         from samecurve.torch_engine.split_check.one_device import compare_with_one_device
 
         few = self._trials.samples[:_FEW]
-        compared = compare_with_one_device(self._setup, self._rows, self._stage, self._trials, few)
+        compared = compare_with_one_device(self._setup, self._trials, few)
         if compared.left_out:
             strategy = self._plan.layout.strategy
             note = f"{strategy} was not compared with one device: {compared.left_out}"
@@ -362,7 +362,7 @@ class SplitCheck:
         """Find the cause; the modules that do so are imported only now."""
         from samecurve.torch_engine.split_check.diagnosis import Diagnosis
 
-        return Diagnosis(self._setup, self._rows, self._trials).error_of(seen, finding, **known)
+        return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:

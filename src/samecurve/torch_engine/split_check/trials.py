@@ -79,6 +79,7 @@ class TriedParts(NamedTuple):
 class Trials:
     """Computes losses of samples on this process's first device.
 
+    rows: all samples that the check is given; stage: makes tensors of them
     samples, parts: the rows that are tried at present, and how they are divided
     step: the step whose loss is tried
     phases, phase_number: the task's update phases, and the one whose loss is tried
@@ -87,7 +88,7 @@ class Trials:
     """
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
-        self._setup, self._rows, self._stage = setup, rows, stage
+        self._setup, self.rows, self.stage = setup, rows, stage
         self._plan, self._model = setup.plan, setup.strategy.models[0]
         self.samples: Rows = range(len(rows.ids))
         self.parts: Sequence[Rows] = two_parts(self.samples)
@@ -284,7 +285,7 @@ class Trials:
         return Tried(_as_trials(losses, len(rows)), gradients)
 
     def _microbatch(self, rows: Rows) -> MicroBatch:
-        microbatch = self._stage(self._rows.pick(rows))
+        microbatch = self.stage(self.rows.pick(rows))
         keys = microbatch.keys
         if keys is not None and self.phase_number:  # each phase draws other numbers
             keys = StagedKeys(keys.rows.of_phase(self.phase_number))
