@@ -93,22 +93,16 @@ class JaxEngine:
 
     @cached_property
     def _setup(self) -> Setup:
-        layout = StateLayout(
-            self._model,
-            self._optimizer,
-            self._strategy,
-            self._dtype,
-            loss_scaled=self.plan.compute.precision == "f16",
-            averaged=self.plan.compute.ema > 0,
-        )
+        model, strategy, dtype = self._model, self._strategy, self._dtype
+        layout = StateLayout(model, self._optimizer, strategy, dtype, self.plan)
         return Setup(
             task=self.task,
             plan=self.plan,
             optimizer=self._optimizer,
-            model=self._model,
-            strategy=self._strategy,
+            model=model,
+            strategy=strategy,
             layout=layout,
-            dtype=self._dtype,
+            dtype=dtype,
         )
 
     @property
@@ -169,22 +163,12 @@ class JaxEngine:
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
         """Check that the loss repeats, and adds up over rows if these are computed together."""
-        check_repeats(
-            self.task,
-            self._model,
-            self._staging.narrow_rows(rows.pick([0])),
-            self._dtype,
-            whole_batch=self.plan.compute.whole_batch,
-        )
+        check_repeats(self._setup, self._staging.narrow_rows(rows.pick([0])))
         error = None
         if self._takes_whole_rows and len(rows.ids) > 1:
-            error = whole_rows_error(
-                partial(self._sums_of, state, rows),
-                len(rows.ids),
-                devices=len(self._local_devices),
-                copies=self.plan.layout.num_devices,
-                precision=self.plan.compute.precision,
-            )
+            sums_of = partial(self._sums_of, state, rows)
+            count, devices = len(rows.ids), len(self._local_devices)
+            error = whole_rows_error(sums_of, count, devices, self.plan)
         return lines_or_refuse(
             error,
             repeats=True,
@@ -327,9 +311,7 @@ class JaxEngine:
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
         row = {name: jnp.asarray(array) for name, array in example.items()}
-        self._names, unused = check_loss(
-            self.task, self._model, row, self._dtype, whole_batch=self.plan.compute.whole_batch
-        )
+        self._names, unused = check_loss(self._setup, row)
         self._layout.leave_out(unused, is_new=self._is_new)
         if self._layout.left_out and self._is_new:
             from samecurve.core.unused_params import unused_line

@@ -42,21 +42,12 @@ def evaluate(
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
     parts: list[Part] = []
+    evaluate_one = partial(
+        _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
+    )
     for microbatches in (microbatches for staged in rounds for microbatches in staged):
-        sums = setup.strategy.run_jobs(
-            [
-                partial(
-                    _evaluate_microbatch,
-                    setup,
-                    index,
-                    microbatch,
-                    specs=specs,
-                    progress=progress,
-                    samples=samples,
-                )
-                for index, microbatch in enumerate(microbatches)
-            ]
-        )
+        jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
+        sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
             if microbatch is not None and added is not None:
                 floats[microbatch.number if is_exact else 0] += added.floats

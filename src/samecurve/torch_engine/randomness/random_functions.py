@@ -10,6 +10,7 @@ follow neither samples nor step.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,13 +31,7 @@ Numbers = Callable[[Drawing, torch.dtype], torch.Tensor]
 def uniform(drawing: Drawing, dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_complex:
         return drawing.uniform(dtype)
-    real = Drawing(
-        drawing.context,
-        drawing.number,
-        torch.Size([*drawing.shape, 2]),
-        drawing.rule,
-        drawing.rows,
-    )
+    real = replace(drawing, shape=torch.Size([*drawing.shape, 2]))
     return torch.view_as_complex(real.uniform(dtype.to_real()).contiguous())
 
 

@@ -94,8 +94,7 @@ def _follow_last_update(step: TrainingStep) -> None:
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 
-        hook = AfterStep(after_step, setup.task, setup.strategy, setup.device)
-        step.after_update.append(hook)
+        step.after_update.append(AfterStep(after_step, setup))
     if average is not None:
         step.after_update.append(lambda _step, finite: average.add(finite=finite))
 
