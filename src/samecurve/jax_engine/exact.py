@@ -95,9 +95,7 @@ class ExactEngine(JaxEngine):
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(batch.progress)
         if self.plan.compute.whole_batch:
-            gradient_sums = self._batch_loss.gradient_sums(
-                states, staged, count, batch.samples, when
-            )
+            gradient_sums = self._batch_loss.gradient_sums(states, staged, batch.samples, when)
         else:
             gradient_sums = [self._gradients(states, microbatch, when) for microbatch in staged]
         for microbatch, sums in zip(staged, gradient_sums, strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.stages import Wrapped
 
-from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.determinism.microbatches import accumulation_steps, count_microbatches
 from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import (
@@ -73,16 +73,15 @@ class ExactBatchLoss:
         self,
         states: Sequence[State],
         microbatches: Sequence[StagedMicroBatch],
-        num_microbatches: int,
         num_samples: int,
         when: HostArray,
     ) -> list[GradientSums]:
         """Gradient sums of this process's microbatches; the step's first also has the totals.
 
         states: one for each device of this process
-        num_microbatches, num_samples: numbers of the whole step
+        num_samples: of the whole step
         """
-        whole = self._whole(states, microbatches, num_microbatches, num_samples, when)
+        whole = self._whole(states, microbatches, num_samples, when)
         losses = [
             self._loss_program(features, state["scale"], when)
             for features, state in zip(whole, states, strict=True)
@@ -132,14 +131,14 @@ class ExactBatchLoss:
         self,
         states: Sequence[State],
         microbatches: Sequence[StagedMicroBatch],
-        num_microbatches: int,
         num_samples: int,
         when: HostArray,
     ) -> list[Features]:
         """The features of the whole step, on each device of this process."""
         by_device: list[list[Features]] = [[] for _ in states]
         plan = self.setup.plan
-        most = accumulation_steps(num_microbatches, plan.layout.num_devices)
+        count = count_microbatches(num_samples, plan.batch.micro_batch_size)
+        most = accumulation_steps(count, plan.layout.num_devices)
         shape = (len(states), most, plan.batch.micro_batch_size)
         position = np.full(shape, OUTSIDE, np.int32)
         for one in microbatches:

@@ -47,12 +47,7 @@ class BatchLossStep(TrainingStep):
 
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
         super().__init__(setup, state, update)
-        self._call_model = in_precision(
-            setup.strategy.call,
-            setup.plan.compute.precision,
-            setup.device,
-            keeps_copies=setup.plan.compute.recompute == "none",
-        )
+        self._call_model = in_precision(setup.strategy.call, setup.plan, setup.device)
         self._tables: dict[int, FeatureTable] = {}  # by device of this process
         self._moved: dict[int, frozenset[str]] = {}  # buffers that a forward pass changes
 

@@ -67,12 +67,7 @@ class TrainingStep:
         self.after_microbatches: list[Callable[[int], None]] = []
         self.first_steps: list[Callable[[], bool | None]] = []
         self.after_update: list[Callable[[int, Finite], None]] = []
-        self.train_model = in_precision(
-            setup.strategy.train,
-            plan.compute.precision,
-            setup.device,
-            keeps_copies=plan.compute.recompute == "none",
-        )
+        self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
         self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
