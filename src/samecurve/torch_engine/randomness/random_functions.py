@@ -200,7 +200,7 @@ def row_by_row(
     """
     by_name = [options.pop(key) for key in ("input", "count", "prob") if key in options]
     arguments = (*arguments, *by_name)
-    first = arguments[0]
+    first: torch.Tensor = arguments[0]
     drawing = begin_unless_own(context, name, first.shape, options.get("generator"))
     if drawing is None:
         return None
