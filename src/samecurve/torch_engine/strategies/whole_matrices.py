@@ -188,4 +188,4 @@ def _exchanged(
 
 
 def _side_by_side(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device)
