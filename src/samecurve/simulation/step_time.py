@@ -166,11 +166,8 @@ def _busiest(plan: Plan) -> int:
 
     The last device has the short microbatch; it is the busiest if no other has as many.
     """
-    global_batch_size, micro, num_devices = (
-        plan.batch.global_batch_size,
-        plan.batch.micro_batch_size,
-        plan.layout.num_devices,
-    )
+    micro, num_devices = plan.batch.micro_batch_size, plan.layout.num_devices
+    global_batch_size = plan.batch.global_batch_size
     count = -(-global_batch_size // micro)
     if num_devices == 1 or count % num_devices == 1:
         return global_batch_size - micro * (count * (num_devices - 1) // num_devices)
