@@ -3,10 +3,11 @@ on any device.
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 
@@ -24,10 +25,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in before:
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in before and _has_bytes(leaf):
                 self._add(leaf.untyped_storage())
-        self.peak = max(self.peak, self.now)
+        if self.now > self.peak:  # FSDP empties storages that it keeps: their sizes are asked anew
+            self.peak = max(self.peak, sum(self._bytes_now()))
         return result
+
+    def _bytes_now(self) -> Iterator[int]:
+        for reference, _ in list(self._sizes.values()):
+            storage = reference()
+            yield storage.nbytes() if storage is not None else 0
 
     def _add(self, storage: Any) -> None:
         key = storage._cdata  # its identity; public nowhere
@@ -39,3 +46,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _drop(self, key: int) -> None:
         self.now -= self._sizes.pop(key)[1]
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    """Tensors on meta have none, nor has a DTensor beside its local one."""
+    return not (tensor.is_meta or is_traceable_wrapper_subclass(tensor))

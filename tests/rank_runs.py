@@ -6,7 +6,7 @@ from typing import Any
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.heartbeat import read_heartbeat
+from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
@@ -50,8 +50,8 @@ def train_one_rank(index: int, group: Any, attempt: str, ask_in: Activity | None
     requests, losses = Requests(None), task.losses
 
     def asked(*arguments: Any, **named: Any) -> Any:
-        beat = read_heartbeat(context.run.logs / f"heartbeat-{index}")
-        if beat and beat[1] == ask_in:
+        beat = read_beat(context.run.logs / f"heartbeat-{index}")
+        if beat and beat.activity == ask_in:
             requests.stop()
         return losses(*arguments, **named)
 

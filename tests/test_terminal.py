@@ -14,7 +14,7 @@ from samecurve.core.config.loading import load
 from samecurve.diagnose.notes import note_of
 from samecurve.errors import InvalidConfigError, RunError, UserError, message_of
 from samecurve.tasks import Tasks
-from samecurve.terminal import echo, printable, shorten, wrapped
+from samecurve.terminal import cut_line, echo, printable, shorten, wrapped
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,23 @@ def test_what_moves_a_terminal_is_shown_escaped(
     [
         ("plan   torch ddp on 2 devices", 24, ["plan   torch ddp on 2", "       devices"]),
         ("  remedy: did you mean it?", 20, ["  remedy: did you", "    mean it?"]),
-        ("saved  /a/path/that/is/longer", 24, ["saved", "       /a/path/that/is/longer"]),
+        ("saved  /a/path/that/is/longer", 24, ["saved", "  /a/path/that/is/longer"]),
+        ("saved  /a/path/that/is/longer", 21, ["saved", "       /a/path/that/is/longer"]),
         ("fits exactly\n\nnext   one", 12, ["fits exactly", "", "next   one"]),
         ("a  b", 1, ["a", "b"]),
+        ("       round (batch.samples, x", 20, ["       round", "     (batch.samples,", "     x"]),
     ],
 )
 def test_lines_break_between_words(text: str, width: int, lines: list[str]) -> None:
     assert wrapped(text, width).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [(21, "load  475.8 MiB  host"), (20, "load  475.8 MiB …"), (12, "load …"), (4, "…")],
+)
+def test_one_line_is_cut_between_words(width: int, line: str) -> None:
+    assert cut_line("load  475.8 MiB  host", width) == line
 
 
 def test_a_long_text_keeps_its_begin_and_its_end() -> None:

@@ -11,6 +11,7 @@ not_hiding() and closing_all() handle what fails while a failure is handled, or 
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from samecurve.terminal import printable, shorten
 
@@ -91,6 +92,11 @@ class Refusals:
             yield
         except UserError as error:
             self._errors.append(error)
+
+    def collect(self, check: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """Call a check, and keep its UserError for later."""
+        with self.collected():
+            check(*arguments, **options)
 
     def __bool__(self) -> bool:
         return bool(self._errors)

@@ -38,8 +38,9 @@ def wrapped(text: str, width: int) -> str:
     """The text, with lines wider than `width` broken between words.
 
     What follows a break is indented to where the line's text begins: behind its first word, where
-    two spaces follow that word, as in `plan   torch ddp`. A word that is wider than the terminal
-    (a path) stays whole, so that it can be copied.
+    two spaces follow that word, as in `plan   torch ddp`, or less far where a word would not fit
+    behind that. A word that is wider than the terminal (a path) stays whole, so that it can be
+    copied.
     """
     return "\n".join(
         line if len(line) <= width else _wrapped_line(line, width) for line in text.split("\n")
@@ -51,14 +52,24 @@ def _wrapped_line(line: str, width: int) -> str:
     label = re.match(r" *\S+ {2,}", line)
     if label and len(label[0]) <= width // 3:
         indent = len(label[0])
+    fitting = (len(word) for word in line.split() if len(word) <= width)
+    indent = min(indent, width // 3, width - max(fitting, default=0))
     return textwrap.fill(
         line,
         width,
-        subsequent_indent=" " * min(indent, width // 3),
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
+
+
+def cut_line(text: str, width: int) -> str:
+    """The words of a line that fit into so many columns; an ellipsis stands for the others."""
+    if len(text) <= width:
+        return text
+    words = text[: max(width - 1, 0)].rpartition(" ")[0]
+    return f"{words.rstrip()} \N{HORIZONTAL ELLIPSIS}".strip()
 
 
 def width_of(stream: IO[str]) -> int | None:

@@ -86,6 +86,12 @@ def first_and_count(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """(['a', 'b', 'c', 'd'], 2) -> 'a, b and 2 more'."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
 def counted(number: int, noun: str) -> str:
     """(1, 'round') -> '1 round'; (2, 'microbatch') -> '2 microbatches'."""
     if number == 1:

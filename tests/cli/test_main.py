@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 from click.testing import CliRunner
 
-from commands import refused, write_config
+from commands import command, refused, samecurve, write_config
 from samecurve.cli.main import VERBS, cli, main
 
 
@@ -137,3 +138,24 @@ def test_idle_threads_soon_sleep(
             monkeypatch.delenv(name)
     CliRunner().invoke(cli, [verb, "--no-such-flag"])
     assert {name: os.environ[name] for name in names if name in os.environ} == after
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20])
+def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
+    """Each line ends with a whole word, as in the help of a wide terminal."""
+    arguments = command("verify", "--help")
+    terminal = pexpect.spawn(
+        arguments[0],
+        arguments[1:],
+        cwd=str(tmp_path),
+        dimensions=(30, columns),
+        encoding="utf-8",
+    )
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+    assert terminal.before is not None
+    lines = terminal.before.splitlines()
+    assert max(map(len, lines)) <= columns
+    wide = samecurve("verify", "--help", cwd=tmp_path).stdout
+    assert " ".join(lines).split()[4:] == wide.split()[4:]  # what follows the program's name

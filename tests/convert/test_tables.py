@@ -3,13 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from samecurve.convert.rules import _Interpreter, _read_table
+from samecurve.convert.rules import _functions, _Interpreter, _read_table
 
 TOOLS = ("axolotl", "llamafactory", "onetrainer", "oxidizr")
 SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "field"} | {
@@ -32,11 +31,7 @@ def test_each_name_in_a_table_is_there(tool: str) -> None:
     table = _read_table(tool)
     shared = {"hf_trainer": _read_table("hf_trainer")} if "shared" in table else {}
     groups = {**shared.get("hf_trainer", {}), **table.get("groups", {})}
-    functions = {
-        name
-        for module in ("values", tool, *shared)
-        for name in vars(import_module(f"samecurve.convert.{module}"))
-    }
+    functions = _functions("values", tool, *shared).keys()
     given = [rule for rules in (table["rules"], *groups.values()) for rule in rules_in(rules)]
     for rule in given:
         verb, *settings = rule

@@ -14,7 +14,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.hardware import DEVICES, device_spec, peak
+from samecurve.core.planning.hardware import device_spec, on_file, peak
 from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.simulation.cluster import read_cluster
@@ -157,7 +157,7 @@ def test_one_table_serves_the_names_of_drivers_and_those_of_users(
     assert peak(name, precision) == (tflops and tflops * 1e12)
     assert all(
         peak(card.name, "f32") == card.peaks["f32"] and device_spec(card.name, "") is card
-        for card in DEVICES
+        for card in on_file()[1]
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.store import checkpoints
-from samecurve.observe.heartbeat import read_heartbeat
+from samecurve.observe.heartbeat import read_beat
 
 STEPS, SAVE = 60, 10
 
@@ -92,14 +92,14 @@ def _reached(run: Path, phase: str, saved_before: int) -> bool:
     """This attempt is in the phase, a few steps beyond what was saved before (so that each kill
     makes some progress).
     """
-    beat = read_heartbeat(run / "logs/heartbeat-0")
+    beat = read_beat(run / "logs/heartbeat-0")
     if phase == "start":
-        return bool(ranks_of(run)) or (beat is not None and beat[0] > saved_before)
+        return bool(ranks_of(run)) or (beat is not None and beat.step > saved_before)
     if beat is None:
         return False
-    return (beat[0] > saved_before + 2 and beat[1] == phase) or beat[
-        0
-    ] > saved_before + 2 * SAVE + 5  # a short phase may be missed, the kill may not
+    in_phase = beat.activity == phase and beat.step > saved_before + 2
+    # a short phase may be missed, the kill may not
+    return in_phase or beat.step > saved_before + 2 * SAVE + 5
 
 
 def _last_saved(run: Path) -> int:

@@ -2,8 +2,10 @@
 changes nothing.
 """
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +78,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(
 ) -> None:
     """On a terminal, without --save-dir: stopped on two ranks, gone on with by three.
 
-    A live bar shows progress.
+    A live bar shows progress, on a narrow terminal too, whose lines end with whole words.
     """
     config = write_config(tmp_path, corpus)
     slow = ["--set", "train.steps=60"]
@@ -86,13 +88,17 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(
         arguments[1:],
         cwd=str(tmp_path),
         timeout=90,
-        dimensions=(30, 200),
+        dimensions=(30, 40),
         encoding="utf-8",
     )
-    terminal.expect("step   [0-9]+/60")
+    terminal.logfile_read = screen = io.StringIO()
+    terminal.expect("step   [0-9]+/60  loss [0-9.]+ .*\N{BOX DRAWINGS HEAVY HORIZONTAL}")
     terminal.sendintr()
     terminal.expect("stopping at the end of this step")
     terminal.expect(pexpect.EOF)
+    lines = re.split(r"[\r\n]+|\x1b\[[0-9;?]*[A-LN-Za-ln-z]", screen.getvalue())
+    texts = [re.sub(r"\x1b\[[0-9;]*m|\^C", "", line).strip() for line in lines]
+    assert not [text for text in texts if len(text) > 40 and " " in text]  # paths stay whole
     terminal.close()
     assert terminal.exitstatus == 130
     (run,) = (tmp_path / "runs").iterdir()

@@ -74,7 +74,9 @@ def test_a_slow_start_says_what_is_known(
         (100, "step   1201/2000  loss 2.3456  grad 1.000"),
         (40, "step   1201/2000  loss 2.3456"),
         (20, "1201/2000 2.3456"),
-        (10, "1201/"),
+        (16, "2.3456"),
+        (7, "2.3456"),
+        (4, ""),
     ],
 )
 def test_the_bar_keeps_step_and_loss(width: int, line: str, tmp_path: Path) -> None:
@@ -90,4 +92,13 @@ def test_the_bar_keeps_step_and_loss(width: int, line: str, tmp_path: Path) -> N
     rows = [row for row in re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", screen.getvalue()) if row]
     assert any(row.startswith(line) for row in rows), rows
     assert max(map(len, rows)) <= width
-    assert width < 20 or "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in rows[-1]
+    assert width in {7, 4} or "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in rows[-1]
+
+
+def test_the_line_below_the_bar_ends_with_a_whole_word(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, width=20, force_terminal=True, color_system=None)
+    view = RichView(plan(config_of(tiny_values(tmp_path)), MACHINE, FACTS), tmp_path, terminal)
+    view.show(Event("sensors", 14, {"memory_bytes_by_device": [1 << 20]}))
+    view.close()
+    assert "load   step 14 …" in re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", screen.getvalue())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from commands import until
-from samecurve.core.events import Event
+from samecurve.core.events import Beat, Event
 from samecurve.errors import RunError
-from samecurve.observe.heartbeat import Heartbeat, read_heartbeat
+from samecurve.observe.heartbeat import Heartbeat, read_beat
 from samecurve.observe.journal import Journal, append_event, follow, line_of, read_events
 
 
@@ -117,7 +117,7 @@ def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_read_from_outside(tmp_path: Path) -> None:
-    assert read_heartbeat(tmp_path / "heartbeat-0") is None
+    assert read_beat(tmp_path / "heartbeat-0") is None
     heartbeat = Heartbeat(tmp_path / "heartbeat-0")
     heartbeat(12, "save")
-    assert read_heartbeat(tmp_path / "heartbeat-0") == (12, "save")
+    assert read_beat(tmp_path / "heartbeat-0") == Beat(12, "save", beats=1)

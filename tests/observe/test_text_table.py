@@ -1,11 +1,15 @@
 """Tables are aligned in pipes, and readable on narrow terminals."""
 
-import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from samecurve.core.planning.planner import plan
+from samecurve.observe import text_table
+from samecurve.observe.plan_table import table
 from samecurve.observe.text_table import Column, table_text
+from tiny import FACTS, MACHINE, config_of, tiny_values
 
 COLUMNS = [Column("layout", width=8), Column("loss", right=True, width=7), Column("verdict")]
 ROWS = [["ddp:2", "1.7e-16", "PASS (1.8 s)"], ["fsdp:3", "2e-16", "FAIL " + "and why " * 30]]
@@ -17,9 +21,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Narrow:
     """Make standard output a terminal of so many columns."""
 
     def make(columns: int) -> None:
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("LINES", "50")
+        monkeypatch.setattr(text_table, "width_of", lambda _stream: columns)
 
     return make
 
@@ -55,4 +57,38 @@ def test_rows_become_blocks_where_columns_do_not_fit(narrow: Narrow) -> None:
         "    loss     1.7e-16",
         "    verdict  PASS",
         "             (1.8 s)",
+    ]
+
+
+def test_a_word_that_fits_into_a_line_of_a_block_is_whole(narrow: Narrow) -> None:
+    columns = [Column("key"), Column("from"), Column("value")]
+    rows = [["lr", "a/file/of/some.yaml:4", "0.1"], ["seed", "default", "0"]]
+    narrow(26)
+    assert table_text(columns, rows).splitlines() == [
+        "  lr",
+        "    from:",
+        "    a/file/of/some.yaml:4",
+        "    value: 0.1",
+        "  seed",
+        "    from   default",
+        "    value  0",
+    ]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_no_terminal_is_too_narrow_for_a_table(columns: int, narrow: Narrow) -> None:
+    narrow(columns)
+    assert table_text(COLUMNS, ROWS[:1]).split()[:2] == ["ddp:2", "loss:"]
+
+
+def test_one_long_config_value_makes_no_other_row_wide(tmp_path: Path) -> None:
+    planned = plan(config_of(tiny_values(tmp_path)), MACHINE, FACTS)
+    long = [f"source-{number}" for number in range(20)]
+    values = {"train.seed": 0, "data.source": long, "optimizer.lr": 0.1}
+    text = table(planned, {"optimizer.lr": "--lr"}, values, {})
+    assert text.splitlines()[-4:] == [
+        "  config key    from     value",
+        "  train.seed    default  0",
+        f"  data.source   default  [{', '.join(long)}]",
+        "  optimizer.lr  --lr     0.1",
     ]

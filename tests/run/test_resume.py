@@ -235,4 +235,7 @@ def test_the_only_checkpoint_is_damaged(
         assert "run has no other checkpoint to go on from: checkpoint step-00000005 is" in said
         assert "a copy of it in its place, in run/checkpoints; or another --save-dir" in said
     assert (run / "journal.jsonl").read_bytes() == before
+    said = refused(monkeypatch, capsys, "eval", "run", cwd=tmp_path)
+    assert "run has no whole checkpoint: checkpoint step-00000005 is damaged" in said
+    assert "put a copy of the damaged checkpoint in its place, in run/checkpoints" in said
     assert hurt.parent.is_dir()

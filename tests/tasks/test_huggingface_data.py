@@ -30,7 +30,6 @@ from samecurve.tasks.huggingface.data.prepared_data import (
     prepare_data,
     stamp_data,
 )
-from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 from samecurve.tasks.huggingface.sections import HFData
 
 SENTENCE = "a bird sang of the sea and of salt while rain fell on the old stone house"
@@ -605,15 +604,17 @@ def test_what_can_be_no_source_or_tokenizer(tmp_path: Path, tokenizer: Path) -> 
     assert own.vocab_size > own.largest_id
 
 
-def test_a_token_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
-    prepared(str(write_lines(tmp_path / "t.jsonl", texts(3))), tmp_path)
-    (home,) = (
-        path for path in (tmp_path / "cache" / "huggingface" / "tokens").iterdir() if path.is_dir()
-    )
-    content = (home / "tokens.bin").read_bytes()
-    (home / "tokens.bin").write_bytes(content[:-2])
-    with pytest.raises(UserError, match="has been cut off"):
-        TokenizedSource(home)
+def test_a_token_file_that_was_cut_off_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(write_lines(tmp_path / "t.jsonl", texts(3)))
+    prepared(source, tmp_path)
+    [file] = (tmp_path / "cache" / "huggingface" / "tokens").glob("*/tokens.bin")
+    content = file.read_bytes()
+    file.write_bytes(content[:-2])
+    prepared(source, tmp_path)
+    assert file.read_bytes() == content
+    assert f"{file} has changed since it was made: it is made again" in capsys.readouterr().err
 
 
 def test_instructions_are_turns_as_llama_factory_reads_them(

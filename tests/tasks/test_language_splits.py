@@ -17,6 +17,7 @@ from samecurve.observe.journal import read_events
 from samecurve.tasks import Tasks
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.tasks.text.splits import use_splits
 
 MODEL = LanguageModel(hidden_size=8, num_layers=1, num_heads=2, max_seq_len=16)
 LETTERS = {"train": "a", "valid": "b", "val": "b", "dev": "b", "test": "c"}
@@ -79,6 +80,23 @@ def test_another_split_all_and_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=cause):
             task(tmp_path, str(tmp_path / source), split=split).train_data()
+
+
+@pytest.mark.parametrize(
+    ("files", "remedy"),
+    [
+        (("test", "validation", "train"), "data.split=train, or data.split=all"),
+        (("test", None), "data.split=train, or data.split=all"),  # what names no split
+        (("test", "validation", "extra"), "data.split=extra, or data.split=all"),
+        (("test", "validation"), "a data.source with a split to train on, or data.split=all"),
+    ],
+)
+def test_the_remedy_of_a_missing_split_names_one_to_train_on(
+    files: tuple[str | None, ...], remedy: str
+) -> None:
+    with pytest.raises(UserError, match="has no split rest") as error:
+        use_splits({name: [f"{name}.txt"] for name in files}, "rest", "here")
+    assert error.value.remedy.startswith(remedy)
 
 
 def test_a_bpe_is_made_of_what_is_trained_on(tmp_path: Path) -> None:

@@ -192,6 +192,9 @@ class Errors:
     def whole_batch(self, batch: Any) -> Any:
         return nn.Linear(2, 2)(batch)
 
+    def other_processes(self, _batch: Any) -> Any:
+        return torch.distributed.get_rank()
+
     def unlike_all(self, _batch: Any) -> Any:
         raise ValueError("no such class: 7")
 
@@ -220,6 +223,7 @@ REMEDIES = {
     "not_a_file": "remove or rename it, and run the same command again",
     "other_letters": "the file is not utf-8: open(path, encoding=...)",
     "whole_batch": 'batch is a mapping with the keys "x", "label": give one of them, batch["x"]',
+    "other_processes": "leave the call out: a task's code sees one device",
     "unlike_all": "this line of your code raises the error: correct it there",
 }
 

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from test_split_check import config_for, feed_of, opened
 from torch import Tensor, nn
 
 from live_bytes import LiveBytes
 from samecurve import Mean
+from samecurve.core.config.sections import Config
 from samecurve.torch_engine.split_check.trial_conditions import moved_weights
+from worlds import Pool
 
 WIDTH, LAYERS = 128, 16
 
@@ -39,29 +42,48 @@ class Vectors:
         return {"x": np.stack([np.random.default_rng(int(i)).normal(size=WIDTH) for i in ids])}
 
 
-def with_engine(run: Callable[[Any, Any], int], rounds: int) -> int:
-    config = config_for(
+def config_of_wide(rounds: int, **devices: str) -> Config:
+    return config_for(
         "",
         task=f"{__file__}:Wide",
         batch={"samples": 10, "accumulate": rounds},
         train={"precision": "f32", "steps": 4},
+        devices=devices,
     )
-    with opened(config) as engine:
+
+
+def with_engine(run: Callable[[Any, Any], int], rounds: int) -> int:
+    with opened(config_of_wide(rounds)) as engine:
         return run(engine, engine.init())
+
+
+def tenths_held(engine: Any, state: Any) -> int:
+    """Memory that the check holds at most, beyond this process's weights; in tenths of the whole
+    weights.
+    """
+    rows = feed_of(engine).trial_rows(5)
+    weights = sum(parameter.numel() * parameter.itemsize for parameter in state.model.parameters())
+    with LiveBytes() as held:
+        _ = [parameter.detach().view(-1) for parameter in state.model.parameters()]
+        own = held.now
+        engine.check_split(state, rows)
+    return int(10 * (held.peak - own) / weights + 0.5)
 
 
 def test_the_check_holds_no_more_than_the_first_step() -> None:
     """A step of AdamW holds the gradient and two states beside the weights."""
+    assert with_engine(tenths_held, 2) <= 22  # the gradients of all and of a part
 
-    def weights_held(engine: Any, state: Any) -> int:
-        rows = feed_of(engine).trial_rows(5)
-        with LiveBytes() as held:
-            _ = [parameter.data.view(-1) for parameter in state.model.parameters()]
-            weights = held.now
-            engine.check_split(state, rows)
-        return int(10 * (held.peak - weights) / weights + 0.5)
 
-    assert with_engine(weights_held, 2) <= 22  # tenths: the gradients of all and of a part
+def held_on_a_rank(index: int, group: dist.ProcessGroup) -> int:
+    del index
+    with opened(config_of_wide(1, use="cpu:2", strategy="fsdp"), group) as engine:
+        return tenths_held(engine, engine.init())
+
+
+def test_the_check_of_shards_holds_no_whole_gradient(pool: Pool) -> None:
+    """The model is one group, which its own passes gather; a whole gradient would make it 30."""
+    assert max(pool.run(2, held_on_a_rank)) <= 27
 
 
 def test_one_microbatch_on_one_device_is_checked_with_fewer_passes() -> None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from samecurve import __version__
-from samecurve.cli.options import dashes
+from samecurve.cli.options import HelpContext, dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, is_ctrl_c, message_of
 from samecurve.terminal import echo, shorten
 
@@ -46,6 +46,8 @@ def find_verb(name: str) -> click.Command:
 
 class Verbs(click.Group):
     """`samecurve -f FILE` is `samecurve train -f FILE`; verbs yet to come are refused by name."""
+
+    context_class = HelpContext
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(VERBS)

@@ -9,7 +9,7 @@ import click
 from samecurve.cli.options import Flags, Typed
 from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import task_needed, task_that_has
+from samecurve.core.config.loading import feature_of, task_needed
 from samecurve.core.system.installation import checkout
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
@@ -25,11 +25,12 @@ def no_config(flags: Flags, typed: Typed) -> UserError:
     It suggests a config of the task that has the typed flags, and names flags that no task has.
     """
     runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
-    served = [task_that_has(key) for key in typed if Tasks().knows(task_that_has(key))]
+    tasks = {key: feature_of(key)[1] for key in typed}
+    served = [task for task in tasks.values() if Tasks().knows(task)]
     errors = [_suggestion(runs, served[0] if served else None)]
     for key, (_, flag) in typed.items():
         needed = task_needed(key)
-        if needed and task_that_has(key) not in served:
+        if needed and tasks[key] not in served:
             what, remedy = needed
             errors.append(UserError(f"{key} is for {what}", remedy, flag))
     return errors[0] if len(errors) == 1 else InvalidConfigError(errors)

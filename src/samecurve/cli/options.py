@@ -6,7 +6,7 @@ config of their values.
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import click
 
 from samecurve.core.strategies import strategy_help
 from samecurve.errors import UserError
+from samecurve.terminal import width_of, wrapped
 
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
 Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
+_NARROW = 60  # columns: a terminal with fewer has no room for two columns of help
+_UNLIMITED = 1 << 16  # characters of a line
 _HOSTS = (
     "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
     " --node-rank I, on each of them"
@@ -44,8 +47,41 @@ def dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
+class NarrowHelp(click.HelpFormatter):
+    """Help as click writes it. A narrow terminal shows the text of an option below the option."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        columns = width_of(sys.stdout)
+        self._narrow = columns if columns is not None and columns < _NARROW else None
+        if self._narrow is not None:
+            self.width = _UNLIMITED  # getvalue() breaks the lines
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        if self._narrow is None:
+            super().write_dl(rows, col_max, col_spacing)
+            return
+        indent = " " * self.current_indent
+        for name, text in rows:
+            self.write(f"{indent}{name}\n{indent}  {text}\n")
+
+    def getvalue(self) -> str:
+        text = super().getvalue()
+        return text if self._narrow is None else wrapped(text, self._narrow)
+
+
+class HelpContext(click.Context):
+    """The context of a command whose help fits a narrow terminal."""
+
+    formatter_class = NarrowHelp
+
+
 class Verb(click.Command):
     """A verb; flags of torchrun are refused with the flag that serves the purpose here."""
+
+    context_class = HelpContext
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)

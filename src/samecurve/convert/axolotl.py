@@ -1,6 +1,7 @@
 """Functions that axolotl.yaml names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
 from samecurve.convert.hf_trainer import warmup as read_warmup
@@ -26,6 +27,16 @@ _ROWS = (
     "rows of `messages`, `prompt` and `completion`, `instruction` and `output`, or `text`"
     " (docs/huggingface-data.md); -d FILE"
 )
+
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    # a template's file
+    "jinja_file": lambda value: isinstance(value, str) and value.endswith(".jinja"),
+    "sharded": lambda value: bool(_fsdp_words(value)),  # `fsdp` names any of its words
+    # whole parameters stay between forward and backward
+    "shard_grad_op": lambda value: "shard_grad_op" in _fsdp_words(value),
+    "offload": lambda value: "offload" in _fsdp_words(value),  # parameters are in the host's memory
+}
 
 
 def data_sets(foreign: ForeignConfig) -> None:
@@ -82,26 +93,6 @@ def warmup(foreign: ForeignConfig) -> None:
         part = epochs(_WARMUP * float(length.removesuffix("ep")))
         why += f", {_MOST_WARMUP} steps at most: of a longer run --set schedule.warmup=100"
         foreign.add_default("schedule.warmup", part, why)
-
-
-def jinja_file(value: object) -> bool:
-    """Whether a template is named by its file."""
-    return isinstance(value, str) and value.endswith(".jinja")
-
-
-def sharded(value: object) -> bool:
-    """Whether `fsdp` names any of its words."""
-    return bool(_fsdp_words(value))
-
-
-def shard_grad_op(value: object) -> bool:
-    """Whether `fsdp` keeps whole parameters between forward and backward."""
-    return "shard_grad_op" in _fsdp_words(value)
-
-
-def offload(value: object) -> bool:
-    """Whether `fsdp` keeps parameters in the host's memory."""
-    return "offload" in _fsdp_words(value)
 
 
 def _fsdp_words(value: object) -> list[object]:

@@ -1,24 +1,24 @@
 """Functions that hf_trainer.yaml names."""
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
 from samecurve.convert.values import epochs
+
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    # a share of the data that counts rows
+    "number_of_rows": lambda share: isinstance(share, int | float) and share >= 1,
+    # an optimizer with moments in eight bits
+    "eight_bit": lambda value: "8bit" in str(value).lower(),
+}
 
 
 def part_of_run(value: object) -> bool:
     """Whether a number of steps is a share of the run, as in transformers 5."""
     return isinstance(value, float) and 0 < value < 1
-
-
-def number_of_rows(share: object) -> bool:
-    """Whether a share of the data counts rows."""
-    return isinstance(share, int | float) and share >= 1
-
-
-def eight_bit(value: object) -> bool:
-    """Whether an optimizer keeps its moments in eight bits."""
-    return "8bit" in str(value).lower()
 
 
 def stage_3(value: object) -> bool:

@@ -1,11 +1,19 @@
 """Functions that llamafactory.yaml names."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from samecurve.convert.foreign_config import ForeignConfig
 
-
-def count_or_none(value: object) -> bool:
-    """Whether a rank is an integer, or left out."""
-    return value is None or isinstance(value, int)
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "count_or_none": lambda value: value is None or isinstance(value, int),  # a rank
+    "bits": lambda value: f"{value}bit",  # 4 -> '4bit'
+    "names": lambda value: [name.strip() for name in value.split(",")],  # a text with commas
+    "wandb": lambda value: bool({"wandb", "all"} & set(_trackers(value))),  # W&B is told
+    "tensorboard": lambda value: "tensorboard" in _trackers(value),  # TensorBoard is told
+    "nobody": lambda value: set(_trackers(value)) <= {"none"},  # no tracker is told
+}
 
 
 def twice_the_rank(foreign: ForeignConfig) -> float:
@@ -13,16 +21,6 @@ def twice_the_rank(foreign: ForeignConfig) -> float:
     rank = foreign.value("lora_rank", 8)
     assert isinstance(rank, int)
     return 2.0 * rank
-
-
-def bits(value: object) -> str:
-    """4 -> '4bit'."""
-    return f"{value}bit"
-
-
-def names(value: str) -> list[str]:
-    """The names in a text with commas."""
-    return [name.strip() for name in value.split(",")]
 
 
 def keep_dataset(foreign: ForeignConfig) -> None:
@@ -44,18 +42,3 @@ def interval(value: object) -> object:
 def _trackers(value: object) -> list[object]:
     reports = "none" if value is None else value
     return reports if isinstance(reports, list) else [reports]
-
-
-def wandb(value: object) -> bool:
-    """Whether W&B is told."""
-    return "wandb" in _trackers(value) or "all" in _trackers(value)
-
-
-def tensorboard(value: object) -> bool:
-    """Whether TensorBoard is told."""
-    return "tensorboard" in _trackers(value)
-
-
-def nobody(value: object) -> bool:
-    """Whether no tracker is told."""
-    return set(_trackers(value)) <= {"none"}

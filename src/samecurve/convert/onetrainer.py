@@ -1,32 +1,24 @@
 """Functions that onetrainer.yaml names."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from samecurve.convert.foreign_config import ForeignConfig
 from samecurve.convert.values import epochs
 
-
-def not_switch(value: object) -> bool:
-    """Whether a switch is neither true nor false."""
-    return not isinstance(value, bool)
-
-
-def cuda(value: object) -> bool:
-    """Whether a device is a GPU; it is one where the file names none."""
-    return value is None or (isinstance(value, str) and value.lower().startswith("cuda"))
-
-
-def averaged(value: object) -> bool:
-    """Whether an average of the weights is kept."""
-    return value is not None and str(value).upper() != "OFF"
-
-
-def other_formulas(name: object) -> bool:
-    """Whether an optimizer shares no more than its name with ours."""
-    return str(name).lower() in {"adafactor", "muon"}
-
-
-def lower(value: object) -> str:
-    """The word in small letters."""
-    return str(value).lower()
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "not_switch": lambda value: not isinstance(value, bool),  # neither true nor false
+    # a GPU; it is one where the file names none
+    "cuda": lambda value: (
+        value is None or (isinstance(value, str) and value.lower().startswith("cuda"))
+    ),
+    # an average of the weights is kept
+    "averaged": lambda value: value is not None and str(value).upper() != "OFF",
+    # it shares no more than its name with ours
+    "other_formulas": lambda name: str(name).lower() in {"adafactor", "muon"},
+    "lower": lambda value: str(value).lower(),  # in small letters
+}
 
 
 def betas(foreign: ForeignConfig) -> list[object]:

@@ -1,5 +1,8 @@
 """Functions that oxidizr.yaml names."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from samecurve.convert.foreign_config import ForeignConfig
 
 _LANGUAGE = {  # fields of the model that task `language` has under the same names
@@ -13,30 +16,16 @@ _LANGUAGE = {  # fields of the model that task `language` has under the same nam
     "rope_theta",
 }
 
-
-def integer(value: object) -> bool:
-    """Whether the field is an integer."""
-    return isinstance(value, int)
-
-
-def on_or_absent(value: object) -> bool:
-    """Whether a switch is on, or not in the file."""
-    return value is None or bool(value)
-
-
-def zero(value: object) -> bool:
-    """Whether a number of steps is 0, or left out."""
-    return value is None or (value == 0 and not isinstance(value, bool))
-
-
-def full(value: object) -> bool:
-    """Whether the field is a list with something in it."""
-    return isinstance(value, list) and bool(value)
-
-
-def joined(ids: list[object]) -> str:
-    """The devices as a flag takes them: [0, 1] -> '0,1'."""
-    return ",".join(map(str, ids))
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "integer": lambda value: isinstance(value, int),  # an integer
+    # a switch that is on where it is not in the file
+    "on_or_absent": lambda value: value is None or bool(value),
+    "zero": lambda value: value is None or (value == 0 and not isinstance(value, bool)),  # no steps
+    "full": lambda value: isinstance(value, list) and bool(value),  # a list with something in it
+    "joined": lambda ids: ",".join(map(str, ids)),  # devices as a flag takes them: [0, 1] -> '0,1'
+    "one_if_on": lambda switch: int(bool(switch)),  # the number of shared experts
+}
 
 
 def model_kind(foreign: ForeignConfig) -> str:
@@ -137,11 +126,6 @@ def attention_layers(foreign: ForeignConfig) -> list[int]:
 def dense_layers(foreign: ForeignConfig) -> object:
     """The number of layers without experts: none, or all."""
     return 0 if foreign.value("model.num_experts") else foreign.value("model.num_layers")
-
-
-def one_if_on(switch: object) -> int:
-    """The number of shared experts."""
-    return int(bool(switch))
 
 
 def _mamba_layers(foreign: ForeignConfig) -> list[object]:

@@ -2,7 +2,7 @@
 
 TOOL.yaml holds rules in order, each for some fields. The first rule that handles a field decides
 what becomes of it, so a table reads from the special case to the general one. Where a rule needs
-code, it names a function of TOOL.py, or one of the functions below.
+code, it names a function of TOOL.py or values.py, or an entry of their FUNCTIONS.
 
 read: FIELDS       become `key`: as they stand, or as `value`, by a table of `choices` (a word that
                    is not in the table is refused with `remedy`), by the function `by` of the
@@ -42,10 +42,7 @@ def convert_config(tool: str, document: Document) -> ConvertedConfig:
     table = _read_table(tool)
     shared = table.get("shared")  # a table whose groups, and whose functions, this one uses too
     groups = {**(_read_table(shared) if shared else {}), **table.get("groups", {})}
-    functions: dict[str, Any] = {}
-    for name in ("values", shared, tool):
-        if name:
-            functions |= vars(import_module(f"samecurve.convert.{name}"))
+    functions = _functions("values", *([shared] if shared else []), tool)
     foreign = ForeignConfig(document, tuple(table.get("sections", ())))
     for key, value in table["fixed"].items():
         foreign.document.set(key, value, f"a config of {table['tool']}")
@@ -58,6 +55,15 @@ def convert_config(tool: str, document: Document) -> ConvertedConfig:
         tuple(foreign.refusals),
         foreign.run_directory,
     )
+
+
+def _functions(*modules: str) -> dict[str, Any]:
+    """The functions that tables may name, by name; those of later modules win."""
+    functions: dict[str, Any] = {}
+    for name in modules:
+        module = import_module(f"samecurve.convert.{name}")
+        functions |= {**vars(module), **module.FUNCTIONS}
+    return functions
 
 
 def _read_table(name: str) -> Mapping[str, Any]:

@@ -1,41 +1,20 @@
 """Functions that the tables of all tools name: conditions on a field's value, and conversions."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from samecurve.convert.foreign_config import SAME
 
-
-def given(value: object) -> bool:
-    """Whether the field is in the file."""
-    return value is not None
-
-
-def on(value: object) -> bool:
-    """Whether the field is in the file, and neither false, 0 nor empty."""
-    return bool(value)
-
-
-def text(value: object) -> bool:
-    """Whether the field is a text."""
-    return isinstance(value, str)
-
-
-def words(value: object) -> bool:
-    """Whether the field is a text that is not empty."""
-    return isinstance(value, str) and value != ""
-
-
-def mapping(value: object) -> bool:
-    """Whether the field is a section of its own."""
-    return isinstance(value, dict)
-
-
-def positive(value: object) -> bool:
-    """Whether the field is an integer above 0."""
-    return isinstance(value, int) and value > 0
-
-
-def as_text(value: object) -> str:
-    """The value as a text."""
-    return str(value)
+# conditions on a field's value, and conversions of one, by their names in the table
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "given": lambda value: value is not None,  # the field is in the file
+    "on": bool,  # it is in the file, and neither false, 0 nor empty
+    "text": lambda value: isinstance(value, str),  # a text
+    "words": lambda value: isinstance(value, str) and value != "",  # a text that is not empty
+    "mapping": lambda value: isinstance(value, dict),  # a section of its own
+    "positive": lambda value: isinstance(value, int) and value > 0,  # an integer above 0
+    "as_text": str,  # the value as a text
+}
 
 
 def number(value: object) -> object:

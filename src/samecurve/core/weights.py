@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from samecurve.core.protocols import Checkpoint, Initial
 from samecurve.errors import RunError, UserError
+from samecurve.units import some
 
+_SHOWN = 4  # names in a message
 AVERAGE = "ema/"  # before the names of a moving average of the weights
 # Before the name of a parameter that the first step of a run did not use: 0 while no step has used
 # the parameter, else the number of its group (torch_engine/optimizers/late_params.py).
@@ -37,7 +39,7 @@ def check_fit(
     extra = [name for name in saved.arrays if name not in wanted and name not in optional]
     if missing or extra:
         cause = "; ".join(
-            f"{word} {_some(names)}"
+            f"{word} {some(names, _SHOWN)}"
             for word, names in (("missing", missing), ("unknown", extra))
             if names
         )
@@ -83,7 +85,7 @@ def check_weights(
     }
     if any(wrong.values()):
         cause = "; ".join(
-            f"{len(names)} {word} ({_some(names)})" for word, names in wrong.items() if names
+            f"{len(names)} {word} ({some(names, _SHOWN)})" for word, names in wrong.items() if names
         )
         raise UserError(
             f"{source} does not fit this model: {cause}",
@@ -96,16 +98,9 @@ def check_finite(names: Sequence[str]) -> None:
     """names: arrays with a value that is not. RunError: there are any; they are not saved."""
     if names:
         raise RunError(
-            f"not saved: not finite any more are {_some(names)}",
+            f"not saved: not finite any more are {some(names, _SHOWN)}",
             "--resume RUN with a smaller --lr goes on from its last save",
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    first = ", ".join(names[:4])
-    if len(names) <= 4:
-        return first
-    return f"{first} and {len(names) - 4} more"
 
 
 DIGEST_BYTES = 16  # of a SHA-256: enough that no two arrays ever meet

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import RowReader
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.units import some
 
 Rows = Mapping[str, NDArray[Any]]
 _DEPTH = 2  # jobs under way for each worker
@@ -198,9 +199,5 @@ def _receive(pipe: Connection) -> Rows:
 
 
 def _samples(ids: Ids) -> str:
-    shown = ", ".join(map(str, ids[:_SHOWN].tolist()))
-    if len(ids) == 1:
-        return f"sample {shown}"
-    if len(ids) <= _SHOWN:
-        return f"samples {shown}"
-    return f"samples {shown} and {len(ids) - _SHOWN} more"
+    word = "sample" if len(ids) == 1 else "samples"
+    return f"{word} {some(list(map(str, ids.tolist())), _SHOWN)}"

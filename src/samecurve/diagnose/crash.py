@@ -17,6 +17,7 @@ from samecurve.diagnose.rank_failure import (
 )
 from samecurve.diagnose.tracebacks import Traceback, clip
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.units import some
 
 # the remedy if one rank has ended before the others
 SAME_CALLS = (
@@ -131,63 +132,53 @@ def _explain_first(
     name_rank: not all ranks failed in the same way
     exit_place: where the rank's own code called sys.exit(), or ''
     """
-    log_path = ""
-    if log.exists():  # a lone process has none: it wrote to the terminal
-        log_path = str(log)
+    has_log = log.exists()  # a lone process has none: it wrote to the terminal
     if first.note and not first.note.trace:
-        return _explain_own_error(first.note, others=others, log=log_path, name_rank=name_rank)
-    if first.diagnosis:
-        return _explain_known(first, first.diagnosis, others=others, log=log_path)
-    if first.signal_name:
+        own_error = _explain_own_error(first.note, name_rank=name_rank)
+        if isinstance(own_error, UserError):
+            return own_error
+        error, has_log = own_error, has_log and bool(_USER_LINE.search(first.note.where))
+    elif first.diagnosis:
+        error = _explain_known(first, first.diagnosis)
+    elif first.signal_name:
         cause, remedy, again = _explain_signal(first.rank, first.signal_name, oom_kills)
-        lines = map(clip, first.last_lines)
-        return RunError(cause, remedy, again=again, trace=_join_lines(*lines, others), log=log_path)
-    if first.traceback:
-        return _explain_unknown(first.rank, first.traceback, others=others, log=log_path)
-    if first.note:
-        cause = f"rank {first.rank}: {clip(first.note.cause, _MAX_CAUSE)}"
-        return RunError(cause, _SAME_COMMAND, again=True, trace=others, log=log_path)
-    if exit_place:
-        return RunError(
-            f"rank {first.rank} left by sys.exit({first.exit_code}), at {exit_place}",
-            "the code there says why it ends so; its log has what it printed before",
-            again=True,
-            trace=_join_lines(*map(clip, first.last_lines), others),
-            log=log_path,
-        )
-    missing = "traceback" if first.last_lines else "message"
-    return RunError(
-        f"rank {first.rank} left with exit code {first.exit_code} and no {missing}",
-        _SAME_COMMAND,
-        again=True,
-        trace=_join_lines(*map(clip, first.last_lines), others),
-        log=log_path,
-    )
+        lines = _join_lines(*map(clip, first.last_lines))
+        error = RunError(cause, remedy, again=again, trace=lines)
+    elif first.traceback:
+        error = _explain_unknown(first.rank, first.traceback)
+    else:
+        error = _explain_exit(first, exit_place)
+    error.trace = _join_lines(*error.trace.splitlines(), others)
+    error.log = str(log) if has_log else ""
+    return error
 
 
-def _explain_own_error(
-    note: FailureNote, *, others: str, log: str, name_rank: bool
-) -> SamecurveError:
+def _explain_own_error(note: FailureNote, *, name_rank: bool) -> UserError | RunError:
     """Pass on an error of ours, whose words explain it."""
-    in_user_code = bool(_USER_LINE.search(note.where))
     cause, where = note.cause, note.where
-    if in_user_code and name_rank:
+    if name_rank and _USER_LINE.search(note.where):
         cause, where = f"rank {note.rank}: {note.where}: {note.cause}", ""
     if note.exit_code == UserError.exit_code:
         return UserError(cause, note.remedy, where)
-    return RunError(
-        cause,
-        note.remedy,
-        where,
-        again=note.again,
-        trace=others,
-        log=log if in_user_code else "",
-    )
+    return RunError(cause, note.remedy, where, again=note.again)
 
 
-def _explain_known(
-    failure: RankFailure, diagnosis: Diagnosis, *, others: str, log: str
-) -> RunError:
+def _explain_exit(failure: RankFailure, exit_place: str) -> RunError:
+    """Explain a rank of which no more is known than how it left, and what it printed last."""
+    rank, code, remedy = failure.rank, failure.exit_code, _SAME_COMMAND
+    if failure.note:
+        cause = f"rank {rank}: {clip(failure.note.cause, _MAX_CAUSE)}"
+    elif exit_place:
+        cause = f"rank {rank} left by sys.exit({code}), at {exit_place}"
+        remedy = "the code there says why it ends so; its log has what it printed before"
+    else:
+        missing = "traceback" if failure.last_lines else "message"
+        cause = f"rank {rank} left with exit code {code} and no {missing}"
+    lines = _join_lines(*map(clip, failure.last_lines))
+    return RunError(cause, remedy, again=True, trace=lines)
+
+
+def _explain_known(failure: RankFailure, diagnosis: Diagnosis) -> RunError:
     if failure.traceback:
         frames = failure.traceback.show_frames(_MAX_FRAMES_KNOWN)
         lines = [*frames, *map(clip, failure.traceback.error.splitlines()[:1])]
@@ -197,12 +188,11 @@ def _explain_known(
         f"rank {failure.rank}: {clip(diagnosis.cause, _MAX_CAUSE)}",
         diagnosis.remedy,
         again=diagnosis.known.again,
-        trace=_join_lines(*lines, others),
-        log=log,
+        trace=_join_lines(*lines),
     )
 
 
-def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) -> RunError:
+def _explain_unknown(rank: int, traceback: Traceback) -> RunError:
     """Explain an unknown failure by its traceback and the user's own line in the traceback."""
     message, *more = traceback.error.splitlines()
     more_lines = [line for line in more if line.strip()][: MAX_LINES - 1]
@@ -213,8 +203,7 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
         f"rank {rank}: {clip(message, _MAX_CAUSE)}",
         remedy or _SAME_COMMAND,
         again=True,
-        trace=_join_lines(*traceback.show_frames(_MAX_FRAMES), *map(clip, more_lines), others),
-        log=log,
+        trace=_join_lines(*traceback.show_frames(_MAX_FRAMES), *map(clip, more_lines)),
     )
 
 
@@ -287,11 +276,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
     """Ranks in words: 'rank 3', 'ranks 1, 2' or 'ranks 0, ..., 7 and 5 more'."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    names = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))
-    more = len(ranks) - _MAX_RANKS
-    if more > 0:
-        names += f" and {more} more"
-    return f"ranks {names}"
+    return f"ranks {some(list(map(str, sorted(ranks))), _MAX_RANKS)}"
 
 
 def _join_lines(*lines: str) -> str:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from samecurve.core.config.sections import Batch, Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, durations
 from samecurve.core.planning.batch import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -56,7 +57,7 @@ def measure_speeds(
         return facts
     # refused by name before anything is measured
     plan(config, machine, replace(facts, speeds=Speeds()))
-    experiment = _Experiment(config, machine, facts)
+    experiment = _Experiment(with_even_balance(config), machine, facts)
     large, size = experiment.plan_large()
     path = _cache_path(config, machine, facts, large, size)
     speeds = _read_cached(path)
@@ -89,14 +90,13 @@ def measure_speeds(
 class _Experiment:
     """An experiment with one config on one machine, with microbatches of two sizes."""
 
-    config: Config
+    config: Config  # that assigns them evenly
     machine: Machine
     facts: Facts
 
     def plan_large(self) -> tuple[Plan, int]:
         """Plan one large microbatch for each device, as an even assignment has; and its size."""
-        config = with_even_balance(self.config)
-        even = plan(config, self.machine, self.facts)
+        even = plan(self.config, self.machine, self.facts)
         size = min(even.micro_batch_size, self.facts.samples // even.num_devices)
         if not size:
             raise UserError(
@@ -109,14 +109,12 @@ class _Experiment:
 
     def plan_microbatches(self, size: int, count: int) -> Plan:
         """Plan `count` microbatches of this size for each device."""
-        config = with_even_balance(self.config)
-        num_devices = plan(config, self.machine, self.facts).layout.num_devices
-        sections = {
-            "batch": Batch(samples=num_devices * size * count, per_device=size),
-            "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
-        }
-        tried = plan(config.model_copy(update=sections), self.machine, self.facts)
-        return shorten(tried, _SCHEDULE)
+        num_devices = plan(self.config, self.machine, self.facts).layout.num_devices
+        config = self.config.with_values(
+            batch=Batch(samples=num_devices * size * count, per_device=size),
+            schedule={"scale_lr": "none"},
+        )
+        return shorten(plan(config, self.machine, self.facts), _SCHEDULE)
 
     def measure(self, ranks: Pool, home: Path, job: Callable[..., Any]) -> Speeds:
         """RunError: a rank failed."""
@@ -141,8 +139,7 @@ class _Experiment:
         self, plan: Plan, ranks: Pool, home: Path, job: Callable[..., Any]
     ) -> tuple[float, list[float]]:
         """Seconds of a step outside forward and backward, and each device's seconds in them."""
-        config = with_even_balance(self.config)
-        profile = run_profile(config, plan, _SCHEDULE, ranks=ranks, home=home, job=job)
+        profile = run_profile(self.config, plan, _SCHEDULE, ranks=ranks, home=home, job=job)
         shutil.rmtree(home / "run")
         computing = _computing_seconds(profile)
         step = statistics.median(durations(profile.ranks))
@@ -167,15 +164,12 @@ def _computing_seconds(profile: Profile) -> list[float]:
     """Seconds of each device: medians, since a machine may be busy for a moment."""
     steps = profile.ranks[0].steps
     if steps[0].devices:
-        return _column_medians([step.devices for step in steps])
+        columns = zip(*(step.devices for step in steps), strict=True)
+        return [statistics.median(column) for column in columns]
     return [
         statistics.median(step.parts["forward"] + step.parts["backward"] for step in rank.steps)
         for rank in profile.ranks
     ]
-
-
-def _column_medians(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size: int) -> Path:
@@ -209,6 +203,6 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
 
 def _read_cached(path: Path) -> Speeds | None:
     try:
-        return Speeds.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        return parse_dataclass(Speeds, json.loads(path.read_text()))
+    except (OSError, ValueError):
         return None

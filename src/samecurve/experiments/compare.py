@@ -23,6 +23,7 @@ from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.terminal import echo
+from samecurve.units import some
 
 _METRICS = ("loss", "grad_norm")
 # config keys that affect no result
@@ -136,18 +137,18 @@ def _checkpoints_by_step(run: Run) -> dict[int, Path]:
 
 
 def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ in the configs or plans and can change results."""
+    """Settings that differ in the configs or plans and can change results.
+
+    A setting that only one run has counts for model and data.
+    """
     settings, others = _settings(first), _settings(second)
+    in_both = settings.keys() & others.keys()
     return {
         key: (settings.get(key), others.get(key))
         for key in {**settings, **others}
-        if settings.get(key) != others.get(key) and _is_in_both(key, settings, others)
+        if settings.get(key) != others.get(key)
+        and (key in in_both or key.startswith(("model.", "data.")))
     }
-
-
-def _is_in_both(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a key is compared: both runs have it, or it belongs to model or data."""
-    return (key in one and key in other) or key.startswith(("model.", "data."))
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -280,10 +281,7 @@ def _difference_lines(comparison: Comparison) -> list[str]:
         differences.append((metric.step, place, line))
     until = comparison.equal_until
     if comparison.arrays and comparison.arrays_at is not None:
-        names = ", ".join(comparison.arrays[:_MAX_NAMES])
-        more = len(comparison.arrays) - _MAX_NAMES
-        if more > 0:
-            names += f" and {more} more"
+        names = some(comparison.arrays, _MAX_NAMES)
         line = f"differ step {comparison.arrays_at}: {names}, of {comparison.num_arrays} arrays"
         if until is not None:
             line += f"; all equal at step {until}"

@@ -34,6 +34,8 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import rehearse
 
 STEPS = 6  # steps of each layout without --steps
+# values of `devices` without compression and uneven shares
+_UNSPLIT = {"shards": None, "compress": "none", "balance": "even"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,10 @@ class LayoutRunner:
         home: directory of the runs
         job: the work of a rank; tests replace it to simulate faults
         """
-        one_device = (
-            _on_one_device(config, kind) if config.batch.samples else with_even_balance(config)
-        )
+        one_device = with_even_balance(config)
+        if config.batch.samples:
+            use = "cpu" if kind == "cpu" else config.devices.use
+            one_device = config.with_values(devices={**_UNSPLIT, "use": use, "strategy": "auto"})
         config_plan = plan(one_device, machine, facts)
         if steps is not None and steps > config_plan.steps:
             raise UserError(
@@ -102,23 +105,14 @@ class LayoutRunner:
         else:
             gpus = self._machine.devices[: layout.num_devices]
             use = ",".join(str(gpu.index) for gpu in gpus)
-        config = self.config
-        devices = {
-            "use": use,
-            "strategy": JAX.get(layout.strategy, layout.strategy),
-            "shards": None,
-            "compress": "none",
-            "balance": self._balance(layout),
-        }
-        # jax always compiles
-        train = {"compile": config.train.compile and layout.engine == "torch"}
-        return config.model_copy(
-            update={
-                "engine": layout.engine,
-                "devices": config.devices.model_copy(update=devices),
-                "batch": self._batch(layout),
-                "train": config.train.model_copy(update=train),
-            }
+        strategy = JAX.get(layout.strategy, layout.strategy)
+        balance = self._balance(layout)
+        return self.config.with_values(
+            engine=layout.engine,
+            devices={**_UNSPLIT, "use": use, "strategy": strategy, "balance": balance},
+            batch=self._batch(layout),
+            # jax always compiles
+            train={"compile": self.config.train.compile and layout.engine == "torch"},
         )
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:
@@ -225,15 +219,3 @@ class LayoutRunner:
             if shares.get(state):
                 gradient[parameter] = array / (shares[state] * clipping)
         return gradient
-
-
-def _on_one_device(config: Config, kind: str) -> Config:
-    """The config on one device, without compression and uneven shares."""
-    devices = {
-        "use": "cpu" if kind == "cpu" else config.devices.use,
-        "strategy": "auto",
-        "shards": None,
-        "compress": "none",
-        "balance": "even",
-    }
-    return config.model_copy(update={"devices": config.devices.model_copy(update=devices)})

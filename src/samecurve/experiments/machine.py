@@ -133,8 +133,7 @@ def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
     cluster = read_cluster(request.machine)
     train, engine = loaded.config.train, loaded.config.engine
     precision = choose_precision(train, engine, cluster.machine.devices).value
-    train = train.model_copy(update={"precision": precision})
-    config = loaded.config.model_copy(update={"train": train})
+    config = loaded.config.with_values(train={"precision": precision})
     check_predictable(config, cluster)
     utilization = _utilization(request, config.train.precision)
     facts = describe(config)

@@ -11,6 +11,17 @@ from pathlib import Path
 from samecurve.errors import RunError, UserError
 
 
+def check_writable(directory: Path, flag: str, remedy: str) -> None:
+    """Check a directory, or the one above it that exists. UserError: it takes no files."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        cause = f"{flag}: nothing can be written into {there}: {error.strerror}"
+        raise UserError(cause, remedy, flag) from None
+
+
 @dataclass(frozen=True)
 class OutputDirectory:
     """A directory that does not exist yet, or is empty."""
@@ -37,20 +48,8 @@ class OutputDirectory:
                 "choose a new or an empty directory",
                 "--to",
             )
-        above = next(
-            parent
-            for parent in (self.home.absolute(), *self.home.absolute().parents)
-            if parent.exists()
-        )
-        try:
-            with tempfile.TemporaryFile(dir=above):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"--to: nothing can be written into {above}: {error.strerror}",
-                "--to DIR, a directory in which you may write",
-                "--to",
-            ) from None
+        remedy = "--to DIR, a directory in which you may write"
+        check_writable(self.home.absolute(), "--to", remedy)
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
         """Write files by name. RunError: a file can't be written; then none is written."""

@@ -111,7 +111,7 @@ def _next_size(peaks: dict[int, int], *, failed: int, share: int, limit: int) ->
 def _peak_memory(config: Config, machine: Machine, facts: Facts, size: int) -> int | None:
     """Bytes that the fullest device holds with `size` samples at once; None: out of memory."""
     num_devices = plan(config, machine, facts).layout.num_devices
-    tried = config.model_copy(update={"batch": Batch(samples=size * num_devices)})
+    tried = config.with_values(batch=Batch(samples=size * num_devices))
     tried_plan = plan(tried, machine, replace(facts, largest_tried=size))
     short = replace(for_steps_alone(tried_plan), steps=_STEPS)
     with (

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -103,7 +103,7 @@ def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedCo
         use = ",".join(map(str, range(count)))
     elif use == "cpu":
         use = f"cpu:{count}"
-    config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
+    config = loaded.config.with_values(devices={"use": use})
     chosen = len(choose_devices(config.devices, config.engine, probe()).value)
     if chosen != count and not may_differ:
         raise UserError(
@@ -149,7 +149,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
         _dismiss_others(store, rank, 0)
         echo(done_line(prepared), err=headless)
         return 0
-    store.set(_DECISION, json.dumps({"attempt": asdict(prepared.attempt)}))
+    store.set(_DECISION, json.dumps({"attempt": prepared.attempt.to_json()}))
     limit = HangLimit(loaded.config.devices.hang_floor)
     return _lead(prepared, rank, rendezvous, limit=limit, headless=headless)
 
@@ -237,7 +237,7 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
     store.add(_READ, 1)
     if "leave" in decision:
         return int(decision["leave"])
-    attempt = Attempt.from_values(decision["attempt"])
+    attempt = Attempt.from_json(decision["attempt"])
     if rank.hosts > 1 and is_first_of_host(rank):
         echo(
             f"rank {rank.index} of {rank.world_size} trains in {attempt.run}; the first host shows"

@@ -11,9 +11,7 @@ import threading
 from contextlib import suppress
 
 from samecurve.core.config.sections import Track
-from samecurve.core.events import Event
-from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import append_event
+from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.run.directory.run_directory import Run
 
@@ -83,8 +81,5 @@ class Tracker:
         self._warn(f"its process left with {how}; {log} may say more")
 
     def _warn(self, what: str) -> None:
-        heartbeat = read_heartbeat(self._run.logs / "heartbeat-0")
-        step = heartbeat[0] if heartbeat else 0
         text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
-        with suppress(OSError):  # a full disk: the run itself says so
-            append_event(self._run.journal, Event("warned", step, {"text": text}))
+        record_beside(self._run.journal, self._run.logs, "warned", text=text)

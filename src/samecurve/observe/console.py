@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console as Terminal
-from rich.console import RenderableType
+from rich.console import ConsoleDimensions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
 from samecurve.observe.journal import follow, line_of
 from samecurve.observe.sensors import load_line
-from samecurve.terminal import printable, wrapped
+from samecurve.terminal import cut_line, printable, width_of, wrapped
 
 _AT_LEAST_EVERY = 30.0  # seconds between lines of a kind
 _BAR_WIDTH = 16
@@ -88,13 +88,24 @@ class PlainView:
         pass
 
 
+class _Screen(Terminal):
+    """A terminal as wide as it is now. rich alone prefers COLUMNS, which a shell or a program may
+    have exported before the window changed: a bar of that width leaves its old lines behind.
+    """
+
+    @property  # type: ignore[misc]  # nothing sets it
+    def size(self) -> ConsoleDimensions:
+        width, height = super().size
+        return ConsoleDimensions(width_of(self.file) or width, height)
+
+
 class BarAndLine(Progress):
     below = ""  # a line under the bar
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         if self.below:
-            yield Text(self.below, no_wrap=True, overflow="ellipsis")
+            yield Text(cut_line(self.below, self.console.width), no_wrap=True)
 
 
 class RichView:
@@ -104,7 +115,7 @@ class RichView:
     """
 
     def __init__(self, plan: Plan, run: Path, terminal: Terminal | None = None) -> None:
-        self._terminal = terminal or Terminal(highlight=False, soft_wrap=True)
+        self._terminal = terminal or _Screen(highlight=False, soft_wrap=True)
         self._plain = PlainView(plan, run, self._print)
         self._plan, self._run = plan, run
         self._pace = Pace()
@@ -138,15 +149,18 @@ class RichView:
     def _fit_to_width(self, event: Event) -> str:
         """A step's line with as many metrics as fit into the terminal, the most wanted first.
 
-        The step and the loss are always shown: the bar gives way to them, and then their names.
+        Where the step, the loss and the bar don't fit, the bar is shorter, and then the names are
+        left out, the bar, the step, and at last the loss.
         """
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         width = self._terminal.width - 1  # a space lies before the bar
         always = join_parts(parts, {"step", "loss"})
         if len(always) + 1 > width:
-            always = f"{event.step}/{self._plan.steps} {parts['loss'].removeprefix('loss ')}"
-            self._column.bar_width = max(1, min(_BAR_WIDTH, width - len(always)))
-            return always
+            loss = parts["loss"].removeprefix("loss ")
+            forms = [f"{event.step}/{self._plan.steps} {loss}", loss, ""]
+            shown_form = next(form for form in forms if len(form) <= max(width, 0))
+            self._column.bar_width = max(1, min(_BAR_WIDTH, width - len(shown_form)))
+            return shown_form
         self._column.bar_width = min(_BAR_WIDTH, width - len(always))
         room = width - self._column.bar_width
         shown = {"step", "loss"}

@@ -1,6 +1,6 @@
 """A run's events as sentences with numbers, one line each, for the console and other readers."""
 
-from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,13 @@ from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
+_SENTENCES = {  # of simple events, with their values filled in
+    "hashed": "hash   step {step}  {hash:.16}",
+    "resumed": "resume step {step}  {text}",
+    "warned": "warn   {text}",
+    "slow": "slow   {text}",
+    "restarted": "again  {text}",
+}
 MEAN = "mean "  # prefix of the means that the loss returns beside the loss value
 
 
@@ -58,7 +65,8 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
                 f"saved  step {step}  {size} in {seconds} (blocked {blocked})  {values['path']}"
             ]
         case "sampled":
-            return [*_sampled_texts(values["texts"]), *_sampled_pictures(event, run)]
+            texts = [["sample", *(f"  | {row}" for row in t.splitlines())] for t in values["texts"]]
+            return [*chain(*texts), *_sampled_pictures(event, run)]
         case "stopped":
             return [f"stop   step {step} of {plan.steps}; --resume {run} goes on from here"]
         case "finished":
@@ -73,24 +81,12 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
 
 def _sentence(event: Event) -> list[str]:
     """The sentence of a simple event; [] for an event that is not shown or shown elsewhere."""
-    step, values = event.step, event.values
-    text = values.get("text", "")
-    match event.kind:
-        case "hashed":
-            return [f"hash   step {step}  {values['hash'][:16]}"]
-        case "resumed":
-            return [f"resume step {step}  {text}"]
-        case "recovered":
-            seconds = show_seconds(values["seconds"])
-            return [f"again  step {step} was trained {seconds} after the failure was found"]
-        case "warned":
-            return [f"warn   {text}"]
-        case "slow":
-            return [f"slow   {text}"]
-        case "restarted":
-            return [f"again  {text}"]
-        case _:
-            return []
+    if event.kind == "recovered":
+        seconds = show_seconds(event.values["seconds"])
+        return [f"again  step {event.step} was trained {seconds} after the failure was found"]
+    sentence = _SENTENCES.get(event.kind)
+    values = {"text": "", **event.values, "step": event.step}
+    return [sentence.format_map(values)] if sentence else []
 
 
 def _evaluated(event: Event) -> str:
@@ -112,13 +108,6 @@ def _numbers(event: Event) -> str:
         for name, value in event.values.items()
         if name not in BESIDE_METRICS and not isinstance(value, list)
     )
-
-
-def _sampled_texts(texts: Iterable[str]) -> list[str]:
-    lines = []
-    for text in texts:
-        lines += ["sample", *(f"  | {row}" for row in text.splitlines())]
-    return lines
 
 
 def _sampled_pictures(event: Event, run: Path) -> list[str]:

@@ -1,17 +1,22 @@
-"""The `failed` line of a journal, written by a process that is not the loop."""
+"""Lines of a journal that a process beside the loop writes at the first rank's present step."""
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from samecurve.core.events import Event
+from samecurve.core.events import Event, Kind
 from samecurve.errors import SamecurveError
 from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import append_event
 
 
 def record_failure(journal: Path, logs: Path, failure: SamecurveError) -> None:
-    """Write why the run failed, at the first rank's step, as the journal's last line."""
+    """Write why the run failed, as the journal's last line."""
+    record_beside(journal, logs, "failed", cause=failure.cause, remedy=failure.remedy)
+
+
+def record_beside(journal: Path, logs: Path, kind: Kind, **values: Any) -> None:
+    """Write a line. On a full disk nothing is written: the run itself, or the terminal, says so."""
     beat = read_beat(logs / "heartbeat-0")
-    values = {"cause": failure.cause, "remedy": failure.remedy}
-    with suppress(OSError):  # the cause may be a full disk; the terminal shows it too
-        append_event(journal, Event("failed", beat.step if beat else 0, values))
+    with suppress(OSError):
+        append_event(journal, Event(kind, beat.step if beat else 0, values))

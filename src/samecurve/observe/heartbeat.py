@@ -31,14 +31,6 @@ class Heartbeat:
         _FORMAT.pack_into(self._map, 0, step, ACTIVITIES.index(activity), self._beats)
 
 
-def read_heartbeat(path: Path) -> tuple[int, Activity] | None:
-    """The (step, activity) of a rank; None: it has not begun."""
-    beat = read_beat(path)
-    if beat is None:
-        return None
-    return beat.step, beat.activity
-
-
 def read_beat(path: Path) -> Beat | None:
     """A rank's last beat; None: it has not begun."""
     try:

@@ -44,10 +44,9 @@ def table(
             peak = f"peak {show_count(plan.peak_flops)}FLOP/s"
         flops = f"{show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
         lines += ["", f"compute     {flops}; {peak}"]
-    assigned = [
-        [f"{key} = {_plain(value)}", origins.get(key, "default")] for key, value in values.items()
-    ]
-    return "\n".join([*lines, "", table_text([Column("config value"), Column("from")], assigned)])
+    assigned = [[key, origins.get(key, "default"), _plain(value)] for key, value in values.items()]
+    config = table_text([Column("config key"), Column("from"), Column("value")], assigned)
+    return "\n".join([*lines, "", config])
 
 
 def _plain(value: object) -> str:

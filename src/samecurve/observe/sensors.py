@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.observe.heartbeat import read_heartbeat
+from samecurve.observe.heartbeat import read_beat
 from samecurve.observe.journal import append_event
 from samecurve.units import show_bytes
 
@@ -81,16 +81,16 @@ def record_sensors(
         idle_devices = IdleDevices(patience)
         while not stop.wait(interval):
             values = read()
-            step, activity = read_heartbeat(heartbeat) or (0, "start")
-            if activity in {"start", "end"} or stop.is_set():
+            beat = read_beat(heartbeat)
+            if beat is None or beat.activity in {"start", "end"} or stop.is_set():
                 continue
             utilisation: Values = ()
-            if activity == "step":  # in other activities a device may be idle
+            if beat.activity == "step":  # in other activities a device may be idle
                 utilisation = values.get("utilisation_by_device", ())
             with suppress(OSError):  # a full disk: the journal's own writer ends the run
-                append_event(journal, Event("sensors", step, values))
+                append_event(journal, Event("sensors", beat.step, values))
                 if idle := idle_devices.add(time.monotonic(), utilisation):
-                    append_event(journal, Event("warned", step, {"text": warning(idle)}))
+                    append_event(journal, Event("warned", beat.step, {"text": warning(idle)}))
 
     thread = threading.Thread(target=work, name="sensors", daemon=True)
     thread.start()

@@ -1,18 +1,24 @@
 """Tables of text: aligned columns for a terminal, a pipe or a log.
 
 A terminal that is too narrow folds the last column. If that is not enough, each row becomes a block
-with one `title  value` line for each column. Pipes and logs get whole lines of any length.
+with one `title  value` line for each column. Pipes and logs get whole lines of any length. So the
+column whose values may be long stands last: no other row is wider for it.
 """
 
 import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from samecurve.terminal import printable
+from samecurve.terminal import printable, width_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _UNLIMITED = 1 << 16  # characters of a line that goes to a pipe or a file
-_LEAST = 6  # characters for a value beside its title; where there are fewer, it follows the title
+_LEAST = 10  # characters of a line, at least: a terminal that is narrower wraps them itself
+_LEAST_BESIDE = 6  # characters of a value beside its title
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,8 @@ def table_text(
     from rich.table import Table
     from rich.text import Text
 
-    room = _UNLIMITED
-    if sys.stdout.isatty():
-        room = Console().width - indent
+    width = width_of(sys.stdout)
+    room = _UNLIMITED if width is None else max(width - indent, _LEAST)
     output = io.StringIO()
     terminal = Console(file=output, width=room, color_system=None)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=titles)
@@ -62,18 +67,30 @@ def table_text(
     if Measurement.get(terminal, unbounded, table).minimum <= room:
         terminal.print(table)
     else:
-        beside = room - max(len(column.title) for column in columns) - 4  # for a value
-        for first, *others in rows:
-            block = Table.grid(padding=(0, 2, 0, 0))
-            if beside >= _LEAST:
-                block.add_column(no_wrap=True)
-            block.add_column(overflow="fold")
-            for column, cell in zip(columns[1:], others, strict=True):
-                value = Text(printable(cell))
-                if cell and beside >= _LEAST:
-                    block.add_row(Text(column.title), value)
-                elif cell:
-                    block.add_row(Text(f"{column.title}: ").append(value))
-            terminal.print(Text(printable(first)), Padding(block, (0, 0, 0, 2)))
+        for row in rows:
+            block = _block([column.title for column in columns[1:]], row[1:], room - 2)
+            terminal.print(Text(printable(row[0])), Padding(block, (0, 0, 0, 2)))
     lines = output.getvalue().splitlines()
     return "\n".join(f"{' ' * indent}{line}".rstrip() for line in lines)
+
+
+def _block(titles: Sequence[str], cells: Sequence[str], room: int) -> "Table":
+    """The values of a row below each other, each beside its title; or behind it, where a word that
+    fits into a line would be cut beside the titles.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    values = [(title, printable(cell)) for title, cell in zip(titles, cells, strict=True) if cell]
+    beside = room - max((len(title) for title, _ in values), default=0) - 2
+    words = [len(word) for _, value in values for word in value.split() if len(word) <= room]
+    block = Table.grid(padding=(0, 2, 0, 0))
+    if beside >= max([_LEAST_BESIDE, *words]):
+        block.add_column(no_wrap=True)
+    block.add_column(overflow="fold")
+    for title, value in values:
+        if len(block.columns) == 2:
+            block.add_row(Text(title), Text(value))
+        else:
+            block.add_row(Text(f"{title}: {value}"))
+    return block

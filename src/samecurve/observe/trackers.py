@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from samecurve.core.events import Event
-from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import VOIDED, append_event, follow_batches
+from samecurve.core.system.files import write_json
+from samecurve.observe.failed_event import record_beside
+from samecurve.observe.journal import VOIDED, follow_batches
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
 TRAINING_GOES_ON = "training goes on without it, and the same command sends later what is missing"
@@ -56,8 +57,7 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         if name == "wandb" and mode == "online":
             text += "; or --wandb offline"
         text += f"; {TRAINING_GOES_ON}"
-        step, _ = read_heartbeat(run / "logs/heartbeat-0") or (0, "start")
-        append_event(run / "journal.jsonl", Event("warned", step, {"text": text}))
+        record_beside(run / "journal.jsonl", run / "logs", "warned", text=text)
         return EXIT_REPORTED
 
 
@@ -91,7 +91,7 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)
-            _write_state(state_file, {"position": position, "project": project, **tracker.flush()})
+            write_json(state_file, {"position": position, "project": project, **tracker.flush()})
         tracker.close()
 
 
@@ -130,12 +130,6 @@ def _read_state(path: Path, project: str, journal: Path) -> dict[str, int]:
     if not 0 <= state.get("position", -1) <= size:
         return {}
     return state
-
-
-def _write_state(path: Path, state: dict[str, object]) -> None:
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(state))
-    scratch.replace(path)
 
 
 if __name__ == "__main__":

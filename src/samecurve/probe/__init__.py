@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from samecurve.core.planning.machine import Machine, UnfitEngine
+from samecurve.core.planning.machine import Machine
 from samecurve.probe.gpus import find_gpus
 
 
@@ -20,7 +20,11 @@ def probe() -> Machine:
 
     UserError: a variable such as CUDA_VISIBLE_DEVICES names a GPU that isn't there.
     """
-    gpus = find_gpus(os.environ)
+    gpus, unfit = find_gpus(os.environ), {}
+    if gpus.vendor:
+        from samecurve.probe.engines import unfit_engines
+
+        unfit = unfit_engines(gpus.vendor)
     return Machine(
         devices=gpus.devices,
         links=(),
@@ -29,17 +33,8 @@ def probe() -> Machine:
         cpu=cpu_name(),
         threads=_threads(os.environ),
         xla_devices=_xla_devices(os.environ),
-        unfit=_unfit_engines(gpus.vendor),
+        unfit=unfit,
     )
-
-
-def _unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
-    """Why installed engines can't use the GPUs of this vendor ('': there are none)."""
-    if not vendor:
-        return {}
-    from samecurve.probe.engines import unfit_engines
-
-    return unfit_engines(vendor)
 
 
 def _threads(environment: Mapping[str, str]) -> int | None:

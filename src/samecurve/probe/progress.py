@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO
 
-from samecurve.terminal import width_of
+from samecurve.terminal import cut_line, width_of
 
 PROGRESS = "SAMECURVE_PROGRESS"  # names the file that takes the lines
 _LOOK_EVERY = 0.2  # seconds
@@ -54,7 +54,7 @@ def _follow(file: IO[str], done: threading.Event) -> None:
         lines = [line for line in file.read().split("\n") if line]
         if lines and on_terminal:
             room = (width_of(sys.stderr) or len(lines[-1]) + 1) - 1  # a line that wraps stays
-            print(f"{_OVER}{lines[-1][:room]}", end="", file=sys.stderr, flush=True)
+            print(f"{_OVER}{cut_line(lines[-1], room)}", end="", file=sys.stderr, flush=True)
             written = True
         elif lines and time.monotonic() - last_shown >= _LINE_EVERY:
             print(lines[-1], file=sys.stderr, flush=True)

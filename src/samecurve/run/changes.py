@@ -36,11 +36,9 @@ def with_kept_defaults(origin: Origin, loaded: LoadedConfig) -> LoadedConfig:
     before = _config_before(origin, loaded.config) if names else {}
     if not before:
         return loaded
-    model = loaded.config.model
-    fields = type(model).model_fields
+    fields = type(loaded.config.model).model_fields
     values = {name: before.get(f"model.{name}", fields[name].get_default()) for name in names}
-    config = loaded.config.model_copy(update={"model": model.model_copy(update=values)})
-    return replace(loaded, config=config)
+    return replace(loaded, config=loaded.config.with_values(model=values))
 
 
 def refuse_changes(origin: Origin, config: Config) -> None:

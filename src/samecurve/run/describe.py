@@ -82,6 +82,7 @@ def describe(config: Config, server: ForkServer | None = None) -> Facts:
 
 
 def _facts_from_json(value: Mapping[str, Any]) -> Facts:
+    """The facts, with each number as it was written: plan.json shows them."""
     tuples: dict[str, Any] = {
         key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
@@ -184,20 +185,13 @@ def main(cache: str, parent: str) -> None:
         config = load_of_run(Document(json.loads(sys.stdin.read())), Tasks()).config
         facts = entry_of(config.task).facts(config, cache)
         answer: dict[str, Any] = {"facts": asdict(facts)}
-    except SamecurveError as error:
-        answer = {
-            "error": {"cause": error.cause, "remedy": error.remedy, "where": error.where},
-            "exit_code": error.exit_code,
-        }
-    except OSError as error:
-        answer = {
-            "error": {
-                "cause": f"preparing the data failed: {error}",
-                "remedy": f"is there room in {cache}? SAMECURVE_CACHE names another place",
-                "where": cache,
-            },
-            "exit_code": 1,
-        }
+    except (SamecurveError, OSError) as raised:
+        error = raised
+        if isinstance(error, OSError):
+            remedy = f"is there room in {cache}? SAMECURVE_CACHE names another place"
+            error = RunError(f"preparing the data failed: {error}", remedy, cache)
+        texts = {name: getattr(error, name) for name in ("cause", "remedy", "where")}
+        answer = {"error": texts, "exit_code": error.exit_code}
     print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -6,7 +6,6 @@ UserError: one of them is not met.
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +67,7 @@ def without_room_for_saves(run: Run, size: int, plan: Plan) -> tuple[Plan, str |
     Also returns the line for the user; None: there is room.
     """
     most = most_checkpoints(plan)
-    if not plan.every.save_seconds or _has_room(run, size, most):
+    if not plan.every.save_seconds or _room(run)[1] >= _needed(run, size, most):
         return plan, None
     every = replace(plan.every, save_seconds=0.0)
     reasons = {name: reason for name, reason in plan.reasons.items() if name != "save"}
@@ -80,9 +79,16 @@ def without_room_for_saves(run: Run, size: int, plan: Plan) -> tuple[Plan, str |
     return replace(plan, every=every, reasons=reasons), line
 
 
-def _has_room(run: Run, size: int, most: int) -> bool:
-    place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
-    return shutil.disk_usage(place).free >= max(most - len(checkpoints(run.checkpoints)), 1) * size
+def _room(run: Run) -> tuple[Path, int]:
+    """The directory on whose disk the run lies, or will lie, and the bytes that are free there."""
+    home = run.home.absolute()
+    place = next(path for path in (home, *home.parents) if path.is_dir())
+    return place, shutil.disk_usage(place).free
+
+
+def _needed(run: Run, size: int, most: int) -> int:
+    """Bytes of the checkpoints that are still to come. size, most: as check_room()"""
+    return max(most - len(checkpoints(run.checkpoints)), 1) * size
 
 
 def check_room(run: Run, size: int, most: int) -> None:
@@ -91,11 +97,10 @@ def check_room(run: Run, size: int, most: int) -> None:
     size: bytes of one checkpoint
     most: checkpoints on the disk at the same time
     """
-    place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
-    free = shutil.disk_usage(place).free
-    present = checkpoints(run.checkpoints)
-    if _has_room(run, size, most):
+    place, free = _room(run)
+    if free >= _needed(run, size, most):
         return
+    present = checkpoints(run.checkpoints)
     there = f", of which {len(present)} are there" if present else ""
     raise UserError(
         f"{show_bytes(free)} are free at {place}; a checkpoint needs {show_bytes(size)}, and up to"
@@ -104,11 +109,6 @@ def check_room(run: Run, size: int, most: int) -> None:
         "free some space, --max-checkpoints N (train.keep) keeps fewer, or another --save-dir",
         "--save-dir",
     )
-
-
-def _upwards(path: Path) -> Iterator[Path]:
-    yield path
-    yield from path.parents
 
 
 def remove_unbegun(home: Path) -> None:

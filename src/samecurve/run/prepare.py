@@ -140,11 +140,9 @@ def _accepted_layout(config: Config, machine: Machine, *, can_measure: bool) -> 
     layout = None
     with refusals.collected():
         layout = check_before_facts(config, machine, can_measure=can_measure)
-    with refusals.collected():
-        check_trackers(config.track)
-    if refusals:
-        with refusals.collected():
-            entry_of(config.task).data_stamp(config)  # else describe() looks at the files
+    refusals.collect(check_trackers, config.track)
+    if refusals:  # else describe() looks at the files
+        refusals.collect(entry_of(config.task).data_stamp, config)
     refusals.raise_any()
     assert layout is not None
     return layout

@@ -122,7 +122,7 @@ def _from_path(path: Path, options: Options) -> Origin:
             "a directory with plan.json, or one with manifest.json in it",
             "--resume",
         )
-    if origin.run and (save_dir is None or _is_same_place(save_dir, origin.run.home)):
+    if origin.run and (save_dir is None or save_dir.resolve() == origin.run.home.resolve()):
         return origin
     if save_dir and Run(save_dir).exists():
         return _begun_before(Run(save_dir), origin)
@@ -145,10 +145,6 @@ def _from_checkpoint(path: Path) -> Origin:
     if not run.exists():
         return Origin(None, path, manifest)
     return Origin(run, path, manifest)
-
-
-def _is_same_place(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
 
 
 def _begun_before(run: Run, origin: Origin) -> Origin:

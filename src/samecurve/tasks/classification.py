@@ -45,22 +45,17 @@ def weigh_classes(
 
 def summarize_classes(totals: Mapping[str, Mean]) -> dict[str, Any]:
     """The loss, and accuracy and macro F1 from the confusion matrix."""
-    confusion = np.asarray(totals["confusion"].sum)
-    return {
-        "loss": float(totals["loss"].sum / totals["loss"].weight),
-        "accuracy": accuracy(confusion),
-        "macro_f1": macro_f1(confusion),
-        "confusion": confusion,
-    }
+    loss = float(totals["loss"].sum / totals["loss"].weight)
+    return {"loss": loss, **read_confusion(np.asarray(totals["confusion"].sum))}
 
 
-def accuracy(confusion: NDArray[np.int64]) -> float:
-    return float(np.trace(confusion) / confusion.sum())
-
-
-def macro_f1(confusion: NDArray[np.int64]) -> float:
-    """The mean F1 over classes, without those that are neither a label nor an answer."""
+def read_confusion(confusion: NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracy, and the mean F1 over classes that are a label or an answer; beside the counts."""
     right = np.diagonal(confusion)
     counts = confusion.sum(0) + confusion.sum(1)
     f1: NDArray[np.float64] = 2 * right[counts > 0] / counts[counts > 0]
-    return float(f1.mean())
+    return {
+        "accuracy": float(right.sum() / confusion.sum()),
+        "macro_f1": float(f1.mean()),
+        "confusion": confusion,
+    }

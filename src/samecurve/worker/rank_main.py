@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
 from samecurve.core.evaluation.early_stop import check_goals
-from samecurve.core.events import Event, stop_signals
+from samecurve.core.events import stop_signals
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -196,7 +196,7 @@ def _begin_journal(
 ) -> tuple[Journal | None, Record]:
     """Open the journal, and copy the task's assets. Only the first rank does so, for all."""
     if not context.is_first:
-        return None, _ignore_event
+        return None, lambda _: None  # the first rank keeps the journal
     keep_assets(context.run, task)
     journal = Journal(context.run.journal)
     earlier = context.attempt.earlier
@@ -205,10 +205,6 @@ def _begin_journal(
     from samecurve.run.directory.attempt import after_others
 
     return journal, after_others(journal.record, earlier, resumed_at=first_step)
-
-
-def _ignore_event(_: Event) -> None:
-    """Another rank keeps the journal."""
 
 
 def _keep_pictures(context: RankContext) -> KeepPictures:

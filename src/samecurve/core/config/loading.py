@@ -247,23 +247,18 @@ def _at(value: Any, key: Key) -> Any:
     return value
 
 
-def task_that_has(key: str) -> str:
-    """The task that a key is known to belong to; empty if none is known, or none has it."""
-    return _part_of(key)[1]
-
-
 def task_needed(key: str) -> tuple[str, str] | None:
     """The feature that a key asks for, and the remedy; None: the key is not known.
 
     The key is one that the config's task lacks.
     """
-    what, task = _part_of(key)
+    what, task = feature_of(key)
     if not what:
         return None
     return what, f"{_SERVED_BY.get(task, '')}{USER_TASK_HINT}; or leave it out"
 
 
-def _part_of(key: str) -> tuple[str, str]:
+def feature_of(key: str) -> tuple[str, str]:
     """The feature that a key asks for, and the task that has it; empty where not known."""
     for name, part in _PARTS.items():
         if key == name or (name.endswith("_") and key.startswith(name)):

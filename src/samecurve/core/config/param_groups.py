@@ -23,28 +23,18 @@ _KEY = "optimizer.groups"
 class ParamGroup(Section):
     """Parameters that are trained in another way, or not at all."""
 
-    match: Annotated[str, Field(min_length=1)] = Field(
-        description=(
-            "shell pattern over the names that checkpoints use (after model/); the first group that"
-            " matches a parameter rules it"
-        )
-    )
-    lr_scale: NonNegativeFloat | None = Field(
-        None, description="times the step's learning rate; 1 if not given"
-    )
-    weight_decay: NonNegativeFloat | None = Field(
-        None, description="instead of optimizer.weight_decay, for vectors too"
-    )
-    optimizer: Literal["muon", "adamw"] | None = Field(
-        None,
-        description=(
-            "with optimizer.name muon: which of the two updates these; by their place in the model"
-            " if not given"
-        ),
-    )
-    freeze: bool = Field(
-        False, description="not trained: no gradient, no optimizer state, no part in the norm"
-    )
+    match: Annotated[str, Field(min_length=1)]
+    """shell pattern over the names that checkpoints use (after model/); the first group that
+    matches a parameter rules it"""
+    lr_scale: NonNegativeFloat | None = None
+    """times the step's learning rate; 1 if not given"""
+    weight_decay: NonNegativeFloat | None = None
+    """instead of optimizer.weight_decay, for vectors too"""
+    optimizer: Literal["muon", "adamw"] | None = None
+    """with optimizer.name muon: which of the two updates these; by their place in the model if not
+    given"""
+    freeze: bool = False
+    """not trained: no gradient, no optimizer state, no part in the norm"""
 
     @model_validator(mode="after")
     def _something(self) -> "ParamGroup":

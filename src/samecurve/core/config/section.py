@@ -1,5 +1,4 @@
-"""What the config's sections are made of: Section, the base class of every part of the config, and
-the types of its values.
+"""Section, the base class of every part of the config, and the types of the config's values.
 
 Sections are frozen, refuse unknown keys and never guess what a value means. Words from a fixed list
 are compared without regard to case. Types are words from a fixed list, values that have several
@@ -10,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -180,12 +179,26 @@ class EarlyStopRule:
 class Section(BaseModel):
     """A part of the config. Fields named in `kept_defaults` have a default that settle_defaults()
     chooses: a run that goes on keeps the value that it began with.
+
+    The text below a field describes it in the JSON Schema and in the table of keys.
     """
 
     kept_defaults: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Join the lines of each field's description."""
+        for field in cls.model_fields.values():
+            if field.description:
+                field.description = " ".join(field.description.split())
 
     @field_validator("*", mode="before")
     @classmethod
@@ -203,6 +216,15 @@ class Section(BaseModel):
         """The section with the defaults that follow from the `train` section."""
         del train
         return self
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values, unchecked. A mapping changes values of a section within."""
+        sections = {
+            name: getattr(self, name).with_values(**value)
+            for name, value in values.items()
+            if isinstance(value, dict) and isinstance(getattr(self, name), Section)
+        }
+        return self.model_copy(update={**values, **sections})
 
     def changed(self, *names: str) -> list[str]:
         """The fields, of these, whose values are not their defaults."""

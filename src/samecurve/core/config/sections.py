@@ -43,26 +43,14 @@ else:
 class Batch(Section):
     """How much data one optimizer step consumes."""
 
-    samples: NumSamples | None = Field(
-        None,
-        description=(
-            "over all devices, whatever their number; the plan chooses microbatch size and"
-            " accumulation steps"
-        ),
-    )
-    per_device: NumSamples | None = Field(
-        None,
-        description=(
-            "on each device, each accumulation step; with `samples`: the most a device takes at"
-            " once; with train.exact: the size of a microbatch"
-        ),
-    )
-    accumulate: NumSamples | None = Field(
-        None,
-        description=(
-            "accumulation steps before one optimizer step; with `samples`: how many to cut it into"
-        ),
-    )
+    samples: NumSamples | None = None
+    """over all devices, whatever their number; the plan chooses microbatch size and accumulation
+    steps"""
+    per_device: NumSamples | None = None
+    """on each device, each accumulation step; with `samples`: the most a device takes at once; with
+    train.exact: the size of a microbatch"""
+    accumulate: NumSamples | None = None
+    """accumulation steps before one optimizer step; with `samples`: how many to cut it into"""
 
     @model_validator(mode="after")
     def _one_way(self) -> "Batch":
@@ -82,33 +70,23 @@ class Optimizer(Section):
     """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
 
     name: Literal["adamw", "sgd", "adafactor", "muon", "adamw8bit"] = "adamw"
-    lr: PositiveFloat = Field(
-        3e-4,
-        description=(
-            "peak learning rate, before schedule.scale_lr; adafactor: a share of each parameter's"
-            " root mean square, its authors' is 0.01"
-        ),
-    )
-    weight_decay: NonNegativeFloat = Field(
-        0.1, description="decoupled, but added to the gradient for sgd; on matrices only"
-    )
+    lr: PositiveFloat = 3e-4
+    """peak learning rate, before schedule.scale_lr; adafactor: a share of each parameter's root
+    mean square, its authors' is 0.01"""
+    weight_decay: NonNegativeFloat = 0.1
+    """decoupled, but added to the gradient for sgd; on matrices only"""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95),
-        strict=False,
-        description="adamw, adamw8bit, muon's adamw: decay of the two moments",
+        (0.9, 0.95), strict=False
     )
-    eps: PositiveFloat = Field(1e-8, description="as betas: added to the root of the second moment")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="sgd; muon, whose default is 0.95"
-    )
-    clip: NonNegativeFloat = Field(
-        1.0, description="largest norm of the whole gradient; 0: not clipped"
-    )
-    groups: tuple[ParamGroup, ...] = Field(
-        (),
-        strict=False,
-        description="parameters, by name, that are trained otherwise or not at all",
-    )
+    """adamw, adamw8bit, muon's adamw: decay of the two moments"""
+    eps: PositiveFloat = 1e-8
+    """as betas: added to the root of the second moment"""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """sgd; muon, whose default is 0.95"""
+    clip: NonNegativeFloat = 1.0
+    """largest norm of the whole gradient; 0: not clipped"""
+    groups: tuple[ParamGroup, ...] = Field((), strict=False)
+    """parameters, by name, that are trained otherwise or not at all"""
 
     @model_validator(mode="before")
     @classmethod
@@ -136,26 +114,19 @@ class Optimizer(Section):
 class ScheduleFields(Section):
     """The learning rate over the run."""
 
-    warmup: Duration = Field(0, description="steps or epochs from 0 to the peak")
-    decay: Decay = Field(
-        "cosine", description="wsd: constant, then linear over the last `cooldown`"
-    )
-    final: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="share of the peak left at the end"
-    )
-    cooldown: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.2, description="wsd: share of the steps after warm-up in which it decays"
-    )
-    scale_lr: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="scale lr by batch / base_batch"
-    )
-    base_batch: PositiveInt | None = Field(
-        None,
-        description=(
-            "the batch that lr was found for; with per_device: one device's share of a step if not"
-            " given"
-        ),
-    )
+    warmup: Duration = 0
+    """steps or epochs from 0 to the peak"""
+    decay: Decay = "cosine"
+    """wsd: constant, then linear over the last `cooldown`"""
+    final: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """share of the peak left at the end"""
+    cooldown: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """wsd: share of the steps after warm-up in which it decays"""
+    scale_lr: Literal["none", "linear", "sqrt"] = "none"
+    """scale lr by batch / base_batch"""
+    base_batch: PositiveInt | None = None
+    """the batch that lr was found for; with per_device: one device's share of a step if not
+    given"""
 
 
 def _in_lower_case(value: object) -> object:
@@ -166,83 +137,42 @@ def _in_lower_case(value: object) -> object:
 class Devices(Section):
     """Where it runs."""
 
-    use: Annotated[str, BeforeValidator(_in_lower_case)] = Field(
-        "auto", description="auto, all, cpu, cpu:4, or indices: 0,1"
-    )
+    use: Annotated[str, BeforeValidator(_in_lower_case)] = "auto"
+    """auto, all, cpu, cpu:4, or indices: 0,1"""
     strategy: StrategyChoice = Field("auto", description=strategy_help())
-    shards: PositiveInt | None = Field(
-        None,
-        description=(
-            "hsdp: devices that share one copy of the model; the largest proper divisor of their"
-            " number if not given"
-        ),
-    )
-    reshard: bool = Field(
-        True,
-        description=(
-            "fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward"
-            " pass (less memory), or keep them until backward (less traffic)"
-        ),
-    )
-    offload: bool = Field(
-        False, description="fsdp, hsdp: weights, gradients and optimizer in host memory"
-    )
-    compress: Compress = Field(
-        "none", description="ddp: what gradients are reduced as; changes results"
-    )
-    balance: Balance = Field(
-        "even",
-        description=(
-            "dp, ddp with engine torch: as many microbatches for each device, or by its measured"
-            " speed, or by relative speeds given here; same results"
-        ),
-    )
-    memory: Size | None = Field(
-        None,
-        description=(
-            "bytes of each device to plan with at most (40GiB), where not all of it is this run's"
-        ),
-    )
-    threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = Field(
-        None,
-        description=(
-            "engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with"
-            " train.exact"
-        ),
-    )
-    sync: Literal["auto", "cpu", "gloo", "nccl"] = Field(
-        "auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs"
-    )
-    preflight: Seconds = Field(
-        60,
-        description=(
-            "seconds in which a first collective over all devices must end, before anything is"
-            " trained; 0: not tried"
-        ),
-    )
-    max_restarts: NonNegativeInt = Field(
-        0,
-        description=(
-            "how often the ranks are started again, from the last save, after a failure that"
-            " another start may end"
-        ),
-    )
-    hang_floor: Seconds = Field(
-        60,
-        description=(
-            "seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched"
-        ),
-    )
-    launcher: Literal["direct", "elastic", "spawn"] = Field(
-        "direct",
-        description=(
-            "what starts the ranks: this program (direct), or torch's elastic agent; same results,"
-            " direct starts soonest; spawn is another name of direct"
-        ),
-    )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        0, description="of the rendezvous; 0: any free one"
-    )
+    shards: PositiveInt | None = None
+    """hsdp: devices that share one copy of the model; the largest proper divisor of their number if
+    not given"""
+    reshard: bool = True
+    """fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass
+    (less memory), or keep them until backward (less traffic)"""
+    offload: bool = False
+    """fsdp, hsdp: weights, gradients and optimizer in host memory"""
+    compress: Compress = "none"
+    """ddp: what gradients are reduced as; changes results"""
+    balance: Balance = "even"
+    """dp, ddp with engine torch: as many microbatches for each device, or by its measured speed, or
+    by relative speeds given here; same results"""
+    memory: Size | None = None
+    """bytes of each device to plan with at most (40GiB), where not all of it is this run's"""
+    threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = None
+    """engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with
+    train.exact"""
+    sync: Literal["auto", "cpu", "gloo", "nccl"] = "auto"
+    """cpu (gloo): gradients through host memory; nccl: between GPUs"""
+    preflight: Seconds = 60
+    """seconds in which a first collective over all devices must end, before anything is trained; 0:
+    not tried"""
+    max_restarts: NonNegativeInt = 0
+    """how often the ranks are started again, from the last save, after a failure that another start
+    may end"""
+    hang_floor: Seconds = 60
+    """seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched"""
+    launcher: Literal["direct", "elastic", "spawn"] = "direct"
+    """what starts the ranks: this program (direct), or torch's elastic agent; same results, direct
+    starts soonest; spawn is another name of direct"""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """of the rendezvous; 0: any free one"""
 
 
 def _off(value: object) -> object:
@@ -253,26 +183,15 @@ def _off(value: object) -> object:
 class Track(Section):
     """Sensor readings and trackers (TensorBoard, W&B). They change no result."""
 
-    sensors_every: Seconds = Field(
-        5,
-        description=(
-            "seconds between readings of utilisation, memory, power and temperature of each device;"
-            " 0: never"
-        ),
-    )
-    tensorboard: bool = Field(
-        False,
-        description=(
-            "also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)"
-        ),
-    )
-    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = Field(
-        "off",
-        description=(
-            "also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)"
-        ),
-    )
-    wandb_project: str = Field("samecurve", description="the project at W&B")
+    sensors_every: Seconds = 5
+    """seconds between readings of utilisation, memory, power and temperature of each device; 0:
+    never"""
+    tensorboard: bool = False
+    """also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)"""
+    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = "off"
+    """also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)"""
+    wandb_project: str = "samecurve"
+    """the project at W&B"""
 
 
 ALL = "all"  # data.split: whatever the names of the files
@@ -299,25 +218,19 @@ class DataSection(Section):
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
     in_fingerprint: ClassVar[tuple[str, ...]] = ()
-    prefetch: Annotated[int, Field(ge=0, le=10_000)] = Field(
-        2, description="steps prepared ahead by a background thread; same batches as 0"
-    )
-    workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
-        0,
-        description=(
-            "processes for each device that read samples, where decoding them takes long; same"
-            " batches as 0"
-        ),
-    )
+    prefetch: Annotated[int, Field(ge=0, le=10_000)] = 2
+    """steps prepared ahead by a background thread; same batches as 0"""
+    workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = 0
+    """processes for each device that read samples, where decoding them takes long; same batches as
+    0"""
 
 
 class Config(Section):
     """The whole config. `model` and `data` are the task's own fields."""
 
     task: str
-    engine: Literal["torch", "jax"] = Field(
-        "torch", description="same results; jax: one process drives all of a host's devices"
-    )
+    engine: Literal["torch", "jax"] = "torch"
+    """same results; jax: one process drives all of a host's devices"""
     model: SerializeAsAny[Section]
     data: SerializeAsAny[DataSection]
     batch: Batch
@@ -330,7 +243,7 @@ class Config(Section):
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""
         model = self.model.settle_defaults(self.train)
-        return self if model is self.model else self.model_copy(update={"model": model})
+        return self if model is self.model else self.with_values(model=model)
 
 
 def check_finite(value: Any) -> None:

@@ -17,12 +17,14 @@ from samecurve.core.config.section import (
 class EarlyStop(Section):
     """When to end a run whose evaluations get no better."""
 
-    metric: str = Field("loss", description="of the evaluation; loss, or one that the task gives")
-    mode: Literal["min", "max"] | None = Field(
-        None, description="whether less or more of it is better; of loss: min"
-    )
-    patience: PositiveInt = Field(5, description="evaluations in a row without a better one")
-    min_delta: NonNegativeFloat = Field(0.0, description="by how much better it must be to count")
+    metric: str = "loss"
+    """of the evaluation; loss, or one that the task gives"""
+    mode: Literal["min", "max"] | None = None
+    """whether less or more of it is better; of loss: min"""
+    patience: PositiveInt = 5
+    """evaluations in a row without a better one"""
+    min_delta: NonNegativeFloat = 0.0
+    """by how much better it must be to count"""
 
     @model_validator(mode="after")
     def _mode_is_known(self) -> "EarlyStop":
@@ -46,117 +48,60 @@ def _check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -
 class Train(Section):
     """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
 
-    steps: Duration = Field(1000, description="optimizer steps, or epochs (2ep)")
-    precision: Precision = Field(
-        "f32", description="bf16, f16: products in two bytes, weights in f32; f16 scales its loss"
-    )
-    amp: bool = Field(
-        False,
-        description=(
-            "with precision f32 and engine torch: on GPUs bf16 instead, or f16 where one has no"
-            " bf16; on CPUs f32 (--no-amp: everywhere)"
-        ),
-    )
-    seed: NonNegativeInt = Field(0, description="of initial values and of the data order")
-    log_every: PositiveInt = Field(
-        10, description="steps between console lines; the journal has every step"
-    )
-    eval_every: Duration = Field(
-        0, description="steps or epochs between evaluations; one more at the end"
-    )
-    save_every: DurationOrMinutes = Field(
-        "10min",
-        description=(
-            "steps, epochs or minutes (10min) between checkpoints; one more at the end. By minutes"
-            " it saves more rarely where a save takes longer than 1 % of them"
-        ),
-    )
-    sample_every: Duration = Field(
-        0,
-        description="steps or epochs between samples of what the model makes; one more at the end",
-    )
-    keep: NonNegativeInt = Field(
-        3,
-        description=(
-            "newest checkpoints kept, beside the best; 0: all. An evaluation that improves on all"
-            " before is saved too, where save_every is in steps or epochs"
-        ),
-    )
-    best_metric: str = Field(
-        "loss",
-        description=(
-            "of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"
-        ),
-    )
-    best_mode: Literal["min", "max"] | None = Field(
-        None, description="whether less or more of best_metric is better; of loss: min"
-    )
-    early_stop: EarlyStop | None = Field(
-        None,
-        description=(
-            "metric, mode, patience, min_delta: end the run once evaluations get no better, at the"
-            " same step on any devices"
-        ),
-    )
-    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0,
-        description=(
-            "decay of a moving average of the weights (0.999), which is what is evaluated, sampled"
-            " and exported; 0: none"
-        ),
-    )
-    recompute: Recompute = Field(
-        "none",
-        description=(
-            "block: keep only each block's input and run it again in backward; selective: keep"
-            " attention and every second matrix product (engine jax: each), run the rest again;"
-            " same results, less memory"
-        ),
-    )
-    norm_sync: bool = Field(
-        False, description="BatchNorm over the whole step's samples, on whatever devices they are"
-    )
-    allow_coupled: bool = Field(
-        False,
-        description=(
-            "train what mixes the samples of a batch, does not add up over samples or draws"
-            " numbers that follow no sample, although results then depend on the devices"
-        ),
-    )
-    compile: bool = Field(
-        False,
-        description=(
-            "engine torch: torch.compile of each repeated block; faster steps, slower first ones;"
-            " same results up to rounding"
-        ),
-    )
-    float8: bool = Field(
-        False,
-        description=(
-            "with precision bf16, on GPUs that have it: products of the blocks' linear layers in"
-            " eight bits (torchao); changes results"
-        ),
-    )
-    exact: bool = Field(
-        False,
-        description=(
-            "the same bits on any number of devices: each microbatch's gradient by itself, all"
-            " added along one tree; single, dp, ddp"
-        ),
-    )
-    hash_every: NonNegativeInt = Field(
-        100,
-        description=(
-            "exact: steps between hashes of parameters and optimizer state in the journal; one more"
-            " at the end"
-        ),
-    )
-    non_finite: Literal["stop", "skip"] = Field(
-        "stop",
-        description=(
-            "a gradient that is not finite: stop, or skip the step on every rank and count it"
-        ),
-    )
+    steps: Duration = 1000
+    """optimizer steps, or epochs (2ep)"""
+    precision: Precision = "f32"
+    """bf16, f16: products in two bytes, weights in f32; f16 scales its loss"""
+    amp: bool = False
+    """with precision f32 and engine torch: on GPUs bf16 instead, or f16 where one has no bf16; on
+    CPUs f32 (--no-amp: everywhere)"""
+    seed: NonNegativeInt = 0
+    """of initial values and of the data order"""
+    log_every: PositiveInt = 10
+    """steps between console lines; the journal has every step"""
+    eval_every: Duration = 0
+    """steps or epochs between evaluations; one more at the end"""
+    save_every: DurationOrMinutes = "10min"
+    """steps, epochs or minutes (10min) between checkpoints; one more at the end. By minutes it
+    saves more rarely where a save takes longer than 1 % of them"""
+    sample_every: Duration = 0
+    """steps or epochs between samples of what the model makes; one more at the end"""
+    keep: NonNegativeInt = 3
+    """newest checkpoints kept, beside the best; 0: all. An evaluation that improves on all before
+    is saved too, where save_every is in steps or epochs"""
+    best_metric: str = "loss"
+    """of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"""
+    best_mode: Literal["min", "max"] | None = None
+    """whether less or more of best_metric is better; of loss: min"""
+    early_stop: EarlyStop | None = None
+    """metric, mode, patience, min_delta: end the run once evaluations get no better, at the same
+    step on any devices"""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """decay of a moving average of the weights (0.999), which is what is evaluated, sampled and
+    exported; 0: none"""
+    recompute: Recompute = "none"
+    """block: keep only each block's input and run it again in backward; selective: keep attention
+    and every second matrix product (engine jax: each), run the rest again; same results, less
+    memory"""
+    norm_sync: bool = False
+    """BatchNorm over the whole step's samples, on whatever devices they are"""
+    allow_coupled: bool = False
+    """train what mixes the samples of a batch, does not add up over samples or draws numbers that
+    follow no sample, although results then depend on the devices"""
+    compile: bool = False
+    """engine torch: torch.compile of each repeated block; faster steps, slower first ones; same
+    results up to rounding"""
+    float8: bool = False
+    """with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight
+    bits (torchao); changes results"""
+    exact: bool = False
+    """the same bits on any number of devices: each microbatch's gradient by itself, all added along
+    one tree; single, dp, ddp"""
+    hash_every: NonNegativeInt = 100
+    """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
+    end"""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """a gradient that is not finite: stop, or skip the step on every rank and count it"""
 
     @model_validator(mode="after")
     def _best_mode_is_known(self) -> "Train":

@@ -7,7 +7,7 @@ under backward) is in none of them.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PARTS = {  # by engine, in the order of a step
     "torch": ("data", "forward", "backward", "sync", "optimizer", "other"),
@@ -99,9 +99,7 @@ class RankProfile:
     def without_short_steps(self) -> "RankProfile":
         """Without the steps of an epoch's short tail, unless there are no others."""
         most = max(step.samples for step in self.steps)
-        return RankProfile(
-            **{**self.__dict__, "steps": tuple(step for step in self.steps if step.samples == most)}
-        )
+        return replace(self, steps=tuple(step for step in self.steps if step.samples == most))
 
     @property
     def seconds(self) -> float:
@@ -149,18 +147,14 @@ def rate(profiles: Sequence[RankProfile]) -> float:
 
 def operations(profiles: Sequence[RankProfile]) -> list[Operation]:
     """The mean over ranks, the costliest first."""
-    calls: dict[tuple[str, str, bool], float] = {}
-    seconds: dict[tuple[str, str, bool], float] = {}
-    for one in profiles:
-        for operation in one.operations:
-            key = operation.name, operation.what, operation.collective
-            calls[key] = calls.get(key, 0.0) + operation.calls / len(profiles)
-            seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(profiles)
-    return [
-        Operation(name, what, calls[key], total, collective)
-        for key, total in sorted(seconds.items(), key=lambda item: -item[1])
-        for name, what, collective in [key]
-    ]
+    means: dict[tuple[str, str, bool], Operation] = {}
+    for operation in (operation for one in profiles for operation in one.operations):
+        key = operation.name, operation.what, operation.collective
+        mean = means.get(key, replace(operation, calls=0.0, seconds=0.0))
+        calls = mean.calls + operation.calls / len(profiles)
+        seconds = mean.seconds + operation.seconds / len(profiles)
+        means[key] = replace(mean, calls=calls, seconds=seconds)
+    return sorted(means.values(), key=lambda operation: -operation.seconds)
 
 
 def slowest(

@@ -80,17 +80,19 @@ def choose_batch(
     """UserError: the samples that a device is to take at once don't fit, or are too many parts."""
     fixed_size = fixed.global_batch_size if fixed else None
     if section.samples is None and fixed_size is None:
-        decision = _split_per_device(section, capacity.samples, num_devices)
+        size, micro = _sizes_per_device(section, capacity.samples, num_devices)
+        why_batch, why_micro = "as given per device: it grows with the devices", "batch.per_device"
     else:
-        decision = _split_samples(section, fixed_size, capacity, num_devices)
-    check_count(decision.value)
-    return decision
+        size = fixed_size or section.samples or 0
+        micro, why_micro = _largest_microbatch(section, size, capacity, num_devices)
+        why_batch = _why_batch(section, fixed_size, num_devices)
+    split = BatchSplit(global_batch_size=size, micro_batch_size=micro, num_devices=num_devices)
+    check_count(split)
+    return Decision(split, {"batch": why_batch, "micro": why_micro})
 
 
-def _split_per_device(
-    section: Batch, capacity: int | None, num_devices: int
-) -> Decision[BatchSplit]:
-    """The global batch that follows from the samples of each device."""
+def _sizes_per_device(section: Batch, capacity: int | None, num_devices: int) -> tuple[int, int]:
+    """The global batch that follows from the samples of each device, and these samples."""
     rounds, micro_batch_size = section.accumulate or 1, section.per_device or 1
     global_batch_size = micro_batch_size * rounds * num_devices
     if capacity is not None and micro_batch_size > capacity:
@@ -102,20 +104,13 @@ def _split_per_device(
             f" {global_batch_size}",
             "batch.per_device",
         )
-    split = BatchSplit(
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        num_devices=num_devices,
-    )
-    why_batch = "as given per device: it grows with the devices"
-    return Decision(split, {"batch": why_batch, "micro": "batch.per_device"})
+    return global_batch_size, micro_batch_size
 
 
-def _split_samples(
-    section: Batch, fixed_size: int | None, capacity: Capacity, num_devices: int
-) -> Decision[BatchSplit]:
-    """The fewest rounds in which a given global batch fits."""
-    global_batch_size = fixed_size or section.samples or 0
+def _largest_microbatch(
+    section: Batch, global_batch_size: int, capacity: Capacity, num_devices: int
+) -> tuple[int, str]:
+    """The microbatch with which a global batch takes the fewest rounds, and its reason."""
     limits = [limit for limit in (capacity.samples, section.per_device) if limit]
     most = min(limits, default=global_batch_size)
     fewest_rounds = -(-global_batch_size // (num_devices * most))
@@ -130,20 +125,11 @@ def _split_samples(
             "batch.accumulate",
         )
     if rounds > 1 and most == capacity.samples:
-        why_micro = "the largest that memory allows"
-        if capacity.was_tried:
-            why_micro = "the largest that fitted when tried"
-    elif section.per_device:
-        why_micro = f"at most batch.per_device, {section.per_device}"
-    else:
-        why_micro = "a device's whole share"
-    split = BatchSplit(
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        num_devices=num_devices,
-    )
-    why_batch = _why_batch(section, fixed_size, num_devices)
-    return Decision(split, {"batch": why_batch, "micro": why_micro})
+        tried = "fitted when tried" if capacity.was_tried else "memory allows"
+        return micro_batch_size, f"the largest that {tried}"
+    if section.per_device:
+        return micro_batch_size, f"at most batch.per_device, {section.per_device}"
+    return micro_batch_size, "a device's whole share"
 
 
 def _why_batch(section: Batch, fixed_size: int | None, num_devices: int) -> str:
@@ -196,8 +182,7 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
 
 def with_even_balance(config: Config) -> Config:
     """The config with an even split, for other devices or for a trial."""
-    devices = config.devices.model_copy(update={"balance": "even"})
-    return config.model_copy(update={"devices": devices})
+    return config.with_values(devices={"balance": "even"})
 
 
 def check_uneven(devices: Devices, batch: Batch, layout: Layout, *, can_measure: bool) -> None:

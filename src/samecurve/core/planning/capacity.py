@@ -218,7 +218,7 @@ def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
     if way.spec.engine != "torch" or not is_adamw or not way.facts.arrays:
         return
     for name in ("adamw8bit", "adafactor"):
-        other = section.model_copy(update={"name": name})
+        other = section.with_values(name=name)
         yield replace(
             way,
             flags=f"--set optimizer.name={name}",

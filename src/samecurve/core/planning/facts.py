@@ -43,11 +43,6 @@ class Speeds:
     rest: float = 0.0  # seconds of a step besides forward and backward
     origin: str = ""  # when and how speeds were measured; '': the config gives them
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
-        devices = tuple(Speed(**device) for device in value["devices"])
-        return cls(devices=devices, rest=value["rest"], origin=value["origin"])
-
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedArrays:

@@ -76,7 +76,13 @@ def choose_strategy(
         return _choose_automatically(engine, len(devices), fits)
     spec = STRATEGIES.get((engine, section.strategy))
     if spec is None:
-        raise _no_such_strategy(section.strategy)
+        rows = (row for (_, name), row in STRATEGIES.items() if name == section.strategy)
+        other = next(rows)  # of another engine
+        raise UserError(
+            f"strategy {section.strategy} is for engine {other.engine}",
+            other.other_engine or f"--engine {other.engine}, or --strategy auto",
+            "devices.strategy",
+        )
     reasons = {"strategy": "as asked"}
     if len(devices) == 1 and not spec.takes_one_device:
         reasons["strategy"] += "; on one device nothing is shared out"
@@ -104,16 +110,6 @@ def _choose_automatically(engine: str, num_devices: int, fits: FitCheck) -> Deci
     # where neither fits, the refusal that follows names what the whole model needs
     spec = sharded if fits(sharded, num_devices) else replicated
     return Decision(spec, {"strategy": reason})
-
-
-def _no_such_strategy(name: str) -> UserError:
-    """The error for a strategy that another engine has."""
-    other = next(row for (_, other_name), row in STRATEGIES.items() if other_name == name)
-    return UserError(
-        f"strategy {name} is for engine {other.engine}",
-        other.other_engine or f"--engine {other.engine}, or --strategy auto",
-        "devices.strategy",
-    )
 
 
 def choose_layout(

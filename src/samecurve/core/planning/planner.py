@@ -3,7 +3,7 @@
 A pure function; every worker obeys its result, and nothing after it changes a number.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
@@ -48,7 +48,6 @@ from samecurve.core.planning.memory import (
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import (
-    Schedule,
     check_steps,
     choose_early_stop,
     choose_intervals,
@@ -70,14 +69,10 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     train, refusals = config.train, Refusals()
     with refusals.collected():
         layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
-    with refusals.collected():
-        check_steps(train.steps)
-    with refusals.collected():
-        choose_early_stop(train, eval_samples=None)
-    with refusals.collected():
-        check_engine_has(config.optimizer, config.engine)
-    with refusals.collected():
-        check_compile(train, config.engine)
+    refusals.collect(check_steps, train.steps)
+    refusals.collect(choose_early_stop, train, eval_samples=None)
+    refusals.collect(check_engine_has, config.optimizer, config.engine)
+    refusals.collect(check_compile, train, config.engine)
     refusals.raise_any()
     return layout
 
@@ -91,22 +86,18 @@ def _layout_before_facts(
     precision = choose_precision(train, engine, devices).value
     strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    with refusals.collected():
-        check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
-    with refusals.collected():
-        if train.exact:
-            from samecurve.core.planning.exact import check_exact_layout
+    refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
+    if train.exact:
+        from samecurve.core.planning.exact import check_exact_layout
 
-            check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
+        is_auto = config.devices.strategy == "auto"
+        refusals.collect(check_exact_layout, layout, is_auto=is_auto)
     with refusals.collected():
         size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
         choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
-    with refusals.collected():
-        choose_threads(config.devices, train, layout, machine, fixed=None)
-    with refusals.collected():
-        check_float8(train, precision, layout, blocks=None)
-    with refusals.collected():
-        check_precision(precision, layout)
+    refusals.collect(choose_threads, config.devices, train, layout, machine, fixed=None)
+    refusals.collect(check_float8, train, precision, layout, blocks=None)
+    refusals.collect(check_precision, precision, layout)
     return layout
 
 
@@ -118,63 +109,164 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     UserError: what the config asks for cannot be done on this machine, with the numbers and what
     can be done instead.
     """
-    log, train = DecisionLog(), config.train
-    devices = log.take(choose_devices(config.devices, config.engine, machine))
-    precision = choose_precision(train, config.engine, devices)
-    options = memory_options(config, precision.value)
-    layout = log.take(_choose_layout(config, facts, options, devices, machine))
-    _check_same_run(facts, train.seed, fixed)
-    capacity = log.take(choose_capacity(options, facts, layout))
-    split = _choose_split(config, facts, layout, capacity, fixed=fixed, log=log)
-    terms = _memory_terms(options, facts, layout, split, capacity, exact=train.exact, fixed=fixed)
-    threads = log.take(choose_threads(config.devices, train, layout, machine, fixed))
-    now_fixed = _fix(fixed, facts, layout, split, seed=train.seed, threads=threads)
-    order = Order(facts.samples, split.global_batch_size, now_fixed.seed, now_fixed.anchor)
-    schedule = log.take(_choose_schedule(config, facts, order))
-    check_coupled(log, train, facts.coupled, split)
-    early_stop = log.take(choose_early_stop(train, facts.eval_samples))
-    _explain_training(log, config, facts, layout=layout, split=split, precision=precision)
-    log.warnings += _warnings(config, facts, layout, split, terms=terms, fixed=now_fixed)
-    flops = facts.flops_per_sample
-    return Plan(
-        layout=layout,
-        batch=split,
-        schedule=schedule,
-        memory=terms,
-        compute=choose_compute(train, facts, precision=precision.value, threads=threads),
-        reasons=log.reasons,
-        warnings=tuple(log.warnings),
-        fixed=now_fixed,
-        steps=schedule.steps,
-        samples=facts.samples,
-        eval_samples=facts.eval_samples,
-        test_samples=facts.test_samples,
-        tokens_per_sample=facts.tokens_per_sample,
-        nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
-        every=log.take(choose_intervals(train, order)),
-        keep=train.keep,
-        best=train.goal,
-        early_stop=early_stop,
-        flops_per_step=flops * split.global_batch_size if flops else None,
-        peak_flops=_peak_flops(layout.devices, precision.value),
-        reference=facts.reference,
-    )
+    return _Planning(config, machine, facts, fixed).plan()
 
 
-def _choose_layout(
-    config: Config,
-    facts: Facts,
-    options: MemoryOptions,
-    devices: tuple[Device, ...],
-    machine: Machine,
-) -> Decision[Layout]:
-    """The layout of the config's strategy or, with --strategy auto, of one that fits."""
-    fits = fits_on(options, facts, devices)
-    strategy = choose_strategy(config.devices, config.engine, devices, fits)
-    norm_sync = config.train.norm_sync and bool(facts.coupled)
-    return choose_layout(
-        config.devices, config.train, strategy, devices, machine, norm_sync=norm_sync
-    )
+@dataclass(frozen=True)
+class _Planning:
+    """The inputs of a plan, and the log of its decisions."""
+
+    config: Config
+    machine: Machine
+    facts: Facts
+    fixed: Fixed | None  # None: this is the run's first plan
+    log: DecisionLog = field(default_factory=DecisionLog)
+
+    def plan(self) -> Plan:
+        """Decide, in the order in which decisions follow from each other."""
+        config, facts, log, train = self.config, self.facts, self.log, self.config.train
+        devices = log.take(choose_devices(config.devices, config.engine, self.machine))
+        precision = choose_precision(train, config.engine, devices)
+        options = memory_options(config, precision.value)
+        layout = log.take(self._layout(options, devices))
+        _check_same_run(facts, train.seed, self.fixed)
+        capacity = log.take(choose_capacity(options, facts, layout))
+        split = self._split(layout, capacity)
+        terms = self._memory_terms(options, layout, split, capacity)
+        threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
+        fixed = self._fixed(layout, split, threads)
+        order = Order(facts.samples, split.global_batch_size, fixed.seed, fixed.anchor)
+        lr, by_task = config.optimizer.lr, facts.schedule
+        schedule = log.take(
+            choose_schedule(
+                config.schedule, train.steps, config.batch, order, lr=lr, by_task=by_task
+            )
+        )
+        check_coupled(log, train, facts.coupled, split)
+        early_stop = log.take(choose_early_stop(train, facts.eval_samples))
+        self._explain_training(layout, split, precision)
+        self._warn(layout, split, terms, fixed)
+        flops = facts.flops_per_sample
+        return Plan(
+            layout=layout,
+            batch=split,
+            schedule=schedule,
+            memory=terms,
+            compute=choose_compute(train, facts, precision=precision.value, threads=threads),
+            reasons=log.reasons,
+            warnings=tuple(log.warnings),
+            fixed=fixed,
+            steps=schedule.steps,
+            samples=facts.samples,
+            eval_samples=facts.eval_samples,
+            test_samples=facts.test_samples,
+            tokens_per_sample=facts.tokens_per_sample,
+            nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
+            every=log.take(choose_intervals(train, order)),
+            keep=train.keep,
+            best=train.goal,
+            early_stop=early_stop,
+            flops_per_step=flops * split.global_batch_size if flops else None,
+            peak_flops=_peak_flops(layout.devices, precision.value),
+            reference=facts.reference,
+        )
+
+    def _layout(self, options: MemoryOptions, devices: tuple[Device, ...]) -> Decision[Layout]:
+        """The layout of the config's strategy or, with --strategy auto, of one that fits."""
+        section, train = self.config.devices, self.config.train
+        fits = fits_on(options, self.facts, devices)
+        strategy = choose_strategy(section, self.config.engine, devices, fits)
+        norm_sync = train.norm_sync and bool(self.facts.coupled)
+        return choose_layout(section, train, strategy, devices, self.machine, norm_sync=norm_sync)
+
+    def _split(self, layout: Layout, capacity: Capacity) -> BatchSplit:
+        """The split by the devices' speeds, where the config asks for one."""
+        section, train = self.config.devices, self.config.train
+        can_measure = self.facts.speeds is not None
+        check_uneven(section, self.config.batch, layout, can_measure=can_measure)
+        speeds = choose_speeds(section, train, self.facts)
+        if train.exact:
+            from samecurve.core.planning.exact import check_exact_layout, check_exact_model
+
+            check_exact_layout(layout, is_auto=section.strategy == "auto")
+            check_exact_model(self.facts)
+        split = self.log.take(_even_split(self.config, layout, capacity, fixed=self.fixed))
+        if speeds is None:
+            return split
+        return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
+
+    def _memory_terms(
+        self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
+    ) -> tuple[MemoryTerm, ...]:
+        """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
+        facts, held = self.facts, list(capacity.terms)
+        if self.config.train.exact:
+            from samecurve.core.planning.exact import exact_memory
+
+            is_resumed = self.fixed is not None
+            term = exact_memory(
+                options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
+            )
+            held.append(term)
+        activations = activation_term(options, facts, split.micro_batch_size)
+        others = (
+            activations,
+            after_step_term(options, facts, layout.shards),
+            feature_term(options, facts, split.global_batch_size),
+        )
+        peak = settled(held, activations.bytes if activations else 0)
+        return (*peak, *(term for term in others if term))
+
+    def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
+        """The values of the run's first plan; this plan's own where this is the first."""
+        if self.fixed is not None:
+            return replace(self.fixed, global_batch_size=split.global_batch_size)
+        return Fixed(
+            global_batch_size=split.global_batch_size,
+            micro_batch_size=split.micro_batch_size,
+            seed=self.config.train.seed,
+            samples=self.facts.samples,
+            fingerprint=self.facts.fingerprint,
+            threads=threads,
+            computed_on=layout.computed_on,
+        )
+
+    def _explain_training(
+        self, layout: Layout, split: BatchSplit, precision: Decision[Precision]
+    ) -> None:
+        """Log what the task, the optimizer and the section `train` make of a step.
+
+        UserError: the engine, the devices or the model can't serve them.
+        """
+        config, facts, log, train = self.config, self.facts, self.log, self.config.train
+        say_task(log, train, facts)
+        check_engine_has(config.optimizer, config.engine)
+        say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.exact)
+        say_task_steps(log, facts, layout, split)
+        check_compile(train, layout.engine)
+        check_float8(train, precision.value, layout, facts.blocks)
+        say_compute(log, train, facts)
+        check_precision(log.take(precision), layout)
+        check_model_computes(train, precision.value, facts)
+
+    def _warn(
+        self, layout: Layout, split: BatchSplit, terms: tuple[MemoryTerm, ...], fixed: Fixed
+    ) -> None:
+        """Warn of what the config asked for and does not get, and of what the layout costs."""
+        train, warnings = self.config.train, self.log.warnings
+        warnings += batch_warnings(self.config.batch, self.facts, split)
+        if train.eval_every and not self.facts.eval_samples:
+            warnings.append(
+                "there is nothing to evaluate on: no data is held back (data.validation;"
+                " eval_data() of a user task)"
+            )
+        optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
+        warnings += layout_warnings(self.config.devices, layout, optimizer_bytes)
+        if train.exact and fixed.computed_on not in {"", layout.computed_on}:
+            warnings.append(
+                f"this run began with {fixed.computed_on}; from here its bits are those of"
+                f" {layout.computed_on}"
+            )
 
 
 def _even_split(
@@ -186,119 +278,6 @@ def _even_split(
 
         return choose_exact_batch(config.batch, fixed, layout.num_devices)
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
-
-
-def _choose_split(
-    config: Config,
-    facts: Facts,
-    layout: Layout,
-    capacity: Capacity,
-    *,
-    fixed: Fixed | None,
-    log: DecisionLog,
-) -> BatchSplit:
-    """The split by the devices' speeds, where the config asks for one."""
-    train = config.train
-    can_measure = facts.speeds is not None
-    check_uneven(config.devices, config.batch, layout, can_measure=can_measure)
-    speeds = choose_speeds(config.devices, train, facts)
-    if train.exact:
-        from samecurve.core.planning.exact import check_exact_layout, check_exact_model
-
-        check_exact_layout(layout, is_auto=config.devices.strategy == "auto")
-        check_exact_model(facts)
-    split = log.take(_even_split(config, layout, capacity, fixed=fixed))
-    if speeds is None:
-        return split
-    return log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
-
-
-def _memory_terms(
-    options: MemoryOptions,
-    facts: Facts,
-    layout: Layout,
-    split: BatchSplit,
-    capacity: Capacity,
-    *,
-    exact: bool,
-    fixed: Fixed | None,
-) -> tuple[MemoryTerm, ...]:
-    """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
-    held = list(capacity.terms)
-    if exact:
-        from samecurve.core.planning.exact import exact_memory
-
-        term = exact_memory(
-            options,
-            facts,
-            layout,
-            split,
-            capacity=capacity.samples,
-            is_resumed=fixed is not None,
-        )
-        held.append(term)
-    activations = activation_term(options, facts, split.micro_batch_size)
-    others = (
-        activations,
-        after_step_term(options, facts, layout.shards),
-        feature_term(options, facts, split.global_batch_size),
-    )
-    peak = settled(held, activations.bytes if activations else 0)
-    return (*peak, *(term for term in others if term))
-
-
-def _choose_schedule(config: Config, facts: Facts, order: Order) -> Decision[Schedule]:
-    lr, section = config.optimizer.lr, config.schedule
-    peak = choose_peak(section, lr, config.batch, order.global_batch_size)
-    return choose_schedule(section, config.train.steps, peak, order, lr=lr, by_task=facts.schedule)
-
-
-def _fix(
-    fixed: Fixed | None,
-    facts: Facts,
-    layout: Layout,
-    split: BatchSplit,
-    *,
-    seed: int,
-    threads: int,
-) -> Fixed:
-    """The values of the run's first plan; this plan's own where this is the first."""
-    if fixed is not None:
-        return replace(fixed, global_batch_size=split.global_batch_size)
-    return Fixed(
-        global_batch_size=split.global_batch_size,
-        micro_batch_size=split.micro_batch_size,
-        seed=seed,
-        samples=facts.samples,
-        fingerprint=facts.fingerprint,
-        threads=threads,
-        computed_on=layout.computed_on,
-    )
-
-
-def _explain_training(
-    log: DecisionLog,
-    config: Config,
-    facts: Facts,
-    *,
-    layout: Layout,
-    split: BatchSplit,
-    precision: Decision[Precision],
-) -> None:
-    """Log what the task, the optimizer and the section `train` make of a step.
-
-    UserError: the engine, the devices or the model can't serve them.
-    """
-    train = config.train
-    say_task(log, train, facts)
-    check_engine_has(config.optimizer, config.engine)
-    say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.exact)
-    say_task_steps(log, facts, layout, split)
-    check_compile(train, layout.engine)
-    check_float8(train, precision.value, layout, facts.blocks)
-    say_compute(log, train, facts)
-    check_precision(log.take(precision), layout)
-    check_model_computes(train, precision.value, facts)
 
 
 def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
@@ -322,33 +301,6 @@ def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
             f"--set train.seed={fixed.seed}, or another --save-dir",
             "train.seed",
         )
-
-
-def _warnings(
-    config: Config,
-    facts: Facts,
-    layout: Layout,
-    split: BatchSplit,
-    *,
-    terms: tuple[MemoryTerm, ...],
-    fixed: Fixed,
-) -> list[str]:
-    """Warnings of what the config asked for and does not get, and of what the layout costs."""
-    train = config.train
-    warnings = batch_warnings(config.batch, facts, split)
-    if train.eval_every and not facts.eval_samples:
-        warnings.append(
-            "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
-            " a user task)"
-        )
-    optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
-    warnings += layout_warnings(config.devices, layout, optimizer_bytes)
-    if train.exact and fixed.computed_on not in {"", layout.computed_on}:
-        warnings.append(
-            f"this run began with {fixed.computed_on}; from here its bits are those of"
-            f" {layout.computed_on}"
-        )
-    return warnings
 
 
 def _peak_flops(devices: tuple[Device, ...], precision: Precision) -> float | None:

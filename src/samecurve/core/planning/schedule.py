@@ -104,7 +104,7 @@ def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyS
     if not train.eval_every:
         raise UserError(
             "train.early_stop looks at evaluations, and there is one at the end only",
-            "--eval-every 1ep, or a number of steps",
+            "--set train.eval_every=1ep, or a number of steps",
             "train.early_stop",
         )
     goal = section.goal
@@ -157,7 +157,7 @@ def choose_peak(
 def choose_schedule(
     section: ScheduleFields,
     train_steps: int | str,
-    peak: Decision[float],
+    batch: Batch,
     order: Order,
     *,
     lr: float,
@@ -170,6 +170,7 @@ def choose_schedule(
 
     UserError: nothing would be trained, or the config sets what the task's schedule does not read.
     """
+    peak = choose_peak(section, lr, batch, order.global_batch_size)
     steps, warmup = _steps(train_steps, order), _steps(section.warmup, order)
     check_steps(train_steps, steps)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"

@@ -25,14 +25,14 @@ _PIECE = 1 << 20  # bytes with one checksum
 _AT_OPEN = 64  # pieces of a file that are checked each time, if its time has not changed
 
 
-def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
+def cache_home() -> Path:
     """The directory of token files, facts and indices.
 
     SAMECURVE_CACHE names it; else it lies in the user's cache directory.
     """
-    if environment.get("SAMECURVE_CACHE"):
-        return Path(environment["SAMECURVE_CACHE"])
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
+    if named := os.environ.get("SAMECURVE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
 
 
 def cache_entry(

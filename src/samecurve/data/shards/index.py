@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry
+from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError
 
@@ -114,8 +114,7 @@ def open_index(
     statuses = [(file, file.stat()) for file in files]
     shards = [Shard(file, status.st_size, status.st_mtime_ns) for file, status in statuses]
     stamp = [[str(shard.path), shard.size, shard.mtime_ns] for shard in shards]
-    text = json.dumps([_FORMAT, kind, made_by, stamp])
-    home = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
+    home = cache / cache_key([_FORMAT, kind, made_by, stamp])
     return Index(cache_entry(home, partial(_make, kind, shards, scan)), shards)
 
 

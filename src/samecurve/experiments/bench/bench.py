@@ -187,13 +187,10 @@ def _plan_with(
     **devices: Any,
 ) -> LayoutPlan:
     """Plan a layout. devices: its settings. UserError: the layout is not possible."""
-    devices = {"strategy": layout.strategy, **devices}
-    sections = {
-        # nothing is evaluated here, so the plan has no note about evaluation
-        "train": config.train.model_copy(update={"eval_every": 0}),
-        "devices": config.devices.model_copy(update=devices),
-    }
-    config = config.model_copy(update=sections)
+    # nothing is evaluated here, so the plan has no note about evaluation
+    config = config.with_values(
+        train={"eval_every": 0}, devices={"strategy": layout.strategy, **devices}
+    )
     facts = measure_speeds(config, machine, facts)
     return LayoutPlan(layout, config, plan_profile(config, machine, facts, schedule))
 

@@ -6,7 +6,6 @@ Only a requested trace is left.
 import gzip
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import RunError, UserError
+from samecurve.experiments.output_directory import check_writable
 from samecurve.experiments.profile.profile_text import Profile, TraceFile, as_text, head
 from samecurve.experiments.profile.profile_text import as_json as profile_json
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks, scratch
@@ -54,16 +54,8 @@ class TraceTarget:
                 "choose another name, or delete it",
                 "--trace",
             )
-        above = next(parent for parent in self.path.absolute().parents if parent.exists())
-        try:
-            with tempfile.TemporaryFile(dir=above):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"--trace: nothing can be written into {above}: {error.strerror}",
-                "--trace PATH in a directory in which you may write",
-                "--trace",
-            ) from None
+        remedy = "--trace PATH in a directory in which you may write"
+        check_writable(self.path.absolute().parent, "--trace", remedy)
 
     def publish(self, ranks: Sequence[RankProfile]) -> list[TraceFile]:
         """Publish complete files: copy them beside their target, then rename them."""

@@ -14,7 +14,7 @@ from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner, Trajectory
 from samecurve.experiments.layouts import Layout
 from samecurve.launch.pool import JobFailedError
-from samecurve.units import first_and_count
+from samecurve.units import first_and_count, some
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
 _ROUNDING = 1e-12  # share of the largest gradient; smaller gradients are rounding noise
@@ -212,9 +212,7 @@ def _furthest(distances: Mapping[str, float], tolerance: float) -> str:
         (name for name, distance in distances.items() if not distance <= tolerance),
         key=lambda name: -np.nan_to_num(distances[name], nan=np.inf),
     )
-    names = ", ".join(f"{name} (by {distances[name]:.1e})" for name in off[:3])
-    if len(off) > 3:
-        names += f" and {len(off) - 3} more"
+    names = some([f"{name} (by {distances[name]:.1e})" for name in off], 3)
     return f"{names}, of {len(distances)} parameters"
 
 

@@ -47,14 +47,17 @@ def verify(
     exact = config.train.exact
     tolerance = _tolerance(config)
     facts = describe(config)
-    kind = _device_kind(config, machine)
+    # GPUs, if several may be used
+    kind = (
+        "cuda" if len(machine.devices) > 1 and not config.devices.use.startswith("cpu") else "cpu"
+    )
     if layout_list is None:
         layouts = _default_layouts(config, facts, kind, machine)
     else:
         layouts = [parse_layout(part) for part in layout_list.split(",")]
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         # refuses an engine for which the task has no model
-        describe(config.model_copy(update={"engine": engine}))
+        describe(config.with_values(engine=engine))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
     left_out += _left_out_settings(config.devices)
     columns_of_table = columns(layouts, exact=exact)
@@ -97,12 +100,6 @@ def _tolerance(config: Config) -> float:
             "--dtype",
         )
     return tolerance
-
-
-def _device_kind(config: Config, machine: Machine) -> str:
-    """The kind of device of all layouts: cuda if several GPUs may be used, else cpu."""
-    several_gpus = len(machine.devices) > 1
-    return "cuda" if several_gpus and not config.devices.use.startswith("cpu") else "cpu"
 
 
 def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[Layout]:

@@ -41,11 +41,9 @@ class WatchAnnouncement:
 class Departures:
     """Says once which ranks have left with 0 while others go on, and where the others are."""
 
-    def __init__(
-        self, where: Callable[[], str], say: Callable[[str], None], after: float = _LEFT
-    ) -> None:
-        """where: asks the ranks at work where they are. after: seconds."""
-        self._where, self._say, self._after = where, say, after
+    def __init__(self, where: Callable[[], str], say: Callable[[str], None]) -> None:
+        """where: asks the ranks at work where they are."""
+        self._where, self._say = where, say
         self._since: float | None = None
         self._said = False
 
@@ -55,10 +53,10 @@ class Departures:
             return
         now = time.monotonic()
         self._since = self._since or now
-        if now - self._since < self._after:
+        if now - self._since < _LEFT:
             return
         self._said = True
         self._say(
-            f"{name_ranks(left)} left with exit code 0 {self._after:g} s ago; still at work:"
+            f"{name_ranks(left)} left with exit code 0 {_LEFT:g} s ago; still at work:"
             f" {self._where()}"
         )

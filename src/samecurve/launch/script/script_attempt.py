@@ -134,7 +134,10 @@ class ScriptAttempt:
                 try:
                     group.start()
                     if not self._number:
-                        _announce_start(self._processes, port)
+                        since = show_seconds(time.time() - psutil.Process().create_time())
+                        ranks = counted(self._processes, "rank")
+                        where = f"they meet at 127.0.0.1:{port}"
+                        say("start", f"{ranks} {since} after this command; {where}")
                     group.watch([notices.tick, self._hang_tick(group)])
                     self._log_last_words(outputs)
                 finally:
@@ -267,12 +270,6 @@ def _stop(group: RankGroup, signals: Signals) -> None:
 def _kill(group: RankGroup) -> None:
     group.kill()
     os.write(2, b"\nkilled, all ranks\n")
-
-
-def _announce_start(processes: int, port: int) -> None:
-    since = show_seconds(time.time() - psutil.Process().create_time())
-    ranks = counted(processes, "rank")
-    say("start", f"{ranks} {since} after this command; they meet at 127.0.0.1:{port}")
 
 
 def _warn_of_leftovers(ranks: list[int]) -> None:

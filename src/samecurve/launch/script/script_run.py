@@ -13,7 +13,7 @@ from pathlib import Path
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.script.output import say
 from samecurve.launch.script.placement import Placement, lay_out, refuse_nested, settings
-from samecurve.launch.script.requirements import Source, find_module, find_script, read_source
+from samecurve.launch.script.requirements import find_module, find_script, read_source
 from samecurve.launch.script.script_attempt import Request, Script, ScriptAttempt
 from samecurve.launch.supervisor import OrphanGuard
 from samecurve.probe.gpus import find_gpus
@@ -34,7 +34,8 @@ def run(request: Request) -> int:
     )
     logs = _make_logs(request)
     added, kept = settings(placement, os.environ)
-    local_rank_option = _local_rank_option(request, source)
+    typed = {argument.partition("=")[0] for argument in request.arguments}
+    local_rank_option = None if source.local_rank in typed else source.local_rank
     _announce(placement, logs, added=added, kept=kept, local_rank_option=local_rank_option)
     script = Script(request, placement, logs, {**os.environ, **added}, local_rank_option)
     began = time.monotonic()
@@ -66,15 +67,6 @@ def _raise_if_final(failure: SamecurveError, number: int, max_restarts: int) -> 
     if isinstance(failure, RunError) and not failure.again:
         failure.remedy += "; not started again: the same would happen"
         raise failure
-
-
-def _local_rank_option(request: Request, source: Source) -> str | None:
-    """The option to pass to ranks, if the script's parser has it and the user has not passed it."""
-    option = source.local_rank
-    names = {argument.partition("=")[0] for argument in request.arguments}
-    if option in names:
-        return None
-    return option
 
 
 def _announce(

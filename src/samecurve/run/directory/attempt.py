@@ -21,6 +21,7 @@ from typing import Any
 
 import samecurve
 from samecurve.core.events import Event
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
 from samecurve.watch import clear_hang_files
 
@@ -54,15 +55,7 @@ class Attempt:
 
     @classmethod
     def from_json(cls, text: str) -> "Attempt":
-        return cls.from_values(json.loads(text))
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> "Attempt":
-        earlier = values.get("earlier")
-        if earlier:
-            recoveries = tuple(earlier["recoveries"])
-            values = {**values, "earlier": Earlier(**{**earlier, "recoveries": recoveries})}
-        return cls(**values)
+        return parse_dataclass(cls, json.loads(text))
 
 
 def new_attempt_name() -> str:

@@ -3,7 +3,6 @@
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.core.config.document import Document, dump, read_file
@@ -24,58 +23,25 @@ _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
-@dataclass(frozen=True)
 class Run:
     """The paths of a run directory."""
 
-    home: Path
-
-    @property
-    def config(self) -> Path:
-        return self.home / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.home / "plan.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.home / "journal.jsonl"
-
-    @property
-    def control(self) -> Path:
-        return self.home / "control.jsonl"
-
-    @property
-    def results(self) -> Path:
-        return self.home / "results.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.home / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.home / "logs"
-
-    @property
-    def assets(self) -> Path:
-        return self.home / "assets"
-
-    @property
-    def task(self) -> Path:
-        """The task's class, where the run was begun from a session without a file of the class."""
-        return self.home / TASK_PICKLE
-
-    @property
-    def initial(self) -> Path:
-        """A copy of the weights that the run began from (--init-from)."""
-        return self.home / "initial"
-
-    @property
-    def base(self) -> Path:
-        """The path and SHA-256 of the frozen weights on which this run trains something small."""
-        return self.home / "base.json"
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.config = home / "config.yaml"
+        self.plan = home / "plan.json"
+        self.journal = home / "journal.jsonl"
+        self.control = home / "control.jsonl"
+        self.results = home / "results.json"
+        self.checkpoints = home / "checkpoints"
+        self.logs = home / "logs"
+        self.assets = home / "assets"
+        # the task's class, where the run was begun from a session without a file of the class
+        self.task = home / TASK_PICKLE
+        # a copy of the weights that the run began from (--init-from)
+        self.initial = home / "initial"
+        # the path and SHA-256 of the frozen weights on which this run trains something small
+        self.base = home / "base.json"
 
     def exists(self) -> bool:
         return self.plan.is_file()

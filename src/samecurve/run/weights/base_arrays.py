@@ -14,6 +14,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.foreign_weights import SourceArray
 from samecurve.run.weights.initial_weights import fitting_arrays
+from samecurve.run.weights.opened_checkpoint import ArrayView, Weights
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 
@@ -60,30 +61,8 @@ class _SourceArrays(Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
 
-class OnBase(Mapping[str, NDArray[Any]]):
+def on_base(own: Weights, base: StoredArrays) -> ArrayView:
     """A model's arrays by name: those of a checkpoint, else those of its base."""
-
-    def __init__(self, own: Any, base: StoredArrays) -> None:
-        self._own, self._base = own, base
-        self._names = list(dict.fromkeys([*own, *(name.removeprefix(_PREFIX) for name in base)]))
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        array: NDArray[Any]
-        array = self._own[name] if name in self._own else self._base[_PREFIX + name]
-        return array
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape: tuple[int, ...]
-        is_own = name in self._own
-        shape = self._own.shape(name) if is_own else self._base.shape(_PREFIX + name)
-        return shape
-
-    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
-        box = tuple(slice(o, o + size) for o, size in zip(offsets, shape, strict=True))
-        return self[name][box]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    of_base = {name.removeprefix(_PREFIX): (base, name) for name in base}
+    places = {name: (own, name) for name in own}
+    return ArrayView({**places, **of_base, **places})

@@ -40,7 +40,8 @@ class Base:
         path = path.resolve()
         files = [path]
         if path.is_dir():
-            files = sorted(f for f in path.iterdir() if _belongs(f.name) and f.is_file())
+            of_base = (*_WEIGHTS, "/config.json")
+            files = sorted(f for f in path.iterdir() if str(f).endswith(of_base) and f.is_file())
         with ThreadPoolExecutor() as pool:
             hashes = dict(zip([f.name for f in files], pool.map(_sha256, files), strict=True))
         return cls(str(path), hashes)
@@ -131,10 +132,6 @@ def _refuse_other(before: Base, now: Base | None) -> None:
             remedy,
             now.path,
         )
-
-
-def _belongs(name: str) -> bool:
-    return name.endswith(_WEIGHTS) or name == "config.json"
 
 
 def _sha256(path: Path) -> str:

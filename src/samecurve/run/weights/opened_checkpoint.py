@@ -14,6 +14,7 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read
 from samecurve.checkpoint.store import best_first, checkpoints, hold, newest
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
+from samecurve.core.protocols import StoredArrays
 from samecurve.core.system.cache import cache_home
 from samecurve.core.weights import AVERAGE
 from samecurve.errors import UserError
@@ -30,17 +31,42 @@ _DIGEST = "frozen/sha256"
 _TRIES = 5
 
 
-class Weights(Mapping[str, NDArray[Any]]):
-    """The model's arrays in a checkpoint. An array is read when it is asked for."""
+class ArrayView(Mapping[str, NDArray[Any]]):
+    """Stored arrays under names of their own. An array is read when it is asked for."""
+
+    def __init__(self, places: Mapping[str, tuple[StoredArrays, str]]) -> None:
+        """places: name -> the arrays that hold it, and its name among them."""
+        self._places = places
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        arrays, stored_name = self._places[name]
+        return arrays[stored_name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        arrays, stored_name = self._places[name]
+        return arrays.shape(stored_name)
+
+    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
+        arrays, stored_name = self._places[name]
+        return arrays.part(stored_name, offsets, shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class Weights(ArrayView):
+    """The model's arrays in a checkpoint: a moving average, where there is one, for a weight."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
-        # the place of each array: a moving average, where there is one, stands for the weight
-        self._places = {
-            name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in arrays else f"{_PREFIX}{name}"
-            for name in self._names
-        }
+        names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
+        averaged = {name: f"{AVERAGE}{name}" in arrays for name in names}
+        super().__init__(
+            {name: (arrays, f"{AVERAGE if averaged[name] else _PREFIX}{name}") for name in names}
+        )
         # the names of the checkpoint's other arrays
         self.others = [name for name in arrays if not name.startswith(_PREFIX)]
 
@@ -49,23 +75,8 @@ class Weights(Mapping[str, NDArray[Any]]):
         """The digest of frozen weights that the checkpoint leaves out; None: it leaves none out."""
         return self._arrays[_DIGEST].tobytes() if _DIGEST in self._arrays else None
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._arrays[self._places[name]]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._arrays.shape(self._places[name])
-
-    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
-        return self._arrays.part(self._places[name], offsets, shape)
-
     def dtype(self, name: str) -> str:
-        return self._arrays.dtype(self._places[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self._arrays.dtype(self._places[name][1])
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,8 @@ def best_checkpoint(path: Path, where: str = "RUN") -> Path:
             continue
     raise UserError(
         f"none of the checkpoints of {path} was evaluated at its own step",
-        "--eval-every N --set train.save_every=N when it is trained: then each better one is saved",
+        "--set train.eval_every=N --set train.save_every=N when it is trained: then each better one"
+        " is saved",
         where,
     )
 
@@ -207,9 +219,16 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             where,
         )
     checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None and damaged:
+        raise UserError(
+            f"{path} has no whole checkpoint: " + "; ".join(damaged),
+            f"put a copy of the damaged checkpoint in its place, in {run.checkpoints}; or train"
+            " anew, with another --save-dir",
+            where,
+        )
     if checkpoint is None:
         raise UserError(
-            f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged),
+            f"{path} has no checkpoint yet",
             "let it train until it has saved (train.save_every)",
             where,
         )

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.run.weights.base_arrays import OnBase, base_weights
+from samecurve.run.weights.base_arrays import base_weights, on_base
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import (
     OpenedCheckpoint,
@@ -52,6 +52,6 @@ def trained_model(checkpoint: OpenedCheckpoint) -> Any:
     if base := Base.kept_by(checkpoint.run):
         base.check_unchanged()
     if below := base_weights(checkpoint.run, checkpoint.task, checkpoint.config):
-        weights = OnBase(checkpoint.weights, below.arrays)
+        weights = on_base(checkpoint.weights, below.arrays)
     seed = int(checkpoint.manifest["fixed"]["seed"])
     return checkpoint.task.load_on_base(weights, seed, digest, str(checkpoint.path))

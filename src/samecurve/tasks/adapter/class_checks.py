@@ -33,13 +33,15 @@ def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_user
 
 def check_attributes(methods: TaskMethods, name: str) -> None:
     """UserError: a value of the class has another form than MEMBERS says."""
-    if methods.optimizer is not None and not callable(methods.optimizer):
-        raise UserError(
-            f"{name}.optimizer is {type(methods.optimizer).__name__}, where a method"
-            " optimizer(self, params) brings an optimizer",
-            "another name for it",
-            "task",
-        )
+    functions = {
+        "optimizer": "optimizer(self, params) brings an optimizer",
+        "collate": "collate(self, samples) pads samples of unlike length",
+    }
+    for member, meaning in functions.items():
+        value = getattr(methods, member)
+        if value is not None and not callable(value):
+            cause = f"{name}.{member} is {type(value).__name__}, where a method {meaning}"
+            raise UserError(cause, "another name for it", "task")
     meanings = {
         "elementwise": "the optimizer updates each number by itself, whatever the others are",
         "frozen_base": "what is not trained comes from elsewhere, and is not saved",

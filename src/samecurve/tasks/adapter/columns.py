@@ -42,10 +42,9 @@ class Collation:
         """The samples that the method is given: items as they are, or a dict for each row of
         columns.
         """
+        _check_form(raw, count, origin)
         if isinstance(raw, list):
-            _check_number(len(raw), count, origin)
             return raw
-        _check_names(raw, count, origin)
         for name, column in raw.items():
             length = len(column) if getattr(column, "ndim", 1) else 0
             if length != count:
@@ -55,10 +54,9 @@ class Collation:
 
 def stacked(raw: Any, count: int, origin: str) -> Columns:
     """The arrays of data that has no collate(): columns as they are, or items stacked."""
+    _check_form(raw, count, origin)
     if not isinstance(raw, list):
-        _check_names(raw, count, origin)
         return columns_of(raw, count, origin)
-    _check_number(len(raw), count, origin)
     items = [_named(item) for item in raw]
     names = list(items[0])
     if any(list(item) != names for item in items):
@@ -128,18 +126,14 @@ def _check_shapes(name: str, shapes: Sequence[tuple[int, ...]], origin: str) -> 
         )
 
 
-def _check_names(raw: Any, count: int, origin: str) -> None:
-    if not isinstance(raw, Mapping) or not raw:
-        raise UserError(
-            f"{origin} gives {type(raw).__name__} for {count} ids", f"it must be {FORM}", "task"
-        )
-
-
-def _check_number(items: int, count: int, origin: str) -> None:
-    if items != count:
-        raise UserError(
-            f"{origin} gives {items} items for {count} ids", f"it must be {FORM}", "task"
-        )
+def _check_form(raw: Any, count: int, origin: str) -> None:
+    """UserError: it is neither a list of so many items nor a mapping with something in it."""
+    if isinstance(raw, list):
+        is_right, what = len(raw) == count, f"{len(raw)} items"
+    else:
+        is_right, what = isinstance(raw, Mapping) and bool(raw), type(raw).__name__
+    if not is_right:
+        raise UserError(f"{origin} gives {what} for {count} ids", f"it must be {FORM}", "task")
 
 
 def _wrong_length(name: str, shape: tuple[int, ...], count: int, origin: str) -> UserError:

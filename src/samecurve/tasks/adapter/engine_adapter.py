@@ -146,9 +146,6 @@ class EngineAdapter(TaskAdapter, ABC):
                 'return {"loss": Mean(...), ...}: the others are logged beside it',
             )
 
-    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
-        return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
-
     @property
     def follows_progress(self) -> bool:
         """Whether the loss asks for the step or the epoch."""
@@ -231,22 +228,12 @@ class EngineAdapter(TaskAdapter, ABC):
         with self.calling("summarize"):
             return {"loss": _shown(totals["loss"]), **self.methods.summarize(totals)}
 
-    def respond(
-        self,
-        model: Any,
-        prompt: str,
-        *,
-        tokens: int,
-        temperature: float,
-        seed: int,
-        **options: Any,
-    ) -> str:
-        """The class's own answer to a prompt.
+    def respond(self, model: Any, prompt: str, **settings: Any) -> str:
+        """The answer to a prompt by the class's respond(), which must be there.
 
-        The class must have respond(), which takes the options.
+        settings: tokens, temperature, seed, and chat if the method takes it
         """
         assert self.methods.respond is not None
-        settings = {"tokens": tokens, "temperature": temperature, "seed": seed, **options}
         with self.calling("respond"):
             return str(self.methods.respond(model, prompt, **settings))
 
@@ -294,7 +281,7 @@ class EngineAdapter(TaskAdapter, ABC):
                 raise self._wrong(
                     "metrics", f'gives "{name}", a name that is taken', "another name"
                 )
-            if not isinstance(mean, Mean) or not _can_be_added(mean):
+            if not isinstance(mean, Mean) or getattr(mean.weight, "ndim", 0) != 0:
                 raise self._wrong(
                     "metrics",
                     f'gives no single Mean as "{name}"',
@@ -308,10 +295,6 @@ def spec_of(mean: Mean) -> Mean:
     """The form of a metric's sum and weight: an array of whole numbers is counted exactly."""
     shape = tuple(getattr(mean.sum, "shape", ()))
     return Mean(SumSpec(shape, integer=bool(shape) and _is_whole(mean.sum)), SumSpec())
-
-
-def _can_be_added(mean: Mean) -> bool:
-    return getattr(mean.weight, "ndim", 0) == 0
 
 
 def _is_whole(array: Any) -> bool:

@@ -64,11 +64,8 @@ class JaxAdapter(EngineAdapter):
         }
         params = sum(sizes.values())
         if not params:
-            raise UserError(
-                f"{self.name}.model() has no parameter to train",
-                "nnx.Params, in the module or its children",
-                "task",
-            )
+            remedy = "nnx.Params, in the module or its children"
+            raise self._wrong("model", "has no parameter to train", remedy)
         parts = [
             sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param))))
             for block in blocks(model) or [model]
@@ -84,20 +81,15 @@ class JaxAdapter(EngineAdapter):
 
     def _check_engine_serves_class(self) -> None:
         """UserError: the class has a member that this engine can't honour."""
+        methods = self.methods
         refused = {
-            "optimizer()": (
-                self.methods.optimizer is not None,
-                "trains with the config's adamw and sgd only",
-            ),
-            "phases": (bool(self.phases), "has one loss and one optimizer a step"),
-            "frozen_base": (self.frozen_base, "saves all of a model"),
-            "after_step()": (
-                self.methods.after_step is not None,
-                "changes weights by its own update only",
-            ),
+            "optimizer()": methods.optimizer and "trains with the config's adamw and sgd only",
+            "phases": self.phases and "has one loss and one optimizer a step",
+            "frozen_base": self.frozen_base and "saves all of a model",
+            "after_step()": methods.after_step and "changes weights by its own update only",
         }
-        for member, (is_there, instead) in refused.items():
-            if is_there:
+        for member, instead in refused.items():
+            if instead:
                 remedy = "--engine torch with a torch model"
                 if member != "phases":
                     remedy = f"leave it out of the class, or {remedy}"
@@ -111,11 +103,11 @@ class JaxAdapter(EngineAdapter):
         assert build is not None
         takes = inspect.signature(build).parameters
         if self._config.train.precision in {"bf16", "f16"} and "dtype" not in takes:
-            raise UserError(
-                f"{self.name}.model() can't be told to compute in {self._config.train.precision}",
+            raise self._wrong(
+                "model",
+                f"can't be told to compute in {self._config.train.precision}",
                 "def model(self, dtype): and dtype=dtype for its layers, whose parameters stay in"
                 " float32; or --dtype f32",
-                "task",
             )
         random.seed(self._config.train.seed)
         np.random.seed(self._config.train.seed % 2**32)
@@ -131,25 +123,27 @@ class JaxAdapter(EngineAdapter):
         remedy = self.needed["model"]
         if any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
             remedy = "--engine torch, which trains torch modules"
-        raise UserError(
-            f"{self.name}.model() returns {type(model).__name__}, not a flax.nnx.Module",
-            remedy,
-            "task",
-        )
+        cause = f"returns {type(model).__name__}, not a flax.nnx.Module"
+        raise self._wrong("model", cause, remedy)
 
     def check_loss(self, loss: object, what: str) -> None:
-        _check_loss(loss, what)
+        if not isinstance(loss, Mean):
+            cause = f"{what} returns {type(loss).__name__}, not a samecurve.Mean"
+            raise UserError(cause, MEAN, "task")
+        total, weight = jnp.asarray(loss.sum), jnp.asarray(loss.weight)
+        if total.ndim or not jnp.issubdtype(total.dtype, jnp.floating):
+            kind = f"{total.dtype} of shape {total.shape}"
+            raise UserError(f"the sum of {what} is {kind}, not one real number", MEAN, "task")
+        if weight.ndim:
+            cause = f"the weight of {what} has shape {weight.shape}, not one number"
+            raise UserError(cause, MEAN, "task")
 
     def check_features(self, features: object) -> None:
         if not isinstance(features, Mapping) or not features:
-            raise UserError(
-                f"{self.name}.features() returns {type(features).__name__}", FEATURES, "task"
-            )
+            raise self._wrong("features", f"returns {type(features).__name__}", FEATURES)
         for name, feature in features.items():
             if not jnp.ndim(feature):
-                raise UserError(
-                    f'{self.name}.features() gives "{name}" as one number', FEATURES, "task"
-                )
+                raise self._wrong("features", f'gives "{name}" as one number', FEATURES)
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         specs: dict[str, Mean] = {}
@@ -228,20 +222,3 @@ class JaxAdapter(EngineAdapter):
 
 def _scalars(leaf: Any) -> int:
     return int(np.prod(leaf.shape)) * (2 if is_complex(leaf) else 1)
-
-
-def _check_loss(loss: object, what: str) -> None:
-    """UserError: what a method returns as the loss can't be added up and divided once."""
-    if not isinstance(loss, Mean):
-        raise UserError(f"{what} returns {type(loss).__name__}, not a samecurve.Mean", MEAN, "task")
-    total, weight = jnp.asarray(loss.sum), jnp.asarray(loss.weight)
-    if total.ndim or not jnp.issubdtype(total.dtype, jnp.floating):
-        raise UserError(
-            f"the sum of {what} is {total.dtype} of shape {total.shape}, not one real number",
-            MEAN,
-            "task",
-        )
-    if weight.ndim:
-        raise UserError(
-            f"the weight of {what} has shape {weight.shape}, not one number", MEAN, "task"
-        )

@@ -23,7 +23,7 @@ from samecurve.core.protocols import Initial
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.protocol import MEMBERS, TaskMethods
+from samecurve.tasks.protocol import MEMBERS, Method, TaskMethods
 from samecurve.tasks.user_class.user_errors import UserCall, calling
 
 if TYPE_CHECKING:
@@ -111,13 +111,6 @@ class TaskAdapter:
         if collate is None:
             return None
         name = f"{self.name}.collate()"
-        if not callable(collate):
-            raise UserError(
-                f"{self.name}.collate is {type(collate).__name__}, where a method"
-                " collate(self, samples) pads samples of unlike length",
-                "another name for it",
-                "task",
-            )
         if self._config.engine == "jax":
             raise UserError(
                 f"{name}: engine jax compiles its step for one shape of row, which padding by"
@@ -137,11 +130,9 @@ class TaskAdapter:
         known = {field.name for field in fields(Facts)}
         for name in own:
             if name not in known:
-                raise UserError(
-                    f"{self.name}.facts() tells {name}, which no plan asks for",
-                    suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
-                    "task",
-                )
+                near = suggest(str(name), sorted(known))
+                remedy = near or f"known: {', '.join(sorted(known))}"
+                raise self._wrong("facts", f"tells {name}, which no plan asks for", remedy)
         return own
 
     def facts(self) -> Facts:
@@ -222,11 +213,9 @@ class TaskAdapter:
         with self.calling("initial"):
             initial = self.methods.initial(name, shape)
         if initial is not None and not isinstance(initial, Initial):
-            raise UserError(
-                f"{self.name}.initial({name}) returns {type(initial).__name__}",
-                "samecurve.Initial(std, mean), or None to keep the module's own values",
-                "task",
-            )
+            cause = f"{self.name}.initial({name}) returns {type(initial).__name__}"
+            remedy = "samecurve.Initial(std, mean), or None to keep the module's own values"
+            raise UserError(cause, remedy, "task")
         return initial
 
     @property
@@ -287,6 +276,9 @@ class TaskAdapter:
         """Surround a call of a user's code: what it raises becomes an error that names its line."""
         return calling(f"{self.name}.{method}()", self._file, kind)
 
+    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
+        return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
+
     @property
     def lr_factor(self) -> Callable[[int], float] | None:
         """The factor of the learning rate by the class's own schedule; None: the config's holds."""
@@ -295,40 +287,33 @@ class TaskAdapter:
     def _checked_factor(self, step: int) -> float:
         """The class's own factor at a step. UserError: it is no number of at least 0."""
         with self.calling("schedule"):
-            factor = self.task_factor(step)
+            factor = self._factor(step)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise UserError(
-                f"{self.name}.schedule() gives {factor!r} at step {step}",
-                "a number of at least 0, by which optimizer.lr is multiplied",
-                "task",
-            )
+            remedy = "a number of at least 0, by which optimizer.lr is multiplied"
+            raise self._wrong("schedule", f"gives {factor!r} at step {step}", remedy)
         return float(factor)
 
-    def task_factor(self, step: int) -> float:
-        """The result of the class's schedule() at a step, not checked yet."""
-        if self._schedules_optimizer:
-            raise UserError(
-                f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has"
-                " no optimizer for",
-                "def schedule(self, step): the factor of optimizer.lr at that step",
-                "task",
-            )
-        assert self.methods.schedule is not None
-        factor: float = self.methods.schedule(step)
-        return factor
-
     @cached_property
-    def _schedules_optimizer(self) -> bool:
-        """Whether schedule() asks for an optimizer. UserError: neither for that nor for a step."""
+    def _factor(self) -> Callable[[int], float]:
+        """The class's schedule of steps. UserError: it asks for something else than step."""
         assert self.methods.schedule is not None
         names = list(inspect.signature(self.methods.schedule).parameters)
-        if names not in (["step"], ["optimizer"]):
-            raise UserError(
-                f"{self.name}.schedule() asks for {', '.join(names) or 'nothing'}",
-                MEMBERS["schedule"],
-                "task",
-            )
-        return names == ["optimizer"]
+        if names == ["optimizer"]:
+            return self.scheduler_factors(self.methods.schedule)
+        if names != ["step"]:
+            cause = f"asks for {', '.join(names) or 'nothing'}"
+            raise self._wrong("schedule", cause, MEMBERS["schedule"])
+        return self.methods.schedule
+
+    def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
+        """The factors of a schedule(optimizer). UserError: this engine has no optimizer for it."""
+        del schedule
+        raise UserError(
+            f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has no"
+            " optimizer for",
+            "def schedule(self, step): the factor of optimizer.lr at that step",
+            "task",
+        )
 
     def _schedule_facts(self) -> str:
         """The class's own schedule in words: its factors at some steps, as far as it goes."""

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +17,7 @@ from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
+from samecurve.tasks.protocol import Method
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
 from samecurve.torch_engine.model.user_model import plain_model
@@ -65,11 +65,11 @@ class TorchAdapter(EngineAdapter):
             if name in {"rngs", "dtype"} and parameter.default is parameter.empty
         ]
         if flax_arguments:
-            raise UserError(
-                f"{self.name}.model() asks for {' and '.join(flax_arguments)}, as flax models do",
+            raise self._wrong(
+                "model",
+                f"asks for {' and '.join(flax_arguments)}, as flax models do",
                 "--engine jax, which gives it; or a model() without it, which returns a"
                 " torch.nn.Module",
-                "task",
             )
         try:
             with self.calling("model"):
@@ -85,11 +85,8 @@ class TorchAdapter(EngineAdapter):
         remedy = self.needed["model"]
         if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
             remedy = "--engine jax, which trains flax modules"
-        raise UserError(
-            f"{self.name}.model() returns {type(model).__name__}, not a torch.nn.Module",
-            remedy,
-            "task",
-        )
+        cause = f"returns {type(model).__name__}, not a torch.nn.Module"
+        raise self._wrong("model", cause, remedy)
 
     def _build_optimizer(
         self, params: "NamedParams", lr: float, phase: str = ""
@@ -100,33 +97,24 @@ class TorchAdapter(EngineAdapter):
         with self.calling("optimizer"):
             optimizer = self.methods.optimizer(params, **arguments)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UserError(
-                f"{self.name}.optimizer() returns {type(optimizer).__name__}, not a"
-                " torch.optim.Optimizer",
+            raise self._wrong(
+                "optimizer",
+                f"returns {type(optimizer).__name__}, not a torch.optim.Optimizer",
                 "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)",
-                "task",
             )
         if any("initial_lr" in group for group in optimizer.param_groups):
-            raise UserError(
-                f"{self.name}.optimizer() makes a scheduler, which no step would drive",
+            raise self._wrong(
+                "optimizer",
+                "makes a scheduler, which no step would drive",
                 "def schedule(self, optimizer): return LambdaLR(optimizer, ...), or"
                 " def schedule(self, step): the factor of the learning rate at that step",
-                "task",
             )
         return optimizer
 
-    def task_factor(self, step: int) -> float:
-        if not self._schedules_optimizer:
-            return super().task_factor(step)
-        return self._scheduler_factors(step)
-
-    @cached_property
-    def _scheduler_factors(self) -> Callable[[int], float]:
+    def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
         from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
 
-        make = self.methods.schedule
-        assert make is not None
-        return SchedulerFactors(make, self._config.optimizer, f"{self.name}.schedule()")
+        return SchedulerFactors(schedule, self._config.optimizer, f"{self.name}.schedule()")
 
     def _call_after_step(self, model: nn.Module, step: int) -> None:
         assert self.methods.after_step is not None
@@ -164,7 +152,11 @@ class TorchAdapter(EngineAdapter):
         self._loss_worked = self._loss_worked or torch.is_grad_enabled()
 
     def check_features(self, features: object) -> None:
-        _check_features(features, f"{self.name}.features()")
+        if not isinstance(features, Mapping) or not features:
+            raise self._wrong("features", f"returns {_kind_of(features)}", FEATURES)
+        for name, feature in features.items():
+            if not isinstance(feature, torch.Tensor) or not feature.ndim:
+                raise self._wrong("features", f'gives "{name}" as {_kind_of(feature)}', FEATURES)
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """The sums that metrics() gives, by a model without values, or else by a real one."""
@@ -216,29 +208,20 @@ class TorchAdapter(EngineAdapter):
         UserError: the weights are not this model's.
         """
         from samecurve.core.weights import check_weights
-        from samecurve.tasks.adapter.torch_facts import model_arrays
+        from samecurve.tasks.adapter.torch_facts import model_arrays, without_values
 
-        described = model_arrays(self, self._config, may_take_memory=False)
-        if described is None:
+        try:
+            model = without_values(self)
+        except RuntimeError:  # its code looks at values, which take memory
             return
+        described = model_arrays(self, self._config, model)
         shapes = {name: weights.shape(name) for name in weights}
         optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
         check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
 
-    def respond(
-        self,
-        model: Any,
-        prompt: str,
-        *,
-        tokens: int,
-        temperature: float,
-        seed: int,
-        **options: Any,
-    ) -> str:
+    def respond(self, model: Any, prompt: str, **settings: Any) -> str:
         with attention_of_any_length():
-            return super().respond(
-                model, prompt, tokens=tokens, temperature=temperature, seed=seed, **options
-            )
+            return super().respond(model, prompt, **settings)
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:
         with attention_of_any_length():
@@ -306,15 +289,6 @@ def _check_loss(loss: object, what: str) -> None:
         raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE_WEIGHT_REMEDY, "task")
 
 
-def _check_features(features: object, what: str) -> None:
-    """UserError: what features() returns is not tensors by name, with rows."""
-    if not isinstance(features, Mapping) or not features:
-        raise UserError(f"{what} returns {_kind_of(features)}", FEATURES, "task")
-    for name, feature in features.items():
-        if not isinstance(feature, torch.Tensor) or not feature.ndim:
-            raise UserError(f'{what} gives "{name}" as {_kind_of(feature)}', FEATURES, "task")
-
-
 def _kind_of(value: object) -> str:
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"{type(value).__name__}{shape}"
@@ -325,10 +299,8 @@ def _without_gradient(losses: Mapping[str, Mean]) -> Mapping[str, Mean]:
     if len(losses) == 1:
         return losses
     return {
-        name: mean if name == "loss" else Mean(*map(_detached, mean))
+        name: mean
+        if name == "loss"
+        else Mean(*(part.detach() if isinstance(part, torch.Tensor) else part for part in mean))
         for name, mean in losses.items()
     }
-
-
-def _detached(number: Any) -> Any:
-    return number.detach() if isinstance(number, torch.Tensor) else number

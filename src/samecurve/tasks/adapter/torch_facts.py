@@ -6,7 +6,7 @@ The model is built without values and is not trained.
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,24 +79,14 @@ def describe_model(
     }
 
 
-@overload
-def model_arrays(adapter: EngineAdapter, config: Config) -> DescribedArrays: ...
-@overload
 def model_arrays(
-    adapter: EngineAdapter, config: Config, *, may_take_memory: bool
-) -> DescribedArrays | None: ...
-def model_arrays(
-    adapter: EngineAdapter, config: Config, *, may_take_memory: bool = True
-) -> DescribedArrays | None:
+    adapter: EngineAdapter, config: Config, model: nn.Module | None = None
+) -> DescribedArrays:
     """The arrays of the model, and which of them are not trained.
 
-    None: it can't be built without values, and may take no memory
+    model: as it was built, perhaps without values; None: it is built
     """
-    try:
-        model = _without_values(adapter)
-    except RuntimeError:
-        if not may_take_memory:
-            return None
+    if model is None:
         model = _outline(adapter)
     freeze(model, config.optimizer.rules)
     frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
@@ -147,14 +137,14 @@ def _optimizer_facts(
 def _outline(adapter: EngineAdapter) -> nn.Module:
     """The model without values, or with values where it can't be built without."""
     try:
-        return _without_values(adapter)
+        return without_values(adapter)
     except RuntimeError:
         with torch.random.fork_rng(devices=[]):
             model: nn.Module = adapter.model()
         return model
 
 
-def _without_values(adapter: EngineAdapter) -> nn.Module:
+def without_values(adapter: EngineAdapter) -> nn.Module:
     """The model on the meta device. RuntimeError: its code looks at values."""
     with on_meta(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that go nowhere

@@ -100,6 +100,18 @@ class Packing:
     quantize: Quantize  # 4bit, 8bit, bf16
     rows: int
     columns: int
+    is_transposed: bool = False  # the layer has its weight as [columns, rows]
+
+    @classmethod
+    def of(cls, layer: Any, quantize: Quantize) -> "Packing":
+        """The packing of a linear layer, whose weight is [in, out] unless it is a Linear."""
+        is_transposed = not isinstance(layer, nn.Linear)
+        rows, columns = layer.weight.T.shape if is_transposed else layer.weight.shape
+        return cls(quantize, rows, columns, is_transposed)
+
+    def turned(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The matrix of a layer's weight, or the weight of a matrix."""
+        return matrix.T if self.is_transposed else matrix
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -160,11 +172,9 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, layer: Any, quantize: Quantize) -> None:
         super().__init__()
-        self.is_transposed = not isinstance(layer, nn.Linear)  # has its weight as [in, out]
-        rows, columns = layer.weight.T.shape if self.is_transposed else layer.weight.shape
-        self.in_features, self.out_features = columns, rows
-        self.packing = Packing(quantize, rows, columns)
-        self._make_plain: Callable[..., Any] = partial(_make_plain, type(layer), rows, columns)
+        self.packing = Packing.of(layer, quantize)
+        self.in_features, self.out_features = self.packing.columns, self.packing.rows
+        self._kind = type(layer)
         device = layer.weight.device
         dtypes = {CODES: self.packing.code_dtype, SCALES: torch.float32}
         for name, shape in self.packing.shapes.items():
@@ -177,14 +187,19 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def take(self, weight: torch.Tensor) -> None:
         """Pack a weight that has the layer's original shape."""
-        rows = weight.T if self.is_transposed else weight
+        rows = self.packing.turned(weight)
         for name, values in self.packing.pack(rows.detach().cpu()).items():
             self.get_parameter(name).copy_(values)
 
     @torch.no_grad()
     def begin(self, fill: Callable[[Any], object]) -> None:
         """Set the first values of a plain layer. fill: sets them in a plain layer"""
-        plain = self._make_plain(has_bias=self.bias is not None)
+        plain: Any
+        with torch.device("cpu"):
+            if self.packing.is_transposed:
+                plain = self._kind(self.out_features, self.in_features)
+            else:
+                plain = nn.Linear(self.in_features, self.out_features, self.bias is not None)
         fill(plain)
         self.take(plain.weight)
         if self.bias is not None:
@@ -193,9 +208,8 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The layer's weight, unpacked."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - see _Product
-            rows = self.packing.unpack(self.codes, self.scales, self.scales.dtype)
-        return rows.T if self.is_transposed else rows
+        rows = _unpacked(self.packing, self.codes, self.scales, self.scales.dtype)
+        return self.packing.turned(rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kind = x.device.type
@@ -232,14 +246,6 @@ def _unpacked(
         return packing.unpack(codes, scales, dtype)
 
 
-def _make_plain(kind: Any, rows: int, columns: int, *, has_bias: bool) -> Any:
-    """A plain layer of this class, on a CPU."""
-    with torch.device("cpu"):
-        if issubclass(kind, nn.Linear):
-            return nn.Linear(columns, rows, has_bias)
-        return kind(rows, columns)
-
-
 def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> None:
     """Replace linear layers by packed ones. names: of the layers"""
     for name in names:
@@ -250,25 +256,20 @@ def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> Non
 
 def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, Packing]:
     """The packing of each layer, by name. layers: the linear layers of a plain model."""
-    packings = {}
-    for name, layer in layers.items():
-        shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
-        packings[name] = Packing(quantize, *shape)
-    return packings
+    return {name: Packing.of(layer, quantize) for name, layer in layers.items()}
 
 
 class PackedArrays:
     """A plain model's weights, packed or rounded when they are read.
 
     packings: of layers by name
-    transposed: layers that have their weights as [in, out]
 
     An array is packed when it is first read. The parts of the last array are kept, since codes and
     scales are read one after the other.
     """
 
-    def __init__(self, packings: Mapping[str, Packing], transposed: Sequence[str]) -> None:
-        self._packings, self._transposed = packings, set(transposed)
+    def __init__(self, packings: Mapping[str, Packing]) -> None:
+        self._packings = packings
         self._last: tuple[str, dict[str, torch.Tensor]] | None = None
 
     def rounded(self, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
@@ -303,10 +304,9 @@ class PackedArrays:
 
     def _parts(self, name: str, array: StoredArray) -> dict[str, torch.Tensor]:
         if self._last is None or self._last[0] != name:
-            layer = self._layer(name)
-            matrix = torch.from_numpy(np.require(array.read(), requirements="W"))
-            rows = matrix.T if layer in self._transposed else matrix
-            self._last = name, self._packings[layer].pack(rows)
+            packing = self._packings[self._layer(name)]
+            weight = torch.from_numpy(np.require(array.read(), requirements="W"))
+            self._last = name, packing.pack(packing.turned(weight))
         return self._last[1]
 
     def _read_part(self, name: str, array: StoredArray, part: str) -> NDArray[Any]:
@@ -314,17 +314,14 @@ class PackedArrays:
         return values
 
     def _read_rounded(self, name: str, array: StoredArray) -> NDArray[Any]:
-        parts, layer = self._parts(name, array), self._layer(name)
-        rows = self._packings[layer].unpack(parts[CODES], parts[SCALES], torch.float32)
-        values: NDArray[Any] = (rows.T if layer in self._transposed else rows).numpy()
+        parts, packing = self._parts(name, array), self._packings[self._layer(name)]
+        rows = packing.unpack(parts[CODES], parts[SCALES], torch.float32)
+        values: NDArray[Any] = packing.turned(rows).numpy()
         return values
 
 
 def unpacked(
-    tensors: Mapping[str, torch.Tensor],
-    packings: Mapping[str, Packing],
-    transposed: Sequence[str],
-    base: str,
+    tensors: Mapping[str, torch.Tensor], packings: Mapping[str, Packing], base: str
 ) -> dict[str, torch.Tensor]:
     """A model's weights, with packed weights unpacked.
 
@@ -338,8 +335,7 @@ def unpacked(
         elif leaf == CODES:
             scales = tensors[f"{name.removesuffix(CODES)}{SCALES}"]
             rows = packings[layer].unpack(tensor, scales, scales.dtype)
-            full = rows.T if layer in transposed else rows
-            result[f"{name.removesuffix(CODES)}weight"] = full
+            result[f"{name.removesuffix(CODES)}weight"] = packings[layer].turned(rows)
     return result
 
 

@@ -70,7 +70,6 @@ from samecurve.tasks.huggingface.task import PROMPTS, HuggingFaceTask
 from samecurve.tasks.huggingface.weights import (
     StoredArray,
     from_files,
-    only_known,
     to_files,
     with_new_head,
 )
@@ -111,6 +110,9 @@ class TorchHuggingFace(HuggingFaceTask):
         check_length(self.config, data)
         self._take_objective()
 
+    def _masking(self) -> Masking:
+        return make_masking(self.fields.mask_probability, self.tokenizer, self.config.vocab_size)
+
     def _take_objective(self) -> None:
         """Make the objective's methods this task's own."""
         objective: Causal | Classify | Masked | Embed
@@ -131,9 +133,6 @@ class TorchHuggingFace(HuggingFaceTask):
             self.features, self.batch_loss = objective.features, objective.batch_loss
         else:
             self.loss = objective.loss
-
-    def _masking(self) -> Masking:
-        return make_masking(self.fields.mask_probability, self.tokenizer, self.config.vocab_size)
 
     @property
     def _class_names(self) -> list[str]:
@@ -208,14 +207,15 @@ class TorchHuggingFace(HuggingFaceTask):
         outline = self._outline()
         converted = from_files(outline, arrays)
         if self.fields.objective == "embed":
-            return only_known(outline, converted)
+            known = outline.state_dict()  # not the heads of the model that wrote them
+            return {name: array for name, array in converted.items() if name in known}
         if self.fields.objective != "causal":
             converted = with_new_head(outline, converted)
         adapter = self.fields.adapter
         if adapter is None:
             return converted
         packings = self._packings(outline)
-        packer = PackedArrays(packings, transposed_layers(outline))
+        packer = PackedArrays(packings)
         rounded = packer.rounded(converted)
         converted = with_adapter_names(outline, adapter, converted, rounded)
         return packer.packed(converted, BASE)
@@ -247,14 +247,13 @@ class TorchHuggingFace(HuggingFaceTask):
         self._copy_beside(directory)
         outline = self._outline()
         if self.fields.adapter is not None:
-            transposed = transposed_layers(outline)
             if packings := self._packings(outline):
-                tensors = unpacked(tensors, packings, transposed, BASE)
+                tensors = unpacked(tensors, packings, BASE)
                 lines.append(
                     f"merged into the base as it was trained on, its {self.fields.quantize} weights"
                     f" written as {dtype}"
                 )
-            tensors = merged(tensors, self.fields.adapter, transposed)
+            tensors = merged(tensors, self.fields.adapter, transposed_layers(outline))
         return to_files(outline, tensors), lines
 
     def _write_tokenizer(self, directory: Path) -> list[str]:
@@ -338,17 +337,21 @@ class TorchHuggingFace(HuggingFaceTask):
             return self._plain_model()
 
     def facts(self) -> Mapping[str, Any]:
+        fields, outline = self.fields, self._outline()
         library = f"{self._class.__name__} of transformers {version('transformers')}"
         attention = f"attention {self._attention}: {self._attention_reason}"
         notes = [f"{library}; {attention}"]
         notes += [self._balance] if self._balance else []
-        if self.fields.adapter is not None:
-            notes.append(describe_adapter(self._outline(), self.fields.adapter))
-        packings = self._packings(self._outline())
+        adapters: Mapping[str, int] = {}
+        if fields.adapter is not None:
+            notes.append(describe_adapter(outline, fields.adapter))
+        elif fields.objective in {"causal", "classify"}:
+            adapters = possible_adapters(outline)
+        packings = self._packings(outline)
         if packings:
-            notes.append(describe_quantized(packings, self.fields.quantize))
+            notes.append(describe_quantized(packings, fields.quantize))
         notes += [f"data {line}" for line in self.prepared.lines]
-        if is_recurrent(self._outline()):
+        if is_recurrent(outline):
             notes.append(recurrent_kernels())
         reference = dict(self.prepared.reference)
         if self.classifies:
@@ -363,23 +366,17 @@ class TorchHuggingFace(HuggingFaceTask):
             all_logits=self._takes_all_logits,
         )
         if packings:
-            formula = packed_formula(packings, self.fields.quantize)
+            formula = packed_formula(packings, fields.quantize)
             costs["formulas"] = {**costs["formulas"], "packed": formula}
         return {
             **costs,
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
-            "adapters": self._possible_adapters(),
+            "adapters": adapters,
             "library_bytes": _LIBRARY_BYTES,
-            "narrow_only": "model.attention flash" if self.fields.attention == "flash" else "",
+            "narrow_only": "model.attention flash" if fields.attention == "flash" else "",
             "notes": tuple(notes),
             "reference": reference,
         }
-
-    def _possible_adapters(self) -> Mapping[str, int]:
-        may_have_one = self.fields.objective in {"causal", "classify"}
-        if self.fields.adapter is not None or not may_have_one:
-            return {}
-        return possible_adapters(self._outline())
 
 
 def _has_fusible_head(model: Any) -> bool:

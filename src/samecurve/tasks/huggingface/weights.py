@@ -56,15 +56,6 @@ def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
     return result
 
 
-def only_known(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """The arrays that the model knows, without the heads of the model that wrote them.
-
-    model: without values
-    """
-    known = model.state_dict()
-    return {name: array for name, array in arrays.items() if name in known}
-
-
 def with_new_head(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """The arrays of a base model with a new head, and without the head of another model.
 

@@ -20,7 +20,7 @@ from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     PACKED,
-    check_cached_tokens,
+    batches_of,
     check_whole_tokens,
     files_of_source,
     id_blocks,
@@ -39,7 +39,6 @@ from samecurve.tasks.text.tokenizer import (
     ByteTokenizer,
     LibraryTokenizer,
     Tokenizer,
-    open_tokenizer,
     train_bpe,
 )
 from samecurve.units import counted
@@ -67,7 +66,9 @@ class Corpus:
     tokenizer: str  # "bytes", or the path of a tokenizer.json
 
     def decoder(self) -> Tokenizer:
-        return open_tokenizer(self.tokenizer)
+        if self.tokenizer == "bytes":
+            return ByteTokenizer()
+        return LibraryTokenizer(Path(self.tokenizer))
 
     def write(self, file: Path) -> None:
         write_json(file, {_KEYS.get(name, name): value for name, value in asdict(self).items()})
@@ -126,7 +127,6 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
 
     cache_entry(home, make, say=show_progress)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
-    check_cached_tokens(Path(corpus.path), corpus.dtype, corpus.num_tokens)
     trained_tokenizer = home / "tokenizer.json"
     if trained_tokenizer.exists():
         return replace(corpus, tokenizer=str(trained_tokenizer))
@@ -214,24 +214,16 @@ def _tokenizer_stamp(tokenizer: str) -> Any:
 
 def _texts(files: list[Path]) -> Iterator[list[bytes]]:
     """The files' bytes, several at a time."""
-    block: list[bytes] = []
-    size = 0
-    for file in files:
-        block.append(file.read_bytes())
-        size += len(block[-1])
-        if size >= _BLOCK:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+    return batches_of((file.read_bytes() for file in files), len, least=_BLOCK)
 
 
 def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus:
     """Write the tokens of text files. name: of the tokenizer. home: where scratch will lie."""
     text_bytes = sum(file.stat().st_size for file in files)
     if not text_bytes:
+        named = str(files[0]) if len(files) == 1 else counted(len(files), "file")
         raise UserError(
-            f"the corpus is empty: {_name_files(files)}, 0 bytes",
+            f"the corpus is empty: {named}, 0 bytes",
             "a data.source with text in it",
             "data.source",
         )
@@ -249,7 +241,7 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
         tokenizer = LibraryTokenizer(Path(name))
         sample = b"".join(next(_texts(files), []))[:PROBED]
         tokenizer.check_coverage(sample.decode("utf-8", "ignore"))
-    dtype = _narrowest_dtype(tokenizer.size)
+    dtype = np.min_scalar_type(max(0, tokenizer.size - 1)).name
     tally = _Tally()
     with open(scratch / "tokens.bin", "wb") as out:
         for block in _texts(files):
@@ -263,18 +255,6 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
         text_bytes=text_bytes,
         tokenizer=name,
     )
-
-
-def _name_files(files: list[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else counted(len(files), "file")
-
-
-def _narrowest_dtype(vocab_size: int) -> str:
-    if vocab_size <= 256:
-        return "uint8"
-    if vocab_size <= 65536:
-        return "uint16"
-    return "uint32"
 
 
 def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
@@ -291,21 +271,18 @@ def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
     try:
         corpus = Corpus.read(note)
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
-        corpus = _tally_raw_tokens(path, data.token_dtype)
+        tally, size = _Tally(), path.stat().st_size
+        for ids in id_blocks(path, data.token_dtype):
+            tally.add(ids)
+        corpus = tally.corpus(
+            path=path, dtype=data.token_dtype, vocab_size=0, text_bytes=size, tokenizer="bytes"
+        )
         note.parent.mkdir(parents=True, exist_ok=True)
         corpus.write(note)
     if not data.tokenizer.endswith(".json"):
         return corpus
     tokenizer = LibraryTokenizer(Path(data.tokenizer))
     return replace(corpus, vocab_size=tokenizer.size, tokenizer=data.tokenizer)
-
-
-def _tally_raw_tokens(path: Path, dtype: str) -> Corpus:
-    tally = _Tally()
-    for ids in id_blocks(path, dtype):
-        tally.add(ids)
-    size = path.stat().st_size
-    return tally.corpus(path=path, dtype=dtype, vocab_size=0, text_bytes=size, tokenizer="bytes")
 
 
 class _Tally:

@@ -22,11 +22,6 @@ def hf_name(name: str) -> str:
     return name if name == _HEAD else _BODY + name
 
 
-def rename_to_hf(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors under the names of Llama's files."""
-    return {hf_name(name): tensor for name, tensor in tensors.items()}
-
-
 def names_from_hf(names: Iterable[str]) -> dict[str, str]:
     """Map the library's parameter names to ours, if all names are the library's.
 

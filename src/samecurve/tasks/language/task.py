@@ -188,10 +188,10 @@ class LanguageTask:
     def export_hf(
         self, tensors: Mapping[str, Any], directory: Path, dtype: str
     ) -> tuple[dict[str, Any], list[str]]:
-        from samecurve.tasks.language.llama_files import rename_to_hf, write_config
+        from samecurve.tasks.language.llama_files import hf_name, write_config
         from samecurve.tasks.text.tokenizer_files import write_tokenizer
 
-        renamed = rename_to_hf(tensors)
+        renamed = {hf_name(name): tensor for name, tensor in tensors.items()}
         write_config(self.fields, self.vocab, dtype, directory)
         try:
             self.tokenizer()

@@ -6,10 +6,11 @@ Files of token ids hold one number after another: a user's `.bin`, and the cache
 
 import glob
 import os
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,17 +69,34 @@ def files_below(root: Path) -> list[Path]:
         subfolders[:] = [
             name
             for name in subfolders
-            if not name.startswith(".") and not _is_run(Path(folder, name))
+            if not name.startswith(".")
+            and not all(Path(folder, name, part).exists() for part in ("plan.json", "checkpoints"))
         ]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(files)
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
-
-
 _BLOCK = 1 << 22  # ids that are read at once
+Item = TypeVar("Item")
+
+
+def batches_of(
+    items: Iterable[Item], size: Callable[[Item], int], *, least: int, most: int = sys.maxsize
+) -> Iterator[list[Item]]:
+    """Neighbouring items, several at a time.
+
+    least: size of a batch at which it ends, though the last may be smaller. most: items of a batch
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= least or len(batch) >= most:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def check_whole_tokens(path: Path, dtype: str) -> None:
@@ -103,13 +121,3 @@ def id_blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
     ids = np.memmap(path, dtype, "r")
     for first in range(0, len(ids), _BLOCK):
         yield np.asarray(ids[first : first + _BLOCK])
-
-
-def check_cached_tokens(path: Path, dtype: str, num_tokens: int) -> None:
-    """UserError: a token file of the cache has another size than when it was made."""
-    if path.stat().st_size != num_tokens * np.dtype(dtype).itemsize:
-        raise UserError(
-            f"the token file {path} has been cut off",
-            f"remove {path.parent}: it is made anew",
-            "data",
-        )

@@ -114,16 +114,63 @@ def has_suffix(path: Path, suffixes: Iterable[str]) -> bool:
 def use_splits(
     by_split: Mapping[str | None, Sequence[Item]], split: str, source: str
 ) -> SourceSplits[Item]:
-    """Choose what each split of a source is used for. UserError: there is no such split."""
+    """Choose what each split of a source is used for. UserError: there is no such split.
+
+    by_split: the files of each split; under None those that name no split, which are trained on
+    where no other is. split: the one to train on
+    """
     if set(by_split) == {None}:
-        return SourceSplits({"train": _each_once(by_split[None])})
-    chosen = choose_splits(by_split, split, source)
-    line = describe_splits(chosen, by_split, split, source) if len(by_split) > 1 else ""
-    return SourceSplits({role: _each_once(files) for role, files in chosen.items()}, line)
+        return SourceSplits({"train": list(dict.fromkeys(by_split[None]))})
+    name = canonical_split(split)
+    train = by_split.get(name) or (by_split.get(None) if name == "train" else None)
+    if not train:
+        there = [split for split in by_split if split is not None]
+        raise UserError(
+            f"{source} has no split {split}; it has {', '.join(there) or 'none'}",
+            _remedy_of_missing_split(by_split),
+            "data.split",
+        )
+    chosen: dict[Role, Sequence[Item]] = {"train": train}
+    others: tuple[Role, ...] = ("validation", "test")
+    chosen |= {role: by_split[role] for role in others if role != name and by_split.get(role)}
+    line = _describe(chosen, by_split, name, source) if len(by_split) > 1 else ""
+    return SourceSplits({role: list(dict.fromkeys(files)) for role, files in chosen.items()}, line)
 
 
-def _each_once(files: Sequence[Item]) -> list[Item]:
-    return list(dict.fromkeys(files))
+def _remedy_of_missing_split(by_split: Mapping[str | None, Sequence[object]]) -> str:
+    """The remedy: a split to train on, never one that is kept for a measurement."""
+    if by_split.get(TRAIN) or by_split.get(None):
+        there = TRAIN
+    else:
+        others = [split for split in by_split if split not in (None, "validation", "test")]
+        if not others:
+            return (
+                f"a data.source with a split to train on, or data.split={ALL} to train on all of"
+                " this one"
+            )
+        there = others[0]
+    return f"data.split={there}, or data.split={ALL} to train on all of it"
+
+
+def _describe(
+    chosen: Mapping[Role, Sequence[object]],
+    by_split: Mapping[str | None, Sequence[object]],
+    name: str,
+    source: str,
+) -> str:
+    """A line for the user: what each split of a source is used for. name: trained on"""
+    used = {"validation": "validation is evaluated on", "test": "test is measured at the end"}
+    parts = [
+        f"trained on the split {name}" if by_split.get(name) else "trained on what is no split"
+    ]
+    parts += [used[role] for role in chosen if role != "train"]
+    unused = [
+        "files that name no split" if split is None else split
+        for split, files in by_split.items()
+        if files and split not in {name, *chosen} and files != chosen["train"]
+    ]
+    parts += [f"not read: {', '.join(unused)}"] if unused else []
+    return f"{source}: {'; '.join(parts)} (data.split={ALL}: trained on all of them)"
 
 
 def check_split_is_somewhere(sources: Sequence[SourceSplits[Item]], split: str) -> None:
@@ -136,54 +183,3 @@ def check_split_is_somewhere(sources: Sequence[SourceSplits[Item]], split: str) 
         "leave data.split out; or name the directory that holds the splits",
         "data.split",
     )
-
-
-def choose_splits(
-    by_split: Mapping[str | None, Sequence[Item]], wanted: str, source: str
-) -> dict[Role, list[Item]]:
-    """The files of a source by what they are used for.
-
-    by_split: the files of each split; under None those that name no split, which are trained on
-    where no other is. UserError: there is no such split.
-    """
-    name = canonical_split(wanted)
-    train = by_split.get(name, [])
-    if not train and name == "train":
-        train = by_split.get(None, [])
-    if not train:
-        there = [split for split in by_split if split is not None]
-        raise UserError(
-            f"{source} has no split {wanted}; it has {', '.join(there) or 'none'}",
-            f"data.split={there[0]}, or data.split={ALL} to train on all of it"
-            if there
-            else "leave data.split out",
-            "data.split",
-        )
-    chosen: dict[Role, list[Item]] = {"train": list(train)}
-    others: tuple[Role, ...] = ("validation", "test")
-    for role in others:
-        if role != name and by_split.get(role):
-            chosen[role] = list(by_split[role])
-    return chosen
-
-
-def describe_splits(
-    chosen: Mapping[Role, Sequence[object]],
-    by_split: Mapping[str | None, Sequence[object]],
-    wanted: str,
-    source: str,
-) -> str:
-    """A line for the user: what each split of a source is used for."""
-    used = {"validation": "validation is evaluated on", "test": "test is measured at the end"}
-    name = canonical_split(wanted)
-    parts = [
-        f"trained on the split {name}" if by_split.get(name) else "trained on what is no split"
-    ]
-    parts += [used[role] for role in chosen if role != "train"]
-    unused = [
-        "files that name no split" if split is None else split
-        for split, files in by_split.items()
-        if files and split not in {name, *chosen} and files != chosen["train"]
-    ]
-    parts += [f"not read: {', '.join(unused)}"] if unused else []
-    return f"{source}: {'; '.join(parts)} (data.split={ALL}: trained on all of them)"

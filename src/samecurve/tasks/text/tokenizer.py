@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,37 +17,22 @@ _KNOWS_BYTES = "a tokenizer that knows every byte (bpe:N makes one)"  # a remedy
 _LEAST_KNOWN = 0.99  # share of the characters that a tokenizer must know
 
 
-class Tokenizer(Protocol):
-    """A translation of text into token ids and back. size: all ids are below it."""
-
-    size: int
-
-    def encode_bytes(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        """The ids of all texts, one text after another."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The ids of each text by itself."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text. special: tokens that stand for no text are written out too."""
-        ...
-
-
 class ByteTokenizer:
-    """A token is a byte."""
+    """A token is a byte. size: all ids are below it."""
 
     size = 256
 
     def encode_bytes(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """The ids of all texts, one text after another."""
         return np.frombuffer(b"".join(texts), dtype=np.uint8)
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The ids of each text by itself."""
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        del special  # a byte is always text
+        """Text. special: tokens that stand for no text are written out too; a byte is text."""
+        del special
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
 
@@ -68,7 +53,7 @@ def library_errors(cause: str, remedy: str) -> Iterator[None]:
 
 
 class LibraryTokenizer:
-    """A tokenizer.json, whoever made it.
+    """A tokenizer.json, whoever made it, with the methods of ByteTokenizer.
 
     name: of the tokenizer in errors; the path if not given. inner: the library's own object.
     """
@@ -130,9 +115,7 @@ class LibraryTokenizer:
         return float(in_token[printing].mean())
 
 
-def open_tokenizer(place: str) -> Tokenizer:
-    """The tokenizer `bytes`, or that of a tokenizer.json."""
-    return ByteTokenizer() if place == "bytes" else LibraryTokenizer(Path(place))
+Tokenizer = ByteTokenizer | LibraryTokenizer
 
 
 def train_bpe(

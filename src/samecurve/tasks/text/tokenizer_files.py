@@ -37,19 +37,12 @@ def _byte_tokenizer() -> Any:
     """Bytes as a tokenizer of the library: byte n is token n."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {character: byte for byte, character in enumerate(_characters())}
+    # a byte that prints stands for itself; the others get the characters from 256 on, in order
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: ord(character) for character in characters if ord(character) < 256}
+    others = [byte for byte in range(256) if byte not in vocab.values()]
+    vocab |= zip(characters[len(vocab) :], others, strict=True)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _characters() -> list[str]:
-    """The character for each byte in a byte-level vocabulary.
-
-    A byte that prints stands for itself; others get the next character from 256 on.
-    Source: Radford et al. 2019, GPT-2's vocabulary.
-    """
-    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(byte) if byte in prints else chr(256 + others.index(byte)) for byte in range(256)]

@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.splits import check_apart, number_labels
-from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
+from samecurve.tasks.timeseries.windows import (
+    Numbers,
+    Windows,
+    WindowSet,
+    check_apart,
+    number_labels,
+)
 from samecurve.units import counted
 
 _OF_WINDOW = ("window", "label", "subject", "split")  # columns that are no channels

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.splits import check_apart
-from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
+from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet, check_apart
 from samecurve.units import counted
 
 SIGNALS = "Inertial Signals"

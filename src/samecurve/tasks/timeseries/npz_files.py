@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.tasks.timeseries.sections import Order
-from samecurve.tasks.timeseries.splits import check_apart, number_labels
-from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
+from samecurve.tasks.timeseries.windows import (
+    Numbers,
+    Windows,
+    WindowSet,
+    check_apart,
+    number_labels,
+)
 from samecurve.units import counted
 
 Array = NDArray[Any]

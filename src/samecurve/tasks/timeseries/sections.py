@@ -98,10 +98,6 @@ class Augmentation(Section):
         0.0, description="probability that a channel of a window is set to its mean"
     )
 
-    @property
-    def is_on(self) -> bool:
-        return any(getattr(self, name) for name in type(self).model_fields)
-
 
 class TimeSeriesData(DataSection):
     """The source of the windows, and what a sample is."""

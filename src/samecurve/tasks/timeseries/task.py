@@ -17,7 +17,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
-from samecurve.tasks.classification import accuracy, macro_f1, summarize_classes, weigh_classes
+from samecurve.tasks.classification import read_confusion, summarize_classes, weigh_classes
 from samecurve.tasks.timeseries.prepared import Prepared, prepare_windows, stamp_windows
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 from samecurve.tasks.timeseries.windows import (
@@ -200,12 +200,10 @@ class TimeSeriesTask:
 
     def fingerprint(self) -> str:
         normalization = hashlib.sha256(self.format.to_json().encode()).hexdigest()[:16]
-        return f"{self.prepared.sha256}/{self.data.mode}/{self._split_words()}/{normalization}"
-
-    def _split_words(self) -> str:
-        if self.data.like_run is not None:
-            return "all"
-        return ",".join(map(str, self._split[1])) or "none held out"
+        split = "all"
+        if self.data.like_run is None:
+            split = ",".join(map(str, self._split[1])) or "none held out"
+        return f"{self.prepared.sha256}/{self.data.mode}/{split}/{normalization}"
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
         """Metrics of samples; in mode flatten also of whole windows, where they were measured."""
@@ -213,13 +211,8 @@ class TimeSeriesTask:
         whole = totals.get(f"{WINDOW_PREFIX}confusion")
         if whole is None or not np.asarray(whole.sum).any():
             return shown
-        confusion = np.asarray(whole.sum)
-        return {
-            **shown,
-            f"{WINDOW_PREFIX}accuracy": accuracy(confusion),
-            f"{WINDOW_PREFIX}macro_f1": macro_f1(confusion),
-            f"{WINDOW_PREFIX}confusion": confusion,
-        }
+        of_windows = read_confusion(np.asarray(whole.sum))
+        return {**shown, **{f"{WINDOW_PREFIX}{name}": of_windows[name] for name in of_windows}}
 
     def assets(self) -> Mapping[str, Path]:
         """Files that a run keeps: the properties of the model's windows."""

@@ -64,17 +64,16 @@ class TorchTimeSeries(TimeSeriesTask):
     def _augmented(self, batch: Arrays) -> Tensor:
         x: Tensor = batch["x"]
         augment = self.data.augment
-        if not augment.is_on:
-            return x
-        numbers = rng(batch)
-        if augment.time_warp:
-            x = warp_time(x, numbers, augment.time_warp)
-        if augment.scale:
-            x = scale(x, numbers, augment.scale)
-        if augment.jitter:
-            x = jitter(x, numbers, augment.jitter)
-        if augment.channel_dropout:
-            x = drop_channels(x, numbers, augment.channel_dropout)
+        changes = {
+            warp_time: augment.time_warp,
+            scale: augment.scale,
+            jitter: augment.jitter,
+            drop_channels: augment.channel_dropout,
+        }
+        if any(changes.values()):
+            numbers = rng(batch)
+            for change, extent in changes.items():
+                x = change(x, numbers, extent) if extent else x
         return x
 
     def facts(self) -> Mapping[str, Any]:

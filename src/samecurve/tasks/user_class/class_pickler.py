@@ -51,7 +51,9 @@ def task_of(task_class: type, directory: Path) -> str:
     """
     module, name = task_class.__module__, task_class.__name__
     file = _module_file(task_class)
-    if file is not None and "." not in module and not _is_installed(file):
+    packages = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
+    is_installed = file is not None and any(map(file.is_relative_to, packages))
+    if file is not None and "." not in module and not is_installed:
         return f"{os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file}:{name}"
     if file is not None and _found_by_others(module) == file:
         return f"{module}:{name}"
@@ -67,10 +69,6 @@ def _module_file(task_class: type) -> Path | None:
         return None
     file = getattr(module, "__file__", None)
     return Path(file).resolve() if file and file.endswith(".py") else None
-
-
-def _is_installed(file: Path) -> bool:
-    return any(file.is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
 
 
 def _found_by_others(module: str) -> Path | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from samecurve.core.config.document import Document
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.system.files import read_file_bytes, write_json
 from samecurve.tasks.user_class.class_place import (
     SOURCE_INDEX,
@@ -79,16 +80,13 @@ def read_kept_source(run: Path) -> KeptSource | None:
     home = run / SOURCES
     try:
         values = json.loads(read_file_bytes(home / SOURCE_INDEX, _MOST_INDEX))
-        kept = KeptSource(home=home, **values)
-        names = [*kept.files, kept.entry]
-        texts = (kept.task, kept.root, *names, *kept.files.values(), kept.module or "")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        kept = parse_dataclass(KeptSource, {**values, "home": home})
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     is_whole = (
-        all(isinstance(text, str) for text in texts)
-        and kept.entry in kept.files
+        kept.entry in kept.files
         and len(kept.files) <= _MOST_FILES
-        and all(_is_inside(home, name) for name in names)
+        and all(_is_inside(home, name) for name in kept.files)
     )
     return kept if is_whole else None
 

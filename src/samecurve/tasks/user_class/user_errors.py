@@ -92,7 +92,9 @@ def end_copy(what: str) -> NoReturn:
 
 
 def _of_a_peer(error: BaseException) -> bool:
-    """Whether a collective has raised the error, inside torch's own code."""
+    """Whether a collective that has peers has raised the error, inside torch's own code."""
+    if "Default process group has not been initialized" in message_of(error):
+        return False  # a process alone has no peers
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (
         "/torch/distributed/" in frames[-1].filename
@@ -173,7 +175,7 @@ class UserCall:
 
     what: the method, for errors: "MyTask.loss()"
     file: the user's file, whose lines errors name; None: the code is ours
-    kind: the kind of error that the method's errors become, asked when it raises one
+    kind: the kind of error that the method's errors become, asked at the call
     phases: names of the phases of a step; none: there is one update a step
     """
 
@@ -194,14 +196,8 @@ class UserCall:
 
     def __call__(self, *arguments: Any, progress: Progress = START, phase: str = "") -> Any:
         """Call the method. phase: '': the first of the step"""
-        process = os.getpid()
-        try:
-            returned = self.method(*arguments, **self.named(progress, phase))
-        except BaseException as error:
-            self.raise_explained(error, process)
-        if os.getpid() != process:
-            self.end_copy()
-        return returned
+        with calling(self._what, self._file, self._kind()):
+            return self.method(*arguments, **self.named(progress, phase))
 
     def named(self, progress: Progress, phase: str) -> dict[str, Any]:
         """The arguments that the method asks for by name."""

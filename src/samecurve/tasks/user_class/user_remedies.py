@@ -57,6 +57,12 @@ def _of_the_message(error: BaseException, _at: object) -> str:
             " Sequential) is called: call it as a whole, and read weights outside of blocks; or"
             " --strategy ddp"
         )
+    if "Default process group has not been initialized" in message:
+        return (
+            "leave the call out: a task's code sees one device, and gradients, losses and metrics"
+            " are summed over all devices after it; or ask torch.distributed.is_initialized()"
+            " first, which says False here"
+        )
     if _NO_GPU.search(message):
         return (
             "take .cuda() or .to(...) out of this line: model and batch are on the run's device"

@@ -109,3 +109,8 @@ class LateOptimizer(JoinedOptimizers):
 
     def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
         return self._optimizers[self._group_of[param.name]]
+
+    def create_state(self) -> None:
+        """Also of what is not used yet: a checkpoint has its state, too."""
+        for optimizer in self._optimizers.values():
+            optimizer.create_state()

@@ -5,6 +5,7 @@ The config's others: optimizers/. A task's own: user_optimizer.py.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,22 +113,22 @@ def _is_matrix(parameter: nn.Parameter) -> bool:
 _STATE_NAMES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
-class OptimizerUpdate:
+class OptimizerUpdate(ABC):
     """An optimizer as a training step and a checkpoint use it. The base keeps nothing."""
 
+    @abstractmethod
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         """Make one update from the gradients of the parameters' views, which all have one; none
         where `finite` is False.
 
         A tensor is on the device that clips, and nobody waits for it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         """The state of one parameter, by name: single numbers, or tensors that lie along the first
         dimension as `param.view` does.
         """
-        raise NotImplementedError
 
     def whole_states(self, _param: OptimizerParam) -> Collection[str]:
         """Names of those that do not: each process has all of them, whatever its part of the
@@ -139,25 +140,28 @@ class OptimizerUpdate:
         """The state that the optimizer holds once for all parameters, by a checkpoint's name."""
         return iter(())
 
-    def create_state(self) -> None:
+    def create_state(self) -> None:  # noqa: B027 - for most it exists from the start
         """Make all state exist, so that a checkpoint can fill it.
 
         What it, and the weights, hold afterwards is of no meaning.
         """
 
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+    def after_restore(  # noqa: B027 - most have nothing more to do
+        self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]
+    ) -> None:
         """After state_of() was filled from a checkpoint. filled: by the checkpoint's names."""
 
 
 class JoinedOptimizers(OptimizerUpdate):
     """Several optimizers, each of parameters of its own."""
 
+    @abstractmethod
     def each(self) -> Iterable[OptimizerUpdate]:
         """The optimizers that move parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
-        raise NotImplementedError
+        """The optimizer that has this parameter."""
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         for optimizer in self.each():

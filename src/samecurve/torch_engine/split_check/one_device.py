@@ -6,10 +6,11 @@ are wrapped or a group of processes exists. So the model is built once more, wit
 outside of the strategy, where a whole copy has room.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Co
     if alone.gradients is None or sharded.gradients is None:
         return Comparison(left_out="its gradient can't be computed by itself")
     rest = GradientRest(sharded.gradients)
-    rest.subtract(_own_parts(setup, alone.gradients))
+    rest.subtract(alone.gradients)
     norms = rest.norms(setup)
     finding = compare_gradients(other, [one], norms, GRADIENTS[trials.format])
     return Comparison(explain_sharded(strategy, finding) if finding else None)
@@ -73,52 +74,65 @@ def _has_room(setup: EngineSetup) -> bool:
 
 
 def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried:
-    """The loss and its gradient of a model that no strategy has laid out."""
-    weights: dict[str, torch.Tensor] = {}
-    with torch.no_grad():
-        setup.strategy.change(
-            lambda model: weights.update({name: p.data for name, p in model.named_parameters()})
-        )
-    buffers = dict(setup.strategy.models[0].named_buffers())
+    """The loss of a model that no strategy has laid out, and this process's parts of its
+    gradient.
+    """
     task = getattr(setup.task, "task", setup.task)
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(task))
-        model = _built_with(setup, weights, buffers)
+        model = _whole_model(setup)
         strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
         alone = Trials(replace(setup, strategy=strategy), trials.rows, trials.stage)
         alone.step, alone.phase_number = trials.step, trials.phase_number
         alone.format = trials.format
         stack.enter_context(alone.prepared())
-        return alone.tried(few, with_gradient=True)
+        own = _keep_own_parts(setup, model)
+        tried = alone.tried(few, with_gradient=True)
+    return tried if tried.gradients is None else tried._replace(gradients=own)
 
 
-def _built_with(
-    setup: EngineSetup, weights: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
-) -> nn.Module:
-    """The task's model, built anew, with these weights and copies of these buffers."""
+def _whole_model(setup: EngineSetup) -> nn.Module:
+    """The task's model, built anew, with the run's weights and copies of its buffers. Weights are
+    gathered one at a time.
+    """
     generator = torch.get_rng_state()
     model = ModelBuilder(setup).build(0)
     torch.set_rng_state(generator)
-    known: dict[int, nn.Parameter] = {}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    places: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(parameter) not in known:
-                whole = weights[names[id(parameter)]]
-                known[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-            setattr(module, name, known[id(parameter)])
-    for name, buffer in buffers.items():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places[id(parameter)].append((module, name))
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weights in setup.strategy.whole_weights():
+            built = parameters.pop(name)
+            whole = nn.Parameter(weights, requires_grad=built.requires_grad)
+            for module, last in places[id(built)]:
+                setattr(module, last, whole)
+    for name, buffer in setup.strategy.models[0].named_buffers():
         path, _, last = name.rpartition(".")
         setattr(model.get_submodule(path), last, buffer.clone())
     return model
 
 
-def _own_parts(setup: EngineSetup, gradients: Gradients) -> Gradients:
-    """This process's parts of whole gradients, as often as ranks add up the same samples."""
-    strategy, ranks = setup.strategy, setup.comm.world_size
-    return {
-        name: strategy.own_part(parameter, gradients[name] * ranks).to(parameter.device)
-        for name, parameter in strategy.models[0].named_parameters()
-        if name in gradients
-    }
+def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
+    """This process's parts of the whole model's gradient, as often as ranks add up the same
+    samples. They come to be in its backward pass, which lets go of each whole gradient at once: all
+    of them would need more memory than a step.
+    """
+    own: Gradients = {}
+    laid_out = dict(setup.strategy.models[0].named_parameters())
+
+    def keep(name: str, whole: nn.Parameter) -> None:
+        gradient, whole.grad = whole.grad, None
+        assert gradient is not None
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
+        own[name] = own[name] + part if name in own else part
+
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            register: Any = parameter.register_post_accumulate_grad_hook
+            register(partial(keep, name))
+    return own

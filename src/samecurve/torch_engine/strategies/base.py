@@ -105,6 +105,13 @@ class Strategy:
         """
         function(self.models[0], *arguments)
 
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The first replica's parameters, by name, each a whole tensor of its own. Every process
+        takes them all, one after another.
+        """
+        for name, parameter in self.models[0].named_parameters():
+            yield name, parameter.detach().clone()
+
     def reset(self) -> None:
         """Before the first step: forget what trials have gathered or learnt."""
 

@@ -260,6 +260,14 @@ class FSDP(Strategy):
             parameter.to_local().copy_(self.own_part(parameter, getattr(module, name)))
             setattr(module, name, parameter)
 
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.models[0].named_parameters():
+            weights: torch.Tensor = parameter
+            if isinstance(weights, DTensor):
+                yield name, self._gathered(weights)
+            else:
+                yield name, weights.detach().clone()
+
     def _gathered(self, parameter: DTensor) -> torch.Tensor:
         """The whole parameter, as a copy: a sum in which each process adds its part to zeros."""
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)

@@ -106,7 +106,9 @@ class ChatTemplate:
         through = self._render(messages, tools=tools)
         shown = len(through) > begin and whole.startswith(through)
         if shown and not self._always_prompts(before, through, messages, tools):
-            return begin + len(self._without_rest(through[begin:]))
+            turn = through[begin:]
+            trimmed = turn.rstrip()  # the model stops before blanks after its last token
+            return begin + len(trimmed if trimmed.endswith(tuple(self._special)) else turn)
         return end if verbatim else None
 
     def _always_prompts(self, before: str, through: str, messages: Messages, tools: Any) -> bool:
@@ -120,11 +122,6 @@ class ChatTemplate:
             lambda pair: pair[0] == pair[1], zip(before[::-1], through[::-1], strict=False)
         )
         return any(not character.isspace() for character, _ in alike)
-
-    def _without_rest(self, turn: str) -> str:
-        """A turn without blanks after its last token: the model stops before them."""
-        stripped = turn.rstrip()
-        return stripped if stripped.endswith(tuple(self._special)) else turn
 
     def _rendered(
         self, messages: Messages, tools: Any, *, prompt: bool = False, marks: bool = False

@@ -115,7 +115,8 @@ class LabelledRows:
         labels = {"label": self.labels(ids)}
         if self._pairs is None:
             tokens = [cut_text(ids, self._suffix, self._longest) for ids in columns["input_ids"]]
-            return {"input_ids": tokens, "documents": [_ones(row) for row in tokens], **labels}
+            documents = [np.ones(len(row), np.int32) for row in tokens]
+            return {"input_ids": tokens, "documents": documents, **labels}
         rows = [
             cut_pair(tokens, self._mark(tokens, labels), self._pairs, self._longest)
             for tokens, labels in zip(columns["input_ids"], columns["labels"], strict=True)
@@ -139,10 +140,6 @@ def cut_text(tokens: NDArray[Any], suffix: NDArray[Any], longest: int) -> NDArra
         return tokens
     kept = max(0, longest - len(suffix))
     return np.concatenate([tokens[:kept], suffix.astype(np.int64)])[:longest]
-
-
-def _ones(tokens: NDArray[Any]) -> NDArray[np.int32]:
-    return np.ones(len(tokens), np.int32)
 
 
 def cut_pair(
@@ -193,4 +190,4 @@ def prompted(text: str, tokenizer: TextTokenizer, longest: int) -> dict[str, NDA
         return cut_pair(joined, mark, tokenizer.pairs, longest)
     parts = [tokenizer.prefix, tokenizer.encode([text])[0], tokenizer.suffix]
     whole = cut_text(np.concatenate(parts).astype(np.int64), tokenizer.suffix, longest)
-    return {"input_ids": whole, "documents": _ones(whole)}
+    return {"input_ids": whole, "documents": np.ones(len(whole), np.int32)}

@@ -7,9 +7,10 @@ makes the same tokens. `python -m samecurve.tasks.huggingface.data.parts JOB PAR
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +25,17 @@ from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
 from samecurve.tasks.huggingface.data.records import documents_of
 from samecurve.tasks.huggingface.data.sources import Chunk
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
+from samecurve.tasks.text import batches_of
 
 JOB = "job.json"
 _PART = 2 << 20  # bytes of a part, at least
 _MOST_PARTS = 2000  # about: each is a few files while it is made
 _TOGETHER = 1 << 20  # characters that are tokenized at once
 
+COUNTS = ("empty", "with_assistant", "assistant_tokens", "text_bytes")  # notes that are added up
+
 # tokens, and which of them count in the loss
 Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job that the tokenizing processes share."""
-
-    parts: tuple[tuple[Chunk, ...], ...]
-    tokenizer: str  # its directory
-    dtype: str  # of the tokens on disk
-
-    def write(self, directory: Path) -> None:
-        write_json(directory / JOB, asdict(self))
-
-    @staticmethod
-    def read(directory: Path) -> "Job":
-        values = json.loads((directory / JOB).read_text())
-        parts = tuple(tuple(Chunk(**chunk) for chunk in part) for part in values["parts"])
-        return Job(parts, values["tokenizer"], values["dtype"])
 
 
 @dataclass
@@ -63,36 +49,33 @@ class PartNotes:
     with_assistant: int = 0  # conversations in which the assistant says something
     assistant_tokens: int = 0  # tokens of conversations that count in the loss
     text_bytes: int = 0
-    labels: list[str] = field(
-        default_factory=list
-    )  # classes of the part, in the order of their first rows
+    # classes of the part, in the order of their first rows
+    labels: list[str] = field(default_factory=list)
 
 
-def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
+def parts_of(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
     """Parts of about the same size, made of neighbouring chunks."""
     least = max(_PART, sum(chunk.size for chunk in chunks) // _MOST_PARTS)
-    parts: list[tuple[Chunk, ...]] = []
-    part: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        part.append(chunk)
-        size += chunk.size
-        if size >= least:
-            parts.append(tuple(part))
-            part, size = [], 0
-    if part:
-        parts.append(tuple(part))
-    return tuple(parts)
+    return list(batches_of(chunks, lambda chunk: chunk.size, least=least))
+
+
+def write_job(
+    directory: Path, parts: Sequence[Sequence[Chunk]], tokenizer: Path, dtype: str
+) -> None:
+    """Write the job that the tokenizing processes share. dtype: of the tokens on disk."""
+    chunks = [[asdict(chunk) for chunk in part] for part in parts]
+    write_json(directory / JOB, {"parts": chunks, "tokenizer": str(tokenizer), "dtype": dtype})
 
 
 def run_job(directory: Path) -> None:
     """Tokenize parts that no other process has taken, until there are none."""
-    job = Job.read(directory)
-    tokenizer = TextTokenizer(Path(job.tokenizer))
-    for number, chunks in enumerate(job.parts):
+    job = json.loads((directory / JOB).read_text())
+    tokenizer = TextTokenizer(Path(job["tokenizer"]))
+    for number, chunks in enumerate(job["parts"]):
         with suppress(FileExistsError):
             os.close(os.open(directory / f"{number}.taken", os.O_CREAT | os.O_EXCL))
-            _Part(directory, number, job.dtype).write(chunks, tokenizer)
+            part = _Part(directory, number, job["dtype"])
+            part.write([Chunk(**chunk) for chunk in chunks], tokenizer)
 
 
 def read_documents(directory: Path, number: int) -> dict[str, NDArray[Any]]:
@@ -116,7 +99,8 @@ class _Part:
             open(f"{self._base}.tokens", "wb") as tokens,
             open(f"{self._base}.loss_mask", "wb") as masks,
         ):
-            for group in _groups(chunks):
+            documents = (document for chunk in chunks for document in documents_of(chunk))
+            for group in batches_of(documents, _characters, least=_TOGETHER, most=1024):
                 for document, (ids, mask) in zip(group, _encode(group, tokenizer), strict=True):
                     tokens.write(ids.astype(self._dtype).tobytes())
                     masks.write(mask.astype(np.uint8).tobytes())
@@ -145,26 +129,15 @@ class _Part:
             notes.empty += 1
         if len(ids):
             notes.largest_id = max(notes.largest_id, int(ids.max()))
-        notes.text_bytes += sum(len(text) for text in document.text)
+        notes.text_bytes += _characters(document)
         notes.with_assistant += any(message["role"] == ASSISTANT for message in document.messages)
         notes.loss_tokens += loss_tokens
         if document.messages:
             notes.assistant_tokens += loss_tokens
 
 
-def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
-    """Documents, as many at a time as are tokenized at once."""
-    group: list[Document] = []
-    size = 0
-    for chunk in chunks:
-        for document in documents_of(chunk):
-            group.append(document)
-            size += sum(map(len, document.text))
-            if size >= _TOGETHER or len(group) >= 1024:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
+def _characters(document: Document) -> int:
+    return sum(map(len, document.text))
 
 
 def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
@@ -178,16 +151,12 @@ def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded
         "triple": _encode_pairs,
     }
     encoded: list[Encoded] = []
-    begin = 0
-    while begin < len(group):  # neighbours are of one kind, except between files
-        kind, end = group[begin].kind, begin
-        while end < len(group) and group[end].kind == kind:
-            end += 1
+    # neighbours are of one kind, except between files
+    for kind, documents in groupby(group, lambda document: document.kind):
         if kind == "messages":
-            encoded += [_encode_messages(each, tokenizer) for each in group[begin:end]]
+            encoded += [_encode_messages(each, tokenizer) for each in documents]
         else:
-            encoded += by_kind[kind](group[begin:end], tokenizer)
-        begin = end
+            encoded += by_kind[kind](list(documents), tokenizer)
     return encoded
 
 
@@ -272,11 +241,7 @@ def main(directory: str, parent: str) -> None:
     try:
         run_job(Path(directory))
     except UserError as error:
-        content: dict[str, Any] = {
-            "cause": error.cause,
-            "remedy": error.remedy,
-            "where": error.where,
-        }
+        content = {"cause": error.cause, "remedy": error.remedy, "where": error.where}
         write_json(Path(directory) / f"error.{os.getpid()}.json", content)
         sys.exit(error.exit_code)
 

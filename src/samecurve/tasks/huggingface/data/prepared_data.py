@@ -8,12 +8,13 @@ prepared.tokenizer                        None for random tokens, or raw ones wi
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import ALL
+from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
@@ -29,6 +30,7 @@ from samecurve.tasks.huggingface.data.labelled import (
 )
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
 from samecurve.tasks.huggingface.data.row_layout import (
+    USES,
     LaidOut,
     LayoutStatistics,
     Rows,
@@ -43,9 +45,8 @@ from samecurve.tasks.huggingface.data.source_parts import (
 from samecurve.tasks.huggingface.data.sources import stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import NOTES, TextTokenizer
 from samecurve.tasks.huggingface.data.token_rows import RandomRows, TokenRows, collate
-from samecurve.tasks.huggingface.data.tokenizer_source import (
-    stamp_tokenizer,
-)
+from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
+from samecurve.tasks.huggingface.data.tokenizer_source import stamp_tokenizer
 from samecurve.tasks.huggingface.sections import HFData
 from samecurve.units import counted, show_count
 
@@ -111,14 +112,17 @@ def prepare_data(
     corpora = [part.corpus for part in parts]
     laid_out, key = _rows(data, parts, home)
     pad = 0 if tokenizer is None else tokenizer.pad
-    make = partial(TokenRows, corpora, width=data.seq_len if data.packing else None, pad=pad)
-    rows_held_out = make(laid_out.held_out, known_by=f"{key}/held out")
-    has_test = any(part.role == "test" for part in parts)
+    width = data.seq_len if data.packing else None
+    known_by = {"train": key, "held_out": f"{key}/held out", "test": f"{key}/test"}
+    rows = {
+        use: TokenRows(corpora, of_use, width=width, pad=pad, known_by=known_by[use])
+        for use, of_use in laid_out.rows.items()
+    }
     largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
-        train=make(laid_out.train, known_by=key),
-        test=make(laid_out.test, known_by=f"{key}/test") if has_test else None,
-        held_out=spread_out(rows_held_out, data.eval_samples),
+        train=rows["train"],
+        test=rows.get("test"),
+        held_out=spread_out(rows["held_out"], data.eval_samples),
         collate=None if data.packing else partial(collate, pad=pad),
         tokenizer=tokenizer,
         vocab_size=1 + largest.notes.largest_id if tokenizer is None else tokenizer.size,
@@ -130,45 +134,43 @@ def prepare_data(
         reference=_reference(data, laid_out.statistics),
     )
     if learns == "pair":
-        return _paired(prepared, rows_held_out, count_texts(corpora), data)
+        return _paired(prepared, rows, count_texts(corpora), data)
     if learns == "tokens":
         return prepared
-    return _labelled(prepared, parts, rows_held_out, data=data, classes=classes)
+    return _labelled(prepared, rows, corpora, data=data, classes=classes)
 
 
 def _labelled(
     prepared: PreparedData,
-    parts: Sequence[SourcePart],
-    rows_held_out: TokenRows,
+    rows: Mapping[str, TokenRows],
+    corpora: Sequence[TokenizedSource],
     *,
     data: HFData,
     classes: Sequence[str],
 ) -> PreparedData:
-    """The data with each text's class beside its tokens. rows_held_out: all of them."""
-    corpora = [part.corpus for part in parts]
-    chosen = choose_classes(corpora, classes)
-    assert isinstance(prepared.train, TokenRows)
+    """The data with each text's class beside its tokens. rows: by use"""
+    chosen, has_pairs = choose_classes(corpora, classes), are_pairs(corpora)
     assert prepared.tokenizer is not None
     label = partial(
         LabelledRows,
         corpora=corpora,
         classes=chosen,
-        pairs=prepared.tokenizer.pairs if are_pairs(corpora) else None,
+        pairs=prepared.tokenizer.pairs if has_pairs else None,
         longest=data.seq_len,
         suffix=prepared.tokenizer.suffix,
     )
-    labelled = label(prepared.train)
-    counts = labelled.count_classes()
-    long = int((prepared.train.row_lengths > data.seq_len).sum())
-    kind = "pair" if are_pairs(corpora) else "text"
+    labelled = {use: label(of_use) for use, of_use in rows.items()}
+    counts = labelled["train"].count_classes()
+    long = int((rows["train"].row_lengths > data.seq_len).sum())
+    kind = "pair" if has_pairs else "text"
     cut = [f"{counted(long, kind)} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,
-        train=labelled,
-        held_out=spread_out(label(rows_held_out), data.eval_samples),
-        test=label(prepared.test) if isinstance(prepared.test, TokenRows) else None,
+        train=labelled["train"],
+        held_out=spread_out(labelled["held_out"], data.eval_samples),
+        test=labelled.get("test"),
         collate=partial(collate, pad=prepared.tokenizer.pad),
-        fingerprint=labelled.fingerprint(),
+        fingerprint=labelled["train"].fingerprint(),
         lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
         classes=tuple(chosen),
         class_counts=tuple(counts.tolist()),
@@ -176,22 +178,21 @@ def _labelled(
 
 
 def _paired(
-    prepared: PreparedData, rows_held_out: TokenRows, texts: int, data: HFData
+    prepared: PreparedData, rows: Mapping[str, TokenRows], texts: int, data: HFData
 ) -> PreparedData:
-    """The data with several texts in a row. rows_held_out: all of them."""
-    assert isinstance(prepared.train, TokenRows)
+    """The data with several texts in a row. rows: by use"""
     assert prepared.tokenizer is not None
     pair = partial(PairRows, longest=data.seq_len, suffix=len(prepared.tokenizer.suffix))
-    rows = pair(prepared.train)
+    paired = {use: pair(of_use) for use, of_use in rows.items()}
     return replace(
         prepared,
-        train=rows,
-        held_out=spread_out(pair(rows_held_out), data.eval_samples),
-        test=pair(prepared.test) if isinstance(prepared.test, TokenRows) else None,
+        train=paired["train"],
+        held_out=spread_out(paired["held_out"], data.eval_samples),
+        test=paired.get("test"),
         collate=partial(collate_pairs, pad=prepared.tokenizer.pad),
-        fingerprint=rows.fingerprint(),
+        fingerprint=paired["train"].fingerprint(),
         texts=texts,
-        lines=(f"an epoch: {len(rows)} rows of {texts} texts that belong together",),
+        lines=(f"an epoch: {len(paired['train'])} rows of {texts} texts that belong together",),
     )
 
 
@@ -218,7 +219,7 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
 
 
 def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
-    """Rows to train on, to evaluate on and to test on, from the cache; their key in the cache."""
+    """The rows of each use, from the cache, and their key in the cache."""
     identity: list[object] = [
         _FORMAT,
         [part.corpus.notes.sha256 for part in parts],
@@ -237,18 +238,17 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
     key = cache_key(identity)
 
     def make(scratch: Path) -> None:
-        rows = lay_out(data, parts)
-        rows.train.save(scratch, "train")
-        rows.held_out.save(scratch, "held_out")
-        rows.test.save(scratch, "test")
-        write_json(scratch / "rows.json", rows.statistics.to_json())
+        laid_out = lay_out(data, parts)
+        for use, rows in laid_out.rows.items():
+            rows.save(scratch, use)
+        write_json(scratch / "rows.json", asdict(laid_out.statistics))
 
     place = cache_entry(home / "rows" / key, make, say=show_progress)
-    statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
-    train, held_out = Rows.load(place, "train"), Rows.load(place, "held_out")
+    on_disk = json.loads((place / "rows.json").read_text())
+    statistics = parse_dataclass(LayoutStatistics, on_disk)
     has_test = any(part.role == "test" for part in parts)
-    test = Rows.load(place, "test") if has_test else held_out
-    return LaidOut(train, held_out, test, statistics), key
+    uses = [use for use in USES if has_test or use != "test"]
+    return LaidOut({use: Rows.load(place, use) for use in uses}, statistics), key
 
 
 def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedData:

@@ -4,7 +4,6 @@ A document ends with the end token, where one is known, and at the end of its fi
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -32,8 +31,8 @@ class RawSource(TokenizedSource):
     """Files of ids, one after another. home: the directory with their properties."""
 
     def __init__(self, home: Path, files: Sequence[InputFile]) -> None:
-        self.home, self._files = home, [file.path for file in files]
-        self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
+        super().__init__(home)
+        self._files = [file.path for file in files]
 
     @cached_property
     def tokens(self) -> Any:

@@ -4,7 +4,6 @@ Files are cut into chunks, which different processes may read.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from samecurve.tasks.huggingface.data.document_columns import (
     Document,
@@ -33,43 +32,39 @@ def chunks_of(file: InputFile, *, learns: Learns = "tokens", turns: bool = False
     are conversations.
     UserError: the file can't be read, or its columns are not known.
     """
-    chunks = _chunks_of(file, learns)
-    if not turns:
-        return chunks
-    return [
-        replace(chunk, kind="turns") if chunk.kind == "instruction" else chunk for chunk in chunks
-    ]
-
-
-def _chunks_of(file: InputFile, learns: Learns) -> list[Chunk]:
-    """The chunks of a file, by its columns.
-
-    UserError: the file can't be read, or its columns are not known.
-    """
+    size = file.path.stat().st_size
     if file.form == "parquet":
-        return row_groups(file.path, learns=learns)
-    size, step = file.path.stat().st_size, _CHUNK
-    kind: Kind = "text"
-    if file.form == "arrow":
-        kind, step = kind_of(arrow_columns(file.path), file.path, learns=learns), size
-    elif not size:
-        return []
-    elif file.form == "lines":
-        kind = kind_of_lines(file.path, learns=learns)
-    elif learns != "tokens":
-        raise no_column([], file.path, learns)
+        kind, group_sizes = row_groups(file.path, learns=learns)
+        bounds = [(number, number + 1, size) for number, size in enumerate(group_sizes)]
+    else:
+        step = size if file.form == "arrow" else _CHUNK
+        begins = range(0, size, step or 1)
+        bounds = [(begin, min(begin + step, size), min(step, size - begin)) for begin in begins]
+        kind = _kind_of(file, learns) if bounds or file.form == "arrow" else "text"
+    if turns and kind == "instruction":
+        kind = "turns"
     return [
         Chunk(
             path=str(file.path),
             form=file.form,
             kind=kind,
             begin=begin,
-            end=min(begin + step, size),
-            size=min(step, size - begin),
-            last=begin + step >= size,
+            end=end,
+            size=size,
+            last=end == bounds[-1][1],
         )
-        for begin in range(0, size, step)
+        for begin, end, size in bounds
     ]
+
+
+def _kind_of(file: InputFile, learns: Learns) -> Kind:
+    if file.form == "arrow":
+        return kind_of(arrow_columns(file.path), file.path, learns=learns)
+    if file.form == "lines":
+        return kind_of_lines(file.path, learns=learns)
+    if learns != "tokens":
+        raise no_column([], file.path, learns)
+    return "text"
 
 
 def documents_of(chunk: Chunk) -> Iterator[Document]:

@@ -5,10 +5,9 @@ in the cache. A piece is a document, or the part of a document in a row. Its add
 tokens of all sources, one after another.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from samecurve.tasks.text.splits import Role
 
 Numbers = NDArray[np.int64]
 
+USES = ("train", "held_out", "test")  # what rows are for; these name their files in the cache
 _HELD_OUT, _REPEATED = 1, 2  # seeds of two random orders of documents
 
 
@@ -78,11 +78,9 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class LaidOut:
-    """Rows to train on, to evaluate on and to test on, and counts."""
+    """Rows by their use, and counts."""
 
-    train: Rows
-    held_out: Rows
-    test: Rows
+    rows: Mapping[str, Rows]
     statistics: "LayoutStatistics"
 
 
@@ -110,22 +108,12 @@ class LayoutStatistics:
     empty: int  # documents without a character
     without_loss: int  # documents without a token that counts in the loss
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "LayoutStatistics":
-        sources = value.pop("sources")
-        return cls(sources=tuple(SourceStatistics(**each) for each in sources), **value)
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _SourcePieces:
-    """Pieces of one source, and counts of what it leaves out (named as in LayoutStatistics)."""
+    """Pieces of one source by use, and counts of what is left out (as in LayoutStatistics)."""
 
-    train: Pieces
-    held_out: Pieces
-    test: Pieces
+    by_use: Mapping[str, Pieces]
     cut: int
     tokens_left_out: int
     without_loss: int
@@ -142,27 +130,26 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
         _of_part(part, base, data, hold_out=part.source.source not in evaluated)
         for part, base in zip(parts, bases[:-1], strict=True)
     ]
-    train = _joined([each.train for each in pieces])
+    joined = {use: _joined([each.by_use[use] for each in pieces]) for use in USES}
+    train = joined["train"]
     trained = [(p, each) for p, each in zip(parts, pieces, strict=True) if p.role == "train"]
     without_loss = sum(each.without_loss for _, each in trained)
     if not len(train):
         documents = sum(_documents(part.corpus, data) for part, _ in trained)
         raise _nothing_left(data, documents, without_loss)
-    rows = _rows(train, data)
-    held_out = _rows(_joined([each.held_out for each in pieces]), data)
-    test = _rows(_joined([each.test for each in pieces]), data)
+    rows = {use: _rows(joined[use], data) for use in USES}
     statistics = LayoutStatistics(
         sources=tuple(
             SourceStatistics(
                 source=part.source.source,
                 weight=part.source.weight,
                 documents=_documents(part.corpus, data),
-                tokens=int(each.train.length.sum()),
+                tokens=int(each.by_use["train"].length.sum()),
             )
             for part, each in trained
         ),
-        rows=len(rows.row) - 1,
-        held_out_rows=len(held_out.row) - 1,
+        rows=len(rows["train"].row) - 1,
+        held_out_rows=len(rows["held_out"].row) - 1,
         tokens=int(train.length.sum()),
         loss_tokens=int(train.loss_tokens.sum()),
         cut=sum(each.cut for _, each in trained),
@@ -170,7 +157,7 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
         empty=sum(part.corpus.notes.empty for part, _ in trained),
         without_loss=without_loss,
     )
-    return LaidOut(rows, held_out, test, statistics)
+    return LaidOut(rows, statistics)
 
 
 def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
@@ -194,18 +181,14 @@ def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _S
     """The pieces of one split. hold_out: a share of what is trained on, for evaluation."""
     corpus = part.corpus
     pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base, data.max_documents)
-    none = pieces.at(np.zeros(0, np.int64))
-    kept, held_out, test = none, none, none
+    by_use = dict.fromkeys(USES, pieces.at(np.zeros(0, np.int64)))
     if part.role == "train":
-        kept, held_out = _split(pieces, data.validation if hold_out else 0.0)
-    elif part.role == "validation":
-        held_out = pieces
+        kept, by_use["held_out"] = _split(pieces, data.validation if hold_out else 0.0)
+        by_use["train"] = _repeat(kept, part.source.weight)
     else:
-        test = pieces
+        by_use["held_out" if part.role == "validation" else "test"] = pieces
     return _SourcePieces(
-        train=_repeat(kept, part.source.weight),
-        held_out=held_out,
-        test=test,
+        by_use=by_use,
         cut=cut,
         tokens_left_out=tokens_left_out,
         without_loss=_documents(corpus, data) - len(np.unique(pieces.document)),

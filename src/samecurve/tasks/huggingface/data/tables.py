@@ -16,7 +16,8 @@ from samecurve.tasks.huggingface.data.document_columns import (
 from samecurve.tasks.huggingface.data.sources import Chunk
 
 
-def row_groups(path: Path, *, learns: Learns) -> list[Chunk]:
+def row_groups(path: Path, *, learns: Learns) -> tuple[Kind, list[int]]:
+    """The kind of a parquet file's documents, and the bytes of each row group."""
     check_installed()
     import pyarrow
     from pyarrow import parquet
@@ -32,18 +33,7 @@ def row_groups(path: Path, *, learns: Learns) -> list[Chunk]:
         ) from None
     kind = kind_of(columns, path, learns=learns)
     _check_filled(path, footer, kind)
-    return [
-        Chunk(
-            path=str(path),
-            form="parquet",
-            kind=kind,
-            begin=number,
-            end=number + 1,
-            size=footer.row_group(number).total_byte_size,
-            last=number + 1 == footer.num_row_groups,
-        )
-        for number in range(footer.num_row_groups)
-    ]
+    return kind, [footer.row_group(n).total_byte_size for n in range(footer.num_row_groups)]
 
 
 def _check_filled(path: Path, footer: Any, kind: Kind) -> None:

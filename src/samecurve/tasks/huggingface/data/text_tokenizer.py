@@ -23,6 +23,7 @@ from samecurve.tasks.text.tokenizer import (
     ByteTokenizer,
     LibraryTokenizer,
     TokenIds,
+    Tokenizer,
     library_errors,
 )
 from samecurve.tasks.text.tokenizer_files import write_tokenizer, write_tokenizer_config
@@ -85,7 +86,7 @@ class TextTokenizer:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = read_notes(home / NOTES)
-        self._tokenizer: ByteTokenizer | LibraryTokenizer = ByteTokenizer()
+        self._tokenizer: Tokenizer = ByteTokenizer()
         self._inner: Any = None  # the library's own object; None: tokens are bytes
         self.prefix = self.suffix = np.zeros(0, np.uint32)
         self.pad = 0
@@ -216,11 +217,7 @@ class TextTokenizer:
                     "data.chat_template=FILE.jinja, or the tokenizer of a chat model",
                     "data.tokenizer",
                 )
-            self._template = ChatTemplate(text, self.notes.names, self._special_tokens())
+            added = {} if self._inner is None else self._inner.get_added_tokens_decoder()
+            special = [token.content for token in added.values() if token.content.strip()]
+            self._template = ChatTemplate(text, self.notes.names, special)
         return self._template
-
-    def _special_tokens(self) -> list[str]:
-        if self._inner is None:
-            return []
-        added = self._inner.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.content.strip()]

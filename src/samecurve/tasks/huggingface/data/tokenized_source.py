@@ -26,11 +26,17 @@ from samecurve.probe import child_environment
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
-from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_documents, run_job
+from samecurve.tasks.huggingface.data.parts import (
+    COUNTS,
+    PartNotes,
+    parts_of,
+    read_documents,
+    run_job,
+    write_job,
+)
 from samecurve.tasks.huggingface.data.records import chunks_of
 from samecurve.tasks.huggingface.data.sources import Chunk, InputFile, stamp_files
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
-from samecurve.tasks.text import check_cached_tokens
 from samecurve.units import show_bytes, show_seconds
 
 _FORMAT = 2  # of the cache
@@ -65,7 +71,6 @@ class TokenizedSource:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = SourceNotes(**json.loads((home / "corpus.json").read_text()))
-        check_cached_tokens(home / "tokens.bin", self.notes.dtype, self.notes.num_tokens)
 
     @property
     def largest_at(self) -> str:
@@ -191,14 +196,14 @@ class _Tokenization:
     ) -> None:
         self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
         self._has_chats = any(chunk.kind in {"messages", "turns"} for chunk in chunks)
-        self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
-        dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
-        self._job = Job(parts_of(chunks), str(tokenizer.home), dtype)
+        self._parts = parts_of(chunks)
+        self._sizes = [sum(chunk.size for chunk in part) for part in self._parts]
+        self._dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
         self._work = scratch / "parts"
 
     def run(self) -> None:
         self._work.mkdir()
-        self._job.write(self._work)
+        write_job(self._work, self._parts, self._tokenizer.home, self._dtype)
         processes = min(len(os.sched_getaffinity(0)), len(self._sizes), _MOST_PROCESSES)
         if processes <= 1 or sum(self._sizes) <= _ALONE:
             run_job(self._work)
@@ -260,7 +265,7 @@ class _Tokenization:
         notes, lengths, kinds = self._documents()
         lengths.tofile(self._scratch / "lengths.bin")
         kinds.tofile(self._scratch / "kinds.bin")
-        digest = hashlib.sha256(self._job.dtype.encode() + lengths.tobytes() + kinds.tobytes())
+        digest = hashlib.sha256(self._dtype.encode() + lengths.tobytes() + kinds.tobytes())
         digest.update(self._join_files("tokens"))
         digest.update(self._join_files("loss_mask"))
         classes = sort_classes({label for note in notes for label in note.labels})
@@ -270,17 +275,14 @@ class _Tokenization:
         if loss_tokens == num_tokens:
             (self._scratch / "loss_mask.bin").unlink()
         return SourceNotes(
-            dtype=self._job.dtype,
+            dtype=self._dtype,
             num_tokens=num_tokens,
             vocab_size=self._tokenizer.size,
             largest_id=max((note.largest_id for note in notes), default=0),
             sha256=digest.hexdigest(),
             partly=loss_tokens < num_tokens,
-            empty=sum(note.empty for note in notes),
-            with_assistant=sum(note.with_assistant for note in notes),
-            assistant_tokens=sum(note.assistant_tokens for note in notes),
-            text_bytes=sum(note.text_bytes for note in notes),
             classes=classes,
+            **{name: sum(getattr(note, name) for note in notes) for name in COUNTS},
         )
 
     def _join_files(self, kind: str) -> bytes:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from samecurve.tasks.huggingface.model_directory import check_directory
 from samecurve.tasks.huggingface.sections import HFData
 from samecurve.tasks.text.tokenizer import PROBED, LibraryTokenizer, train_bpe
 
-_CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
+_CONFIG, _SPECIAL, _TEMPLATE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*",
     "merges*", "*.model", "config.json",
@@ -113,18 +118,9 @@ def _make(
             notes = replace(notes, chat_template=template)
         if content is not None:
             (scratch / TOKENIZER).write_text(content)
-            LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(_sample(texts()))
+            sample = "".join(islice(chain.from_iterable(texts()), PROBED))
+            LibraryTokenizer(scratch / TOKENIZER, place).check_coverage(sample)
     (scratch / NOTES).write_text(json.dumps(asdict(notes), indent=1))
-
-
-def _sample(texts: Iterable[str]) -> str:
-    """The first characters of all texts."""
-    sample = ""
-    for text in texts:
-        sample += text[:PROBED]
-        if len(sample) >= PROBED:
-            break
-    return sample[:PROBED]
 
 
 def _read_template(data: HFData) -> str | None:
@@ -183,9 +179,10 @@ def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
     config = _json(home / _CONFIG)
     if (home / TOKENIZER).is_file() and config.get("tokenizer_class") in _AS_IT_IS:
         names = _token_names({**_json(home / _SPECIAL), **config})
-        return _checked(home / TOKENIZER), TokenizerNotes(
-            str(place), names, _template(home, config)
-        )
+        template = _default_of(config.get("chat_template"))
+        if (home / _TEMPLATE).is_file():
+            template = (home / _TEMPLATE).read_text()
+        return _checked(home / TOKENIZER), TokenizerNotes(str(place), names, template)
     return _through_transformers(home)
 
 
@@ -223,8 +220,8 @@ def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
             "data.tokenizer",
         )
     names = _token_names(tokenizer.special_tokens_map)
-    template = tokenizer.chat_template
-    return backend.to_str(), TokenizerNotes(str(home), names, _default_of(template))
+    template = _default_of(tokenizer.chat_template)
+    return backend.to_str(), TokenizerNotes(str(home), names, template)
 
 
 def _token_names(values: Mapping[str, Any]) -> dict[str, str]:
@@ -235,13 +232,6 @@ def _token_names(values: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and token is not None and not isinstance(token, bool):
             names[name] = str(token)
     return names
-
-
-def _template(home: Path, config: Mapping[str, Any]) -> str | None:
-    file = home / f"{_TEMPLATE}.jinja"
-    if file.is_file():
-        return file.read_text()
-    return _default_of(config.get("chat_template"))
 
 
 def _default_of(template: Any) -> str | None:
