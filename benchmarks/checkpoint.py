@@ -99,7 +99,7 @@ def ours(home: Path) -> float:
         ends.append(time.perf_counter())
         return found
 
-    inner.step = noting  # type: ignore[assignment]
+    inner.step = noting
     trained(inner, task, made, run.home, store=store)
     assert saved[0].values["bytes"] > 280e6
     return lost(ends)

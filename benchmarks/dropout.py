@@ -27,7 +27,7 @@ from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.probe import cpu_name
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 
 ALTERNATIONS, THREADS = 15, (1, 2)
 OTHERS = ("none", "fixed", "native")
@@ -201,7 +201,7 @@ def busy() -> tuple[float, float, float]:
 
 
 def main() -> None:
-    KeyedFunctions()  # until the end
+    KEYED_FUNCTIONS.acquire()  # until the end
     torch.manual_seed(0)
     cases: dict[str, tuple[Callable[[float], nn.Module], torch.Tensor]] = {
         "gpt": (GPT, torch.randint(VOCABULARY, (16, LENGTH))),

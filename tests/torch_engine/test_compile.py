@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from commands import losses, samecurve, write_config
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.planner import plan
 from samecurve.tasks import open_task
 from samecurve.tasks.language.sections import LanguageModel
@@ -24,7 +25,7 @@ from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.strategies.fsdp import FSDP
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
@@ -91,7 +92,7 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
     """Each module has a name and a number of its own there, which must not make a program each."""
     found = []
     for compiled in (False, True):
-        context = MicroBatchContext()
+        context = MicroBatchContext(torch.device("cpu"))
         with seeded(2):
             model = nn.Sequential(*(Part() for _ in range(5))).double()
         synchronise_batch_norms(model, Comm(), context)
@@ -99,8 +100,8 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
         if compiled:
             compile_model(model, "none", "eager")
         before, steps = programs(), []
-        for keys in (torch.arange(4), torch.arange(4, 8)):
-            context.begin(keys)
+        for ids in (np.arange(4), np.arange(4, 8)):
+            context.begin(StagedKeys(RowKeys(0, 0, 0, ids)))
             out = model(torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6))
             steps += [out, *torch.autograd.grad(out.square().sum(), [*model.parameters()])]
         found.append(steps)

@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samecurve.core.determinism.sample_keys import mix, row_keys
+from samecurve.core.determinism.sample_keys import RowKeys, mix
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.dropout_layers import dropout_layers, key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 
 SEED = 7
 
 
-def keys(ids: Any, epoch: int = 0) -> torch.Tensor:
-    return torch.from_numpy(row_keys(SEED, epoch, np.asarray(ids)))
+def keys(ids: Any, epoch: int = 0) -> StagedKeys:
+    return StagedKeys(RowKeys(SEED, epoch, 0, np.asarray(ids)))
 
 
-def keyed(model: nn.Module) -> tuple[Any, MicroBatchContext]:
-    rows = MicroBatchContext()
+def keyed(model: nn.Module, device: str = "cpu") -> tuple[Any, MicroBatchContext]:
+    rows = MicroBatchContext(torch.device(device))
     key_dropout(model, rows, SEED)
     return model, rows
 
@@ -117,7 +117,7 @@ def test_the_mask_is_that_of_the_formula(dtype: torch.dtype) -> None:
     x = torch.rand(2, 3, 7, dtype=dtype) + 1
     for call in (0, 1):
         output = model(x)
-        lanes = [formula(int(key), "1", call, 3, 7) for key in keys([3, 10**12])]
+        lanes = [formula(int(key), "1", call, 3, 7) for key in keys([3, 10**12]).rows.values]
         expected = torch.tensor(lanes) >= round(65536 * 0.3) - 32768
         scale = 65536 / (65536 - round(65536 * 0.3))
         assert torch.equal(
@@ -148,8 +148,8 @@ def test_a_gpu_draws_the_masks_of_a_cpu() -> None:
     found = []
     for device in ("cpu", "cuda:0"):
         for dtype in (torch.float32, torch.bfloat16):
-            model, rows = keyed(nn.Dropout(0.3))
-            rows.begin(keys(range(4)).to(device))
+            model, rows = keyed(nn.Dropout(0.3), device)
+            rows.begin(keys(range(4)))
             x = (
                 (torch.rand(4, 3, 7, generator=torch.Generator().manual_seed(0)) + 1)
                 .to(dtype)
@@ -290,7 +290,7 @@ def test_names_of_what_draws_and_of_what_is_keyed() -> None:
     assert dropout_layers(model) == (
         *("a", "c", "d", "e", "f.self_attn", "f.dropout", "f.dropout1", "f.dropout2", "g", "h"),
     )
-    rows = MicroBatchContext()
+    rows = MicroBatchContext(torch.device("cpu"))
     assert key_dropout(model, rows, SEED) == key_dropout(model, rows, SEED) == own
     assert isinstance(model["a"], nn.Dropout)
     rows.begin(keys(range(2)))

@@ -24,7 +24,7 @@ from samecurve.tasks import open_task
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_builder import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights
-from samecurve.torch_engine.model.one_device_view import OneDeviceView
+from samecurve.torch_engine.model.one_device_view import ONE_DEVICE_VIEW
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
@@ -258,13 +258,13 @@ def test_layers_skipped_at_random_are_one_curve(pool: Pool, tmp_path: Path) -> N
 
 def test_a_task_s_code_sees_no_other_process() -> None:
     reduce = dist.all_reduce
-    view = OneDeviceView()
+    ONE_DEVICE_VIEW.acquire()
     try:
         assert (dist.is_initialized(), dist.get_world_size(), dist.get_rank()) == (False, 1, 0)
         with pytest.raises(UserError, match=r"calls torch.distributed.all_reduce\(\), which needs"):
             dist.all_reduce(torch.ones(1))
     finally:
-        view.close()
+        ONE_DEVICE_VIEW.release()
     assert dist.all_reduce is reduce
 
 

@@ -19,6 +19,8 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 from worlds import Pool
 
+CPU = torch.device("cpu")
+
 Result = dict[str, NDArray[np.float64]]
 ROWS = 10
 
@@ -102,7 +104,7 @@ def trained(
 
 
 def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Result:
-    net, context = network().to(device), MicroBatchContext()
+    net, context = network().to(device), MicroBatchContext(torch.device(device))
     synchronise_batch_norms(net, peers, context)
     return trained(net, context, peers.rank, counts, device)
 
@@ -117,7 +119,7 @@ def assert_whole(found: Sequence[Result]) -> None:
     """What the peers found together is what one torch model finds on the whole batch; running
     values are bitwise equal on all.
     """
-    expected = trained(plain(), MicroBatchContext(), 0, (ROWS,))
+    expected = trained(plain(), MicroBatchContext(CPU), 0, (ROWS,))
     for name, value in expected.items():
         parts = [one[name] for one in found]
         kind = name.split()[0]
@@ -159,7 +161,7 @@ def normalised(
     peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
 ) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
     """(output, gradient of its sum of cubes) of a fresh norm on this peer's input."""
-    norm, context = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext()
+    norm, context = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext(CPU)
     synchronise_batch_norms(norm, peers, context)
     context.begin(None, real=real[peers.rank])
     own = inputs[peers.rank].clone().requires_grad_()
@@ -254,7 +256,7 @@ def test_the_model_stays_what_it_was() -> None:
     """
     net, reference = plain(), plain()
     before, names = dict(net.named_parameters()) | dict(net.named_buffers()), list(net.state_dict())
-    synchronise_batch_norms(net, Comm(), MicroBatchContext())
+    synchronise_batch_norms(net, Comm(), MicroBatchContext(CPU))
     assert list(net.state_dict()) == names
     assert all(
         value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers())
@@ -289,8 +291,8 @@ def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
         (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own"),
     ):
         with pytest.raises(UserError, match=words):
-            synchronise_batch_norms(found, Comm(), MicroBatchContext())
+            synchronise_batch_norms(found, Comm(), MicroBatchContext(CPU))
     norm: Any = nn.BatchNorm1d(2)
-    synchronise_batch_norms(norm, Comm(), MicroBatchContext())
+    synchronise_batch_norms(norm, Comm(), MicroBatchContext(CPU))
     with pytest.raises(UserError, match="complex"):
         norm(torch.ones(3, 2, dtype=torch.complex64))

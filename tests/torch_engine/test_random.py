@@ -34,10 +34,10 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness import replaced_functions
 from samecurve.torch_engine.randomness.draw_sites import Draw, DrawSites
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS, ReplacedFunctions
 from samecurve.torch_engine.randomness.served_functions import served_functions
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from tiny import MACHINE
 from worlds import Pool
 
@@ -65,13 +65,13 @@ class Harness:
 
 @pytest.fixture(scope="module")
 def functions() -> Any:
-    replaced = KeyedFunctions()
-    yield replaced
-    replaced.close()
+    KEYED_FUNCTIONS.acquire()
+    yield KEYED_FUNCTIONS
+    KEYED_FUNCTIONS.release()
 
 
 @pytest.fixture
-def harness(functions: KeyedFunctions) -> Harness:
+def harness(functions: ReplacedFunctions) -> Harness:
     del functions  # which are replaced meanwhile
     return Harness()
 
@@ -161,14 +161,14 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_each_function_follows_the_samples(name: str, harness: Harness) -> None:
     """Whole, in parts and in another order; other samples draw others, and no generator moves."""
     draw, ids = DRAWS[name], list(range(9))
-    watch = GeneratorWatch(CPU)
+    watch = GeneratorStates(CPU)
     whole = harness.run(draw, ids)
     assert torch.equal(whole, harness.run(draw, ids))
     parts = torch.cat([harness.run(draw, ids[:4]), harness.run(draw, ids[4:])])
     turned = harness.run(draw, ids[::-1]).flip(0)
     for other in (parts, turned):
         torch.testing.assert_close(other, whole, rtol=1e-5, atol=1e-6)
-    assert watch.moved() == ()
+    assert watch.moved() == []
     for seed in (0, 1):
         torch.manual_seed(seed)
         assert torch.equal(whole, harness.run(draw, ids))
@@ -198,9 +198,8 @@ def test_outside_of_a_microbatch_all_is_as_ever(harness: Harness) -> None:
     torch.manual_seed(3)
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(torch.rand(2, generator=torch.Generator().manual_seed(3)), expected)
-    second = KeyedFunctions()
-    second.close()
-    second.close()
+    KEYED_FUNCTIONS.acquire()
+    KEYED_FUNCTIONS.release()
     assert not torch.equal(
         harness.run(lambda x: torch.rand(len(x)), [1]),
         harness.run(lambda x: torch.rand(len(x)), [2]),
@@ -414,7 +413,9 @@ def test_numbers_that_backward_cannot_know_are_refused(harness: Harness) -> None
 # torch hides it where warnings are no errors
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_is_served(backend: str, harness: Harness, functions: KeyedFunctions) -> None:
+def test_compiled_code_is_served(
+    backend: str, harness: Harness, functions: ReplacedFunctions
+) -> None:
     """Methods of tensors and imported names too, and computed again."""
     once = gradients(harness, lambda block, x: block(x))
     torch._dynamo.reset()
@@ -499,10 +500,10 @@ def test_what_is_not_served_is_recorded_and_its_generator_seen(harness: Harness)
 
     sites, records = harness.context.sites, []
     for part in (range(6), range(4)):
-        watch = GeneratorWatch(CPU)
+        watch = GeneratorStates(CPU)
         with sites.recording() as draws:
             harness.run(draw, part)
-        assert watch.moved() == (TORCH, NUMPY, PYTHON)
+        assert watch.moved() == ["torch", "numpy", "Python"]
         records.append(draws)
     sites.learn(*records)
     permutation, own_draw = records[0]

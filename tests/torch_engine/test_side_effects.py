@@ -87,7 +87,9 @@ def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
 
 def test_generators_that_draw_are_named_and_put_back() -> None:
     task = Task()
-    generators = GeneratorStates(Attributes(nn.Linear(2, 2), task), [torch.device("cpu")])
+    generators = GeneratorStates(
+        torch.device("cpu"), Attributes(nn.Linear(2, 2), task).generators()
+    )
     draws: dict[str, Any] = {
         "torch": lambda: torch.rand(2).tolist(),
         "numpy": np.random.rand,

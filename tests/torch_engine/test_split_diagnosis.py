@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from samecurve.torch_engine.split_check.blamed_calls import Recording
-from samecurve.torch_engine.split_check.side_effects import Attributes, GeneratorStates
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from samecurve.torch_engine.split_check.watched_lines import watch
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/somelib/noise.py"
@@ -26,7 +25,7 @@ def library_function() -> Callable[[int], Any]:
 
 
 def draws_of(run: Callable[[], object]) -> list[tuple[str, str]]:
-    generators = GeneratorStates(Attributes(nn.Identity(), object()), [torch.device("cpu")])
+    generators = GeneratorStates(torch.device("cpu"))
     return [(draw.function, draw.where) for draw in watch(run, generators, {}).draws]
 
 

@@ -17,12 +17,9 @@ from jax.stages import Wrapped
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.microbatches import split_batch
-from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray
-from samecurve.jax_engine.checkpoint import StateLayout
-from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.array_types import Arrays, HostArray
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_numbers
 from samecurve.jax_engine.step_program import (
@@ -31,11 +28,12 @@ from samecurve.jax_engine.step_program import (
     LossSums,
     Merge,
     Rows,
+    Setup,
     first_of,
     round_program,
     without_fillers,
 )
-from samecurve.jax_engine.strategies import AXIS, Strategy
+from samecurve.jax_engine.strategies import AXIS
 
 Features = tuple[Arrays, Arrays]  # features that may have a gradient, and others; a row a sample
 
@@ -71,17 +69,12 @@ def microbatch_features(
         all_features = with_numbers(features, without_fillers(leave_out, rows))
     else:
         all_features = jax.vmap(of_one_row)(rows.arrays)
-    return split_by_gradient(all_features)
-
-
-def split_by_gradient(features: Arrays) -> Features:
-    """Split features into those with a gradient (real or complex) and those of whole numbers."""
     inexact = {
         name: feature
-        for name, feature in features.items()
+        for name, feature in all_features.items()
         if jnp.issubdtype(feature.dtype, jnp.inexact)
     }
-    return inexact, {name: array for name, array in features.items() if name not in inexact}
+    return inexact, {name: array for name, array in all_features.items() if name not in inexact}
 
 
 def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
@@ -204,18 +197,18 @@ class HostRows(NamedTuple):
     position: HostArray
 
 
-def make_round_features(
-    *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout
-) -> Wrapped:
+def make_round_features(setup: Setup) -> Wrapped:
     """Compile the features of an evaluation's round: round_program() -> RoundFeatures."""
 
     def features(params: Arrays, rows: Rows, when: jax.Array) -> Any:
-        inexact, others = microbatch_features(task, model.merge, params, rows, when=when)
+        inexact, others = microbatch_features(
+            setup.task, setup.model.merge, params, rows, when=when
+        )
         assert rows.position is not None
         local = RoundFeatures({**inexact, **others}, rows.position)
         return jax.tree.map(lambda array: lax.all_gather(array, AXIS), local)
 
-    return round_program(features, model, strategy, layout)
+    return round_program(setup, features)
 
 
 def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
@@ -239,11 +232,11 @@ def on_host(one: RoundFeatures) -> HostRows:
 class EvalLosses:
     """The summed losses of the global batches of held-out samples; the last batch may be short."""
 
-    def __init__(self, task: Task, plan: Plan, dtype: Float) -> None:
-        self._plan = plan
-        compiled: Callable[..., Wrapped] = exact_jit if plan.compute.exact else jax.jit
+    def __init__(self, setup: Setup) -> None:
+        self._plan = setup.plan
+        compiled: Callable[..., Wrapped] = exact_jit if setup.plan.compute.exact else jax.jit
         self._totals = compiled(
-            lambda whole, when: loss_totals(LossSums(task, (), when), whole, dtype)
+            lambda whole, when: loss_totals(LossSums(setup.task, (), when), whole, setup.dtype)
         )
 
     def total(

@@ -15,6 +15,7 @@ import optax
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weights import AVERAGE, LATE, check_finite, check_fit, check_weights
 from samecurve.errors import UserError
@@ -78,13 +79,12 @@ class Entry:
 
     name: str  # in a checkpoint
     shape: Shape  # of the whole array
+    dtype: np.dtype[Any]
 
 
 class StateLayout:
     """Names, shapes and places of a state's leaves.
 
-    loss_scaled: whether the precision is f16, whose loss scale belongs to the state.
-    averaged: whether moving averages of the weights belong to the state.
     trained: the rule of each trained parameter, by name.
     UserError: a group of the config matches no parameter.
     """
@@ -95,12 +95,10 @@ class StateLayout:
         optimizer: Optimizer,
         strategy: Strategy,
         dtype: Float,
-        *,
-        loss_scaled: bool,
-        averaged: bool = False,
+        plan: Plan,
     ) -> None:
         self._strategy = strategy
-        self._loss_scaled = loss_scaled
+        self._loss_scaled = plan.compute.precision == "f16"  # its scale belongs to the state
         optimizer.rules.check_names(model.specs)
         rules = {
             name: optimizer.rules.rule_for(name, matrix=spec.matrix)
@@ -115,7 +113,7 @@ class StateLayout:
         outline = {
             "params": params,
             "frozen": frozen,
-            "average": dict(params) if averaged else {},
+            "average": dict(params) if plan.compute.ema else {},
             "moments": jax.eval_shape(self.transform.init, params),
             "scale": scalar,
             "streak": scalar,
@@ -126,8 +124,7 @@ class StateLayout:
         self.left_out: Sequence[str] = ()
         self._late: Sequence[str] = ()  # the parameters of a checkpoint that began late, or not yet
         self._tree: PyTree = tree
-        self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
-        self._dtypes = [leaf.dtype for _, leaf in leaves]
+        self._entries = [Entry(_name(path), tuple(leaf.shape), leaf.dtype) for path, leaf in leaves]
 
     @property
     def specs(self) -> State:
@@ -259,10 +256,8 @@ class StateLayout:
         return lambda _offsets, shape: np.full(shape, value)
 
     def _make(self, reader: Callable[[Entry], ReadBox]) -> State:
-        leaves = [
-            self._strategy.put(entry.shape, dtype, reader(entry))
-            for entry, dtype in zip(self._entries, self._dtypes, strict=True)
-        ]
+        put = self._strategy.put
+        leaves = [put(entry.shape, entry.dtype, reader(entry)) for entry in self._entries]
         state: State = self._tree.unflatten(leaves)
         return state
 

@@ -44,7 +44,7 @@ from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import make_evaluation, make_step, progress_array
+from samecurve.jax_engine.step_program import Setup, make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
@@ -92,52 +92,42 @@ class JaxEngine:
         )
 
     @cached_property
-    def _layout(self) -> StateLayout:
-        return StateLayout(
-            self._model,
-            self._optimizer,
-            self._strategy,
-            self._dtype,
-            loss_scaled=self.plan.compute.precision == "f16",
-            averaged=self.plan.compute.ema > 0,
+    def _setup(self) -> Setup:
+        model, strategy, dtype = self._model, self._strategy, self._dtype
+        layout = StateLayout(model, self._optimizer, strategy, dtype, self.plan)
+        return Setup(
+            task=self.task,
+            plan=self.plan,
+            optimizer=self._optimizer,
+            model=model,
+            strategy=strategy,
+            layout=layout,
+            dtype=dtype,
         )
+
+    @property
+    def _layout(self) -> StateLayout:
+        return self._setup.layout
 
     def _step(self, num_samples: int) -> Wrapped:
         """The program of a step. A loss over the whole batch has one for each batch size."""
         key = num_samples if self.plan.compute.whole_batch else 0
         if key not in self._steps:
             accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
-            self._steps[key] = make_step(
-                task=self.task,
-                names=self._names,
-                model=self._model,
-                plan=self.plan,
-                optimizer=self._optimizer,
-                strategy=self._strategy,
-                layout=self._layout,
-                accumulate=accumulate,
-            )
+            self._steps[key] = make_step(self._setup, self._names, accumulate)
         return self._steps[key]
 
     @cached_property
     def _evaluation(self) -> Wrapped:
-        return make_evaluation(
-            task=self.task,
-            model=self._model,
-            strategy=self._strategy,
-            layout=self._layout,
-            dtype=self._dtype,
-        )
+        return make_evaluation(self._setup)
 
     @cached_property
     def _round_features(self) -> Wrapped:
-        return make_round_features(
-            task=self.task, model=self._model, strategy=self._strategy, layout=self._layout
-        )
+        return make_round_features(self._setup)
 
     @cached_property
     def _eval_losses(self) -> EvalLosses:
-        return EvalLosses(self.task, self.plan, self._dtype)
+        return EvalLosses(self._setup)
 
     @cached_property
     def _all_finite(self) -> Wrapped:
@@ -173,22 +163,12 @@ class JaxEngine:
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
         """Check that the loss repeats, and adds up over rows if these are computed together."""
-        check_repeats(
-            self.task,
-            self._model,
-            self._staging.narrow_rows(rows.pick([0])),
-            self._dtype,
-            whole_batch=self.plan.compute.whole_batch,
-        )
+        check_repeats(self._setup, self._staging.narrow_rows(rows.pick([0])))
         error = None
         if self._takes_whole_rows and len(rows.ids) > 1:
-            error = whole_rows_error(
-                partial(self._sums_of, state, rows),
-                len(rows.ids),
-                devices=len(self._local_devices),
-                copies=self.plan.layout.num_devices,
-                precision=self.plan.compute.precision,
-            )
+            sums_of = partial(self._sums_of, state, rows)
+            count, devices = len(rows.ids), len(self._local_devices)
+            error = whole_rows_error(sums_of, count, devices, self.plan)
         return lines_or_refuse(
             error,
             repeats=True,
@@ -331,9 +311,7 @@ class JaxEngine:
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
         row = {name: jnp.asarray(array) for name, array in example.items()}
-        self._names, unused = check_loss(
-            self.task, self._model, row, self._dtype, whole_batch=self.plan.compute.whole_batch
-        )
+        self._names, unused = check_loss(self._setup, row)
         self._layout.leave_out(unused, is_new=self._is_new)
         if self._layout.left_out and self._is_new:
             from samecurve.core.unused_params import unused_line

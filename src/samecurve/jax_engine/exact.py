@@ -6,7 +6,6 @@ Only the exchange spans devices: it moves values and adds them element by elemen
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
-from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
+from samecurve.jax_engine.exact_batch_loss import ExactBatchLoss, StagedMicroBatch, per_device
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.sharded_calls import over_devices
@@ -46,13 +45,6 @@ from samecurve.jax_engine.strategies import AXIS, squared_norm
 ReplicaStates = list[State]  # whole states, one for each device of this process
 
 
-@dataclass(frozen=True)
-class StagedMicroBatch(DeviceRows):
-    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
-
-    number: int  # which microbatch of the step
-
-
 class ExactEngine(JaxEngine):
     """A state is a list of whole states, one for each device of this process."""
 
@@ -65,9 +57,8 @@ class ExactEngine(JaxEngine):
     def _per_device(self, state: PyTree) -> list[PyTree]:
         return per_device(state, self._local_devices)
 
-    def stage(self, rounds: Sequence[Round], of: int) -> Any:
+    def stage(self, rounds: Sequence[Round], _of: int) -> Any:
         """A list of StagedMicroBatch; idle devices need no dummy here."""
-        del of
         return [
             self._stage_microbatch(device, microbatch.number, keyed_arrays(microbatch))
             for microbatches in rounds
@@ -104,9 +95,7 @@ class ExactEngine(JaxEngine):
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(batch.progress)
         if self.plan.compute.whole_batch:
-            gradient_sums = self._batch_loss.gradient_sums(
-                states, staged, count, batch.samples, when
-            )
+            gradient_sums = self._batch_loss.gradient_sums(states, staged, batch.samples, when)
         else:
             gradient_sums = [self._gradients(states, microbatch, when) for microbatch in staged]
         for microbatch, sums in zip(staged, gradient_sums, strict=True):
@@ -145,11 +134,7 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _batch_loss(self) -> ExactBatchLoss:
         return ExactBatchLoss(
-            task=self.task,
-            plan=self.plan,
-            model=self._model,
-            layout=self._layout,
-            dtype=self._dtype,
+            setup=self._setup,
             by_device=self._staging.by_device,
             local_devices=self._local_devices,
             example=self._example([]),
@@ -161,7 +146,7 @@ class ExactEngine(JaxEngine):
         """(parameters, rows, scale, when) -> GradientSums of a microbatch."""
 
         def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
-            params, merge = split_trained(self._model, whole, self._layout.trained)
+            params, merge = split_trained(self._setup, whole)
             factor = loss_factor(scale, self.plan.nominal_weight)
             sums_of = LossSums(self.task, self._names, when)
             return microbatch_gradients(sums_of, merge, params, rows, factor)
@@ -182,15 +167,8 @@ class ExactEngine(JaxEngine):
             state: State, packed: jax.Array, extra: jax.Array, lr: jax.Array
         ) -> tuple[State, jax.Array]:
             sums = self._unpack(packed)
-            state, update_metrics = apply_update(
-                state,
-                sums,
-                squared_norm(sums.gradients.values()),
-                lr,
-                plan=self.plan,
-                optimizer=self._optimizer,
-                layout=self._layout,
-            )
+            squares = squared_norm(sums.gradients.values())
+            state, update_metrics = apply_update(self._setup, state, sums, squares, lr)
             return state, jnp.concatenate([sums.totals, extra, update_metrics])
 
         return exact_jit(program, donate_argnums=(0,))
@@ -274,11 +252,7 @@ class ExactEngine(JaxEngine):
             gathered = lax.all_gather(tree.total(), AXIS, tiled=True)
             return lax.slice(gathered, (0,), (num_values,)), lax.psum(extra, AXIS)[0]
 
-        @cache
-        def of_count(count: int) -> Wrapped:
-            return exact_jit(over_devices(partial(program, count), self._mesh))
-
-        return of_count
+        return cache(lambda count: exact_jit(over_devices(partial(program, count), self._mesh)))
 
     def evaluate(
         self,
@@ -322,11 +296,7 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _metrics_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's sums by name."""
-        return exact_jit(
-            lambda params, rows, when: microbatch_metrics(
-                self.task, self._model, params, rows, self._dtype, when=when
-            )
-        )
+        return exact_jit(partial(microbatch_metrics, self._setup))
 
     def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
@@ -352,11 +322,12 @@ class ExactEngine(JaxEngine):
         module = self._model.merge(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 
+    @cached_property
+    def _all_finite(self) -> Wrapped:
+        return jax.jit(self._layout.finite)
+
     def gather(self, state: Any) -> list[ArrayShard]:
-        finite = np.asarray(jax.jit(self._layout.finite)(state[0])).tolist()
-        return self._layout.gather(
-            state[0], finite, process=self._index, world_size=self.plan.layout.world_size
-        )
+        return super().gather(state[0])
 
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])

@@ -17,11 +17,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.stages import Wrapped
 
-from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.determinism.microbatches import accumulation_steps, count_microbatches
 from samecurve.core.determinism.step_arithmetic import loss_factor
-from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Task
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import (
     Features,
     HostRows,
@@ -31,22 +29,29 @@ from samecurve.jax_engine.batch_loss import (
     put_together,
     rows_gradients,
 )
-from samecurve.jax_engine.checkpoint import State, StateLayout, all_params, averaged_params
-from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_trial_keys
 from samecurve.jax_engine.sharded_calls import over_devices
-from samecurve.jax_engine.step_program import OUTSIDE, GradientSums, LossSums, Rows, split_trained
+from samecurve.jax_engine.step_program import (
+    OUTSIDE,
+    GradientSums,
+    LossSums,
+    Rows,
+    Setup,
+    split_trained,
+)
 
 ShapeSpecs = dict[str, jax.ShapeDtypeStruct]
 
 
 @dataclass(frozen=True)
-class DeviceRows:
-    """A microbatch on one of this process's devices."""
+class StagedMicroBatch:
+    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
 
     local_device: int
     rows: Rows
+    number: int  # which microbatch of the step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +63,7 @@ class ExactBatchLoss:
     names: the means beside the loss
     """
 
-    task: Task
-    plan: Plan
-    model: FlaxModel
-    layout: StateLayout
-    dtype: Float
+    setup: Setup
     by_device: NamedSharding
     local_devices: Sequence[jax.Device]
     example: Mapping[str, HostArray]
@@ -71,17 +72,16 @@ class ExactBatchLoss:
     def gradient_sums(
         self,
         states: Sequence[State],
-        microbatches: Sequence[DeviceRows],
-        num_microbatches: int,
+        microbatches: Sequence[StagedMicroBatch],
         num_samples: int,
         when: HostArray,
     ) -> list[GradientSums]:
         """Gradient sums of this process's microbatches; the step's first also has the totals.
 
         states: one for each device of this process
-        num_microbatches, num_samples: numbers of the whole step
+        num_samples: of the whole step
         """
-        whole = self._whole(states, microbatches, num_microbatches, num_samples, when)
+        whole = self._whole(states, microbatches, num_samples, when)
         losses = [
             self._loss_program(features, state["scale"], when)
             for features, state in zip(whole, states, strict=True)
@@ -109,14 +109,14 @@ class ExactBatchLoss:
 
     @cached_property
     def _shapes(self) -> tuple[ShapeSpecs, ShapeSpecs]:
-        size, dtype = self.plan.batch.micro_batch_size, self.dtype
+        size = self.setup.plan.batch.micro_batch_size
         arrays: Any = {
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
             for name, array in with_trial_keys(self.example, 1).items()
         }
         real: Any = jax.ShapeDtypeStruct((size,), np.bool_)
         rows = Rows(arrays, real)
-        params = self.model.held_shapes(dtype)
+        params = self.setup.model.held_shapes(self.setup.dtype)
         when = jax.ShapeDtypeStruct((2,), np.int32)
         shapes: tuple[ShapeSpecs, ShapeSpecs] = jax.eval_shape(
             self._features_program, params, rows, when
@@ -130,15 +130,16 @@ class ExactBatchLoss:
     def _whole(
         self,
         states: Sequence[State],
-        microbatches: Sequence[DeviceRows],
-        num_microbatches: int,
+        microbatches: Sequence[StagedMicroBatch],
         num_samples: int,
         when: HostArray,
     ) -> list[Features]:
         """The features of the whole step, on each device of this process."""
         by_device: list[list[Features]] = [[] for _ in states]
-        most = accumulation_steps(num_microbatches, self.plan.layout.num_devices)
-        shape = (len(states), most, self.plan.batch.micro_batch_size)
+        plan = self.setup.plan
+        count = count_microbatches(num_samples, plan.batch.micro_batch_size)
+        most = accumulation_steps(count, plan.layout.num_devices)
+        shape = (len(states), most, plan.batch.micro_batch_size)
         position = np.full(shape, OUTSIDE, np.int32)
         for one in microbatches:
             of_device = by_device[one.local_device]
@@ -159,16 +160,15 @@ class ExactBatchLoss:
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
         """Make an array over all devices from this process's rows of it."""
-        shape = (self.plan.layout.num_devices, *rows[0].shape[1:])
+        shape = (self.setup.plan.layout.num_devices, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
 
     @cached_property
     def _features_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's features."""
+        task, merge = self.setup.task, self.setup.model.merge
         return exact_jit(
-            lambda params, rows, when: microbatch_features(
-                self.task, self.model.merge, params, rows, when=when
-            )
+            lambda params, rows, when: microbatch_features(task, merge, params, rows, when=when)
         )
 
     @cached_property
@@ -186,19 +186,17 @@ class ExactBatchLoss:
             local = jax.tree.map(lambda array: array[0], features)
             return put_together(local, position[0], num_samples)
 
-        @cache
-        def of_samples(num_samples: int) -> Wrapped:
-            return exact_jit(over_devices(partial(program, num_samples), self.by_device.mesh))
-
-        return of_samples
+        mesh = self.by_device.mesh
+        return cache(lambda count: exact_jit(over_devices(partial(program, count), mesh)))
 
     @cached_property
     def _loss_program(self) -> Wrapped:
         """(whole features, scale, when) -> (gradients by row, totals)."""
 
         def program(whole: Features, scale: jax.Array, when: jax.Array) -> tuple[Arrays, jax.Array]:
-            sums_of = LossSums(self.task, self.names, when)
-            return loss_gradients(sums_of, whole, loss_factor(scale, self.plan.nominal_weight))
+            sums_of = LossSums(self.setup.task, self.names, when)
+            factor = loss_factor(scale, self.setup.plan.nominal_weight)
+            return loss_gradients(sums_of, whole, factor)
 
         return exact_jit(program)
 
@@ -210,9 +208,9 @@ class ExactBatchLoss:
             whole: Arrays, rows: Rows, gradients: Arrays, totals: jax.Array, when: jax.Array
         ) -> GradientSums:
             assert rows.position is not None
-            params, merge = split_trained(self.model, whole, self.layout.trained)
+            params, merge = split_trained(self.setup, whole)
             own = rows_gradients(gradients, rows.position)
-            gradient = pulled_back(self.task, merge, params, rows, own, when=when)
+            gradient = pulled_back(self.setup.task, merge, params, rows, own, when=when)
             return GradientSums(gradient, jnp.where(rows.position[0] == 0, totals, 0))
 
         return exact_jit(program)

@@ -85,26 +85,19 @@ def open_model(
     """
     dtype = np.dtype(np.float64 if precision == "f64" else np.float32)
     module = abstract_model(task.model)
-    split = _split(module, how)
-    rules = {name: task.initial(name, leaf.shape) for name, leaf in split.params.items()}
-    only_model_knows_values = not all(rules.values()) or bool(split.rest)
+    model, params = _split(module, how)
+    rules = {name: task.initial(name, leaf.shape) for name, leaf in params.items()}
+    only_model_knows_values = not all(rules.values()) or bool(model.rest)
     if only_model_knows_values:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             module = task.model()
-        split = _split(module, how)
-        for name, leaf in split.rest.items():
+        model, params = _split(module, how)
+        for name, leaf in model.rest.items():
             if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                split.rest[name] = _from_first_process(leaf)
-    model = FlaxModel(
-        graph=nnx.graphdef(module),
-        specs={name: _spec(name, leaf) for name, leaf in split.params.items()},
-        params_tree=split.params_tree,
-        rest=split.rest,
-        rest_tree=split.rest_tree,
-    )
+                model.rest[name] = _from_first_process(leaf)
 
     def initial_value(name: str) -> HostArray:
-        leaf, rule = split.params[name], rules[name]
+        leaf, rule = params[name], rules[name]
         if rule is None:
             value = np.asarray(_from_first_process(leaf))
         else:
@@ -118,13 +111,12 @@ def open_model(
 
 def param_shapes(module: nnx.Module) -> dict[str, Shape]:
     """Shapes of a model's parameters, by their names in a checkpoint."""
-    params = _split(module, "none").params
-    return {name: _spec(name, leaf).shape for name, leaf in params.items()}
+    return _split(module, "none")[0].shapes
 
 
 def named_values(module: nnx.Module) -> dict[str, HostArray]:
     """The values of a module's parameters, by the same names."""
-    return {name: np.asarray(leaf) for name, leaf in _split(module, "none").params.items()}
+    return {name: np.asarray(leaf) for name, leaf in _split(module, "none")[1].items()}
 
 
 def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
@@ -135,18 +127,10 @@ def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
         return make()
 
 
-@dataclass(frozen=True)
-class _Split:
-    """The arrays of a module by name; a name is a path joined by dots."""
-
-    params: dict[str, PyTree]
-    params_tree: jax.tree_util.PyTreeDef
-    rest: dict[str, PyTree]
-    rest_tree: jax.tree_util.PyTreeDef
-
-
-def _split(module: nnx.Module, how: Recompute) -> _Split:
-    """Split a module into named arrays. UserError: two arrays have the same name."""
+def _split(module: nnx.Module, how: Recompute) -> tuple[FlaxModel, Arrays]:
+    """Split a module into a model and its parameters' values. UserError: two arrays have the same
+    name.
+    """
     recompute(module, how)
     params, rest = nnx.state(module, nnx.Param), nnx.state(module, nnx.Not(nnx.Param))
     names, rest_names = (
@@ -163,12 +147,15 @@ def _split(module: nnx.Module, how: Recompute) -> _Split:
         )
     leaves, params_tree = jax.tree.flatten(params)
     rest_leaves, rest_tree = jax.tree.flatten(rest)
-    return _Split(
-        dict(zip(names, leaves, strict=True)),
-        params_tree,
-        dict(zip(rest_names, rest_leaves, strict=True)),
-        rest_tree,
+    by_name = dict(zip(names, leaves, strict=True))
+    model = FlaxModel(
+        graph=nnx.graphdef(module),
+        specs={name: _spec(name, leaf) for name, leaf in by_name.items()},
+        params_tree=params_tree,
+        rest=dict(zip(rest_names, rest_leaves, strict=True)),
+        rest_tree=rest_tree,
     )
+    return model, by_name
 
 
 def _from_first_process(value: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from samecurve.core.evaluation import EvalSums
+from samecurve.core.planning.plan import Plan
 from samecurve.core.split_check import SURE, Format, Trial, compare_parts
 from samecurve.core.split_check.split_errors import Evidence, explain
 from samecurve.errors import UserError
@@ -15,25 +16,20 @@ _FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; all 
 
 
 def whole_rows_error(
-    sums_of: Callable[[Sequence[int], int], EvalSums],
-    count: int,
-    *,
-    devices: int,
-    copies: int,
-    precision: str,
+    sums_of: Callable[[Sequence[int], int], EvalSums], count: int, devices: int, plan: Plan
 ) -> UserError | None:
     """The error of a loss or a metric that does not add up over rows; None: all add up.
 
     sums_of: (numbers of rows, devices of each process to use) -> the task's sums
     count: the number of rows
     devices: the number of each process's devices
-    copies: how often each row is counted over all processes
     """
+    copies = plan.layout.num_devices  # how often each row is counted over all processes
     rows = range(count)
     cut = max(1, 3 * count // 8)
     parts = [rows[:cut], rows[cut:]]
     whole, *of_parts = (sums_of(numbers, devices) for numbers in (rows, *parts))
-    tolerance = SURE[_FORMATS.get(precision, "narrow")]
+    tolerance = SURE[_FORMATS.get(plan.compute.precision, "narrow")]
     names = [name.removesuffix(".sum") for name in whole if name.endswith(".sum")]
     for name in names:
         trials = [

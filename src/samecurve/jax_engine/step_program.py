@@ -7,7 +7,8 @@ step of models/tiny.yaml on two CPU devices). Gradients add up over accumulation
 device, then once over devices, together with sums and weights. One division follows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -60,16 +61,21 @@ class GradientSums(NamedTuple):
     totals: jax.Array  # [loss sum, weight, then sum and weight of each other mean]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the compiled programs of a run are made of."""
+
+    task: Task
+    plan: Plan
+    optimizer: Optimizer  # the config's section
+    model: FlaxModel
+    strategy: Strategy
+    layout: StateLayout
+    dtype: Float
+
+
 def make_step(
-    *,
-    task: Task,
-    names: Sequence[str],
-    model: FlaxModel,
-    plan: Plan,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    layout: StateLayout,
-    accumulate: "Accumulate | None" = None,
+    setup: Setup, names: Sequence[str], accumulate: "Accumulate | None" = None
 ) -> Wrapped:
     """Compile a step: (state, rows, extra, lr, when) -> (state, metrics).
 
@@ -82,25 +88,19 @@ def make_step(
     metrics: loss sum, weight, sum and weight of each other mean, extra, gradient norm before
         clipping, whether the update was made, f16's scale.
     """
-    accumulate = accumulate or _accumulate
+    accumulate, strategy, layout = accumulate or _accumulate, setup.strategy, setup.layout
 
     def step(
         state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
     ) -> tuple[State, jax.Array]:
-        whole = strategy.gather_params(all_params(state), model.shapes)
-        params, merge = split_trained(model, whole, layout.trained)
-        factor = loss_factor(state["scale"], plan.nominal_weight)
-        local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
+        whole = strategy.gather_params(all_params(state), setup.model.shapes)
+        params, merge = split_trained(setup, whole)
+        factor = loss_factor(state["scale"], setup.plan.nominal_weight)
+        sums_of = LossSums(setup.task, names, when)
+        local = accumulate(sums_of, merge, params, first_of(rows), factor)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
-        state, update_metrics = apply_update(
-            state,
-            GradientSums(gradients, totals),
-            strategy.squared_norm(gradients),
-            lr,
-            plan=plan,
-            optimizer=optimizer,
-            layout=layout,
-        )
+        sums, squared_norm = GradientSums(gradients, totals), strategy.squared_norm(gradients)
+        state, update_metrics = apply_update(setup, state, sums, squared_norm, lr)
         return state, jnp.concatenate([totals, extra_sums, update_metrics])
 
     mapped = shard_map(
@@ -144,28 +144,20 @@ def first_of(rows: Rows) -> Rows:
     return first
 
 
-def split_trained(
-    model: FlaxModel, whole: Arrays, trained: Collection[str]
-) -> tuple[Arrays, Merge]:
+def split_trained(setup: Setup, whole: Arrays) -> tuple[Arrays, Merge]:
     """The trained parameters, and a function that makes the module from values of them."""
-    params = {name: whole[name] for name in trained}
-    return params, lambda params: model.merge({**whole, **params})
+    params = {name: whole[name] for name in setup.layout.trained}
+    return params, lambda params: setup.model.merge({**whole, **params})
 
 
 def apply_update(
-    state: State,
-    sums: GradientSums,
-    squared_norm: jax.Array,
-    lr: jax.Array,
-    *,
-    plan: Plan,
-    optimizer: Optimizer,
-    layout: StateLayout,
+    setup: Setup, state: State, sums: GradientSums, squared_norm: jax.Array, lr: jax.Array
 ) -> tuple[State, jax.Array]:
     """Update the parameters from a step's summed gradients, unless a gradient is not finite.
 
     Returns the state and [norm before clipping, whether the update was made, f16's scale].
     """
+    plan, layout = setup.plan, setup.layout
     params, scale = state["params"], state["scale"]
     scaling = scale_gradient(
         loss_sum=sums.totals[0],
@@ -173,7 +165,7 @@ def apply_update(
         summed_norm=jnp.sqrt(squared_norm),
         loss_scale=scale,
         nominal_weight=plan.nominal_weight,
-        clip=Clip(optimizer.clip, plan.fixed.clip_epsilon),
+        clip=Clip(setup.optimizer.clip, plan.fixed.clip_epsilon),
         numbers=_NUMBERS,
     )
     finite = scaling.finite
@@ -243,17 +235,14 @@ def microbatch_gradients(
     return GradientSums(gradients, totals)
 
 
-def microbatch_metrics(
-    task: Task, model: FlaxModel, params: Arrays, rows: Rows, dtype: Float, *, when: jax.Array
-) -> Arrays:
+def microbatch_metrics(setup: Setup, params: Arrays, rows: Rows, when: jax.Array) -> Arrays:
     """The task's sums of one microbatch of an evaluation, counts as integers."""
-    specs = task.eval_sums()
+    task, specs, dtype = setup.task, setup.task.eval_sums(), setup.dtype
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
     def values(arrays: Arrays) -> list[ArrayLike]:
-        by_name: Mapping[str, ArrayLike] = task.evaluate(
-            model.merge(params), arrays, Progress(*when)
-        )
+        module = setup.model.merge(params)
+        by_name: Mapping[str, ArrayLike] = task.evaluate(module, arrays, Progress(*when))
         for name, spec in specs.items():
             check_shape(name, jnp.shape(by_name[name]), spec)
         return [by_name[name] for name in specs]
@@ -296,37 +285,29 @@ def without_fillers(leave_out: Callable[[Arrays, jax.Array], Arrays], rows: Rows
     return {**leave_out(arrays, rows.real), **keyed}
 
 
-def make_evaluation(
-    *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout, dtype: Float
-) -> Wrapped:
+def make_evaluation(setup: Setup) -> Wrapped:
     """Compile a round of an evaluation: round_program() -> the task's sums over all devices."""
+    return round_program(
+        setup,
+        lambda params, rows, when: lax.psum(microbatch_metrics(setup, params, rows, when), AXIS),
+    )
 
-    def evaluate(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
-        return lax.psum(microbatch_metrics(task, model, params, rows, dtype, when=when), AXIS)
 
-    return round_program(evaluate, model, strategy, layout)
-
-
-def round_program(
-    compute: Callable[[Arrays, Rows, jax.Array], PyTree],
-    model: FlaxModel,
-    strategy: Strategy,
-    layout: StateLayout,
-) -> Wrapped:
+def round_program(setup: Setup, compute: Callable[[Arrays, Rows, jax.Array], PyTree]) -> Wrapped:
     """Compile (params, rows [devices, 1, microbatch, ...], when) -> the same on every device.
 
     compute: (whole parameters, a device's microbatch, [step, epoch]) -> the result.
     """
 
     def of_device(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
-        whole = strategy.gather_params(params, model.shapes)
+        whole = setup.strategy.gather_params(params, setup.model.shapes)
         return compute(whole, first_of(first_of(rows)), when)
 
     return jax.jit(
         shard_map(
             of_device,
-            mesh=strategy.mesh,
-            in_specs=(all_params(layout.specs), _BY_DEVICE, PartitionSpec()),
+            mesh=setup.strategy.mesh,
+            in_specs=(all_params(setup.layout.specs), _BY_DEVICE, PartitionSpec()),
             out_specs=PartitionSpec(),
         )
     )

@@ -3,8 +3,7 @@
 Parameters are gathered before a step; gradients are summed once, after all accumulation steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -19,66 +18,49 @@ from samecurve.jax_engine.complex_pairs import psum
 AXIS = "data"
 
 
-class Strategy(Protocol):
-    """How the arrays of a state lie on the devices.
-
-    spec: the partition of an array of this shape.
-    put: reads values on the host into an array with that partition.
-    local_shard: the offsets of this process's part of an array, and a copy of that part.
-
-    Inside the compiled step:
-    gather_params: whole parameters, by name, from this device's shards.
-    reduce: sums over all devices: this device's shards of the gradients, and whole metrics.
-    squared_norm: the squared norm of the whole gradient, from this device's shards.
+class Strategy:
+    """How the arrays of a state lie on the devices. The base is single and dp: every device holds
+    the whole state; a step has one all-reduce.
     """
-
-    mesh: Mesh
-
-    def spec(self, shape: Shape) -> PartitionSpec: ...
-    def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array: ...
-    def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]: ...
-    def gather_params(self, shards: Arrays, shapes: Mapping[str, Shape]) -> Arrays: ...
-    def reduce(self, gradients: Arrays, metrics: PyTree) -> tuple[Arrays, PyTree]: ...
-    def squared_norm(self, gradients: Arrays) -> jax.Array: ...
-
-
-class Replicated:
-    """single, dp: every device holds the whole state; a step has one all-reduce."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
     def spec(self, _shape: Shape) -> PartitionSpec:
+        """The partition of an array of this shape."""
         return PartitionSpec()
 
     def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
+        """Read values on the host into an array with that partition."""
         values = read((0,) * len(shape), shape).astype(dtype)
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return jax.make_array_from_callback(shape, sharding, lambda _index: values)
 
     def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]:
+        """The offsets of this process's part of an array, and a copy of that part."""
         return (0,) * len(shape), np.array(array.addressable_data(0))
 
+    # Inside the compiled step:
+
     def gather_params(self, shards: Arrays, _shapes: Mapping[str, Shape]) -> Arrays:
+        """Whole parameters, by name, from this device's shards."""
         return shards
 
     def reduce(self, gradients: Arrays, metrics: PyTree) -> tuple[Arrays, PyTree]:
+        """Sums over all devices: this device's shards of the gradients, and whole metrics."""
         gradient_sums, metric_sums = psum((gradients, metrics), AXIS)
         return gradient_sums, metric_sums
 
     def squared_norm(self, gradients: Arrays) -> jax.Array:
+        """The squared norm of the whole gradient, from this device's shards."""
         return squared_norm(gradients.values())
 
 
-class Sharded:
+class Sharded(Strategy):
     """fsdp: each array is cut along one axis, and gathered whole once a step.
 
     The axis is the one that needs least padding to a multiple of the devices.
     """
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self._num_devices = mesh.size
 
     def _is_replicated(self, shape: Shape) -> bool:
         """Whether an array can't be cut; then every device holds all of it."""
@@ -91,7 +73,7 @@ class Sharded:
         return min(range(len(shape)), key=lambda axis: (padded_by(axis), axis))
 
     def _padded_size(self, size: int) -> int:
-        return -(-size // self._num_devices) * self._num_devices
+        return -(-size // self.mesh.size) * self.mesh.size
 
     def spec(self, shape: Shape) -> PartitionSpec:
         if self._is_replicated(shape):
@@ -101,10 +83,10 @@ class Sharded:
 
     def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
         if self._is_replicated(shape):
-            return Replicated(self.mesh).put(shape, dtype, read)
+            return super().put(shape, dtype, read)
         axis = self._shard_axis(shape)
         padded_size = self._padded_size(shape[axis])
-        shard_shape = _with(shape, axis, padded_size // self._num_devices)
+        shard_shape = _with(shape, axis, padded_size // self.mesh.size)
 
         def shard(index: tuple[slice, ...] | None) -> HostArray:
             """The values of one device: the array's, and zeros beyond the array's end."""
@@ -124,7 +106,7 @@ class Sharded:
 
     def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]:
         if self._is_replicated(shape):
-            return Replicated(self.mesh).local_shard(array, shape)
+            return super().local_shard(array, shape)
         axis = self._shard_axis(shape)
         shards = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
         first = shards[0].index[axis].start or 0
@@ -178,8 +160,8 @@ def squared_norm(gradients: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.vdot(g, g) for g in gradients), start=jnp.zeros(()))
 
 
-STRATEGIES: dict[str, Callable[[Mesh], Strategy]] = {
-    "single": Replicated,
-    "dp": Replicated,
+STRATEGIES: dict[str, type[Strategy]] = {
+    "single": Strategy,
+    "dp": Strategy,
     "fsdp": Sharded,
 }

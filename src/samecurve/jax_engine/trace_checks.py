@@ -13,43 +13,36 @@ from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import START, Progress, Task
+from samecurve.core.protocols import START, Progress
 from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
-from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.sample_numbers import with_numbers
+from samecurve.jax_engine.step_program import Setup
 
 
-def check_loss(
-    task: Task,
-    model: FlaxModel,
-    row: Arrays,
-    dtype: Float,
-    *,
-    whole_batch: bool,
-) -> tuple[tuple[str, ...], frozenset[str]]:
+def check_loss(setup: Setup, row: Arrays) -> tuple[tuple[str, ...], frozenset[str]]:
     """Check one trace of the loss; returns the names of the means beside the loss, and those of the
     parameters that the loss does not use.
 
     row: arrays [1, ...].
-    whole_batch: the loss is computed from features.
 
     UserError: the loss draws numbers, or changes variables.
     """
+    model = setup.model
     changed: list[str] = []
     names: set[str] = set()
 
     def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        losses = _losses(task, module, row, Progress(*when), whole_batch=whole_batch)
+        losses = _losses(setup, module, row, Progress(*when))
         mean = losses["loss"]
         names.update(losses.keys() - {"loss"})
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
         return mean.sum, mean.weight
 
-    params = jax.eval_shape(model.join_complex, model.held_shapes(dtype))
+    params = jax.eval_shape(model.join_complex, model.held_shapes(setup.dtype))
     jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64)).jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     inputs = [  # in the order in which jax flattens them
@@ -70,26 +63,20 @@ def check_loss(
     return tuple(sorted(names)), unused
 
 
-def check_repeats(
-    task: Task,
-    model: FlaxModel,
-    row: Mapping[str, HostArray],
-    dtype: Float,
-    *,
-    whole_batch: bool = False,
-) -> None:
+def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> None:
     """Check that two traces of the loss are the same program.
 
-    row: arrays [1, ...]. whole_batch: the loss is computed from features.
+    row: arrays [1, ...].
     UserError: they differ, so each process would compile another program: the loss draws numbers
     from numpy or Python, or something that it reads changes.
     """
-    params = jax.eval_shape(model.join_complex, model.held_shapes(dtype))
+    model = setup.model
+    params = jax.eval_shape(model.join_complex, model.held_shapes(setup.dtype))
     arrays = {name: jnp.asarray(array) for name, array in row.items()}
 
     def trace() -> tuple[str, list[HostArray]]:
         def outputs(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> PyTree:
-            return _losses(task, model.assemble(params, rest), row, START, whole_batch=whole_batch)
+            return _losses(setup, model.assemble(params, rest), row, START)
 
         closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
         return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
@@ -125,10 +112,11 @@ def _random_states() -> dict[str, str]:
 
 
 def _losses(
-    task: Task, module: nnx.Module, row: Arrays, progress: Progress, *, whole_batch: bool
+    setup: Setup, module: nnx.Module, row: Arrays, progress: Progress
 ) -> Mapping[str, Mean]:
     """The loss of a row and the means beside it; over the whole batch that of two equal rows."""
-    if not whole_batch:
+    task = setup.task
+    if not setup.plan.compute.whole_batch:
         return with_numbers(lambda row: task.losses(module, row, progress), row)
     features = with_numbers(lambda row: task.features(module, row, progress), row)
     twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}

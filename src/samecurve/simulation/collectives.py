@@ -12,7 +12,7 @@ shares of the bandwidth, steps).
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from samecurve.core.planning.facts import Facts
@@ -54,8 +54,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Messages of one kind in one step."""
+    """Messages of one kind in one step.
 
+    role: what they are for: metrics; gradients "reduced" in buckets; weights "gathered" and
+        gradients "scattered" of a block, or "gathered outside" and "scattered outside" of blocks;
+        gradients "copied", and "copied outside", over copies of the model in the last round
+    """
+
+    role: str
     kind: Kind
     what: str
     # bytes of the whole buffer: input of all-reduce and reduce-scatter, output of all-gather
@@ -80,35 +86,11 @@ class Collective:
         return self.messages * self.each
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Traffic:
-    """Collectives of one step. outside: collectives of parameters outside of blocks."""
+    """Collectives of one step."""
 
-    reduced: tuple[
-        Collective, ...
-    ] = ()  # gradients in buckets, if each device holds the whole model
-    gathered: tuple[Collective, ...] = ()  # weights of a block
-    scattered: tuple[Collective, ...] = ()  # gradients of a block
-    gathered_outside: tuple[Collective, ...] = ()
-    scattered_outside: tuple[Collective, ...] = ()
-    copied: tuple[
-        Collective, ...
-    ] = ()  # gradients summed over copies of the model, in the last round
-    copied_outside: tuple[Collective, ...] = ()
-    metrics: tuple[Collective, ...] = ()  # metrics for a step's line in the journal
-
-    @property
-    def all(self) -> tuple[Collective, ...]:
-        return (
-            self.metrics
-            + self.reduced
-            + self.gathered
-            + self.gathered_outside
-            + self.scattered
-            + self.scattered_outside
-            + self.copied
-            + self.copied_outside
-        )
+    all: tuple[Collective, ...] = ()
 
     @property
     def sent(self) -> float:
@@ -119,6 +101,14 @@ class Traffic:
     def seconds(self) -> float:
         return sum(part.seconds for part in self.all)
 
+    def seconds_of(self, role: str) -> float:
+        """The seconds of all messages in a role."""
+        return sum(part.seconds for part in self.all if part.role == role)
+
+    def seconds_of_each(self, role: str) -> float:
+        """The seconds of one message of each collective in a role."""
+        return sum(part.each for part in self.all if part.role == role)
+
 
 def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
     """The traffic of a step. plan: a plan made for cluster.machine."""
@@ -126,6 +116,7 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         return Traffic()
     width, everybody = itemsize(plan.compute.precision), group(cluster, plan.layout.num_devices, 1)
     metrics = Collective(
+        role="metrics",
         kind="all-reduce",
         what="metrics of the step (loss, weights; waits, memory of each device)",
         payload=8 * (_METRICS + _BY_DEVICE * plan.layout.num_devices),
@@ -136,22 +127,24 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
         reduced = Collective(
+            role="reduced",
             kind="all-reduce",
             what="gradients",
             payload=total / buckets,
             messages=buckets,
             group=everybody,
         )
-        return Traffic(metrics=(metrics,), reduced=(reduced,))
+        return Traffic((metrics, reduced))
     norm = Collective(
+        role="metrics",
         kind="all-reduce",
         what="norm of the gradient",
         payload=8,
         messages=1,
         group=group(cluster, plan.layout.shards, 1),
     )
-    sharded = _sharded_traffic(plan, facts, cluster)
-    return replace(sharded, metrics=(metrics, norm, *_whole_gradients(plan, facts, everybody)))
+    whole = _whole_gradients(plan, facts, everybody)
+    return Traffic((metrics, norm, *whole, *_sharded_traffic(plan, facts, cluster)))
 
 
 def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Collective]:
@@ -160,6 +153,7 @@ def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Col
     names = {name for part in parts for name in part.whole()} - set(facts.frozen)
     if names:
         yield Collective(
+            role="metrics",
             kind="all-reduce",
             what="gradients of vectors that each device keeps whole",
             payload=8 * sum(math.prod(facts.arrays[name]) for name in names),
@@ -168,30 +162,21 @@ def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Col
         )
 
 
-def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
+def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Collective]:
     """Traffic of weights and gradients under fsdp and hsdp."""
     shards = group(cluster, plan.layout.shards, 1)
     copies = group(cluster, plan.layout.num_devices // plan.layout.shards, plan.layout.shards)
     rounds, blocks = plan.batch.accumulation_steps, max(1, facts.blocks)
+    gathers = 2 if plan.layout.reshard else 1
     block = _Part(plan, facts, "of a block")
     outside = _Part(plan, facts, "outside of blocks")
-    sent = Traffic(
-        gathered_outside=outside.gathers(rounds, shards),
-        scattered_outside=outside.sums("reduce-scatter", rounds, shards),
-    )
-    if facts.block_arrays:
-        gathers = 2 if plan.layout.reshard else 1
-        sent = replace(
-            sent,
-            gathered=block.gathers(rounds * blocks * gathers, shards),
-            scattered=block.sums("reduce-scatter", rounds * blocks, shards),
-        )
-    if copies.members == 1:
-        return sent
-    sent = replace(sent, copied_outside=outside.sums("all-reduce", 1, copies))
-    if facts.block_arrays:
-        sent = replace(sent, copied=block.sums("all-reduce", blocks, copies))
-    return sent
+    yield from block.gathers("gathered", rounds * blocks * gathers, shards)
+    yield from outside.gathers("gathered outside", rounds, shards)
+    yield from block.sums("scattered", rounds * blocks, shards)
+    yield from outside.sums("scattered outside", rounds, shards)
+    if copies.members > 1:
+        yield from block.sums("copied", blocks, copies)
+        yield from outside.sums("copied outside", 1, copies)
 
 
 @dataclass(frozen=True)
@@ -202,9 +187,10 @@ class _Part:
     facts: Facts
     where: Literal["of a block", "outside of blocks"]
 
-    def gathers(self, messages: int, over: Group) -> tuple[Collective, ...]:
-        return tuple(
+    def gathers(self, role: str, messages: int, over: Group) -> Iterator[Collective]:
+        return (
             Collective(
+                role=role,
                 kind="all-gather",
                 what=f"weights {self.where}, {words}",
                 payload=numbers * width,
@@ -214,13 +200,14 @@ class _Part:
             for words, width, numbers in self._groups()
         )
 
-    def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
-        """Collectives that sum gradients. An all-reduce sums one shard of them."""
-        width = itemsize(self.plan.compute.precision)
-        cut = self.plan.layout.shards if kind == "all-reduce" else 1
-        return tuple(
+    def sums(self, role: str, messages: int, over: Group) -> Iterator[Collective]:
+        """Collectives that sum gradients: over the copies of the model one shard of them."""
+        width, of_copies = itemsize(self.plan.compute.precision), role.startswith("copied")
+        cut = self.plan.layout.shards if of_copies else 1
+        return (
             Collective(
-                kind=kind,
+                role=role,
+                kind="all-reduce" if of_copies else "reduce-scatter",
                 what=f"gradients {self.where}",
                 payload=numbers * width / cut,
                 messages=messages,

@@ -3,6 +3,7 @@
 plan() plans each combination, and the cost of its step is estimated.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from samecurve.core.config.section import Recompute
@@ -12,12 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.strategies import (
-    STRATEGIES,
-    StrategySpec,
-    auto_strategy,
-    strategies_of,
-)
+from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy, strategies_of
 from samecurve.errors import UserError
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Traffic, traffic
@@ -82,72 +78,57 @@ class _Setting:
 
 def check_predictable(config: Config, cluster: Cluster) -> None:
     """Refuse settings that are not predicted. The UserError names the setting."""
-    _check_step(config)
-    _check_devices(config)
-    if config.train.precision not in cluster.device.peaks:
-        raise UserError(
-            f"no peak of {cluster.device.name} is on file for {config.train.precision}:"
-            f" {', '.join(cluster.device.peaks)}",
-            f"--dtype {next(iter(cluster.device.peaks))}, or a JSON file with `tflops`",
-            _WHERE,
-        )
+    for cause, remedy in _not_predicted(config, cluster):
+        raise UserError(cause, remedy, _WHERE)
 
 
-def _check_step(config: Config) -> None:
-    """Refuse engines and step settings that are not predicted, with a UserError."""
-    section = config.devices
+def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """The cause and the remedy for each setting that is not predicted."""
+    section, precision = config.devices, config.train.precision
+    spec = STRATEGIES.get((config.engine, section.strategy))
     if config.engine != "torch":
-        raise UserError(
+        yield (
             f"--machine predicts what engine torch sends; {config.engine} compiles its collectives"
             " into the step",
             "--engine torch, or leave --machine out",
-            _WHERE,
         )
     if config.train.exact:
-        raise UserError(
+        yield (
             "--machine does not predict --exact, whose sums go along a tree by other collectives",
             "leave one of them out",
-            _WHERE,
         )
     if section.offload:
-        raise UserError(
+        yield (
             "--machine does not predict devices.offload, whose updates are made by the host",
             "leave one of them out",
-            _WHERE,
         )
     if section.compress == "powersgd":
-        raise UserError(
-            "--machine does not predict --compress powersgd", "none, bf16 or fp16", _WHERE
-        )
-
-
-def _check_devices(config: Config) -> None:
-    """Refuse strategies, backends and devices that are not predicted, with a UserError."""
-    section = config.devices
+        yield "--machine does not predict --compress powersgd", "none, bf16 or fp16"
     if section.balance != "even":
-        raise UserError(
+        yield (
             "--machine predicts equal devices; devices.balance gives them different speeds",
             "--balance even, or leave --machine out",
-            _WHERE,
         )
-    spec = STRATEGIES.get((config.engine, section.strategy))
     if spec and spec.traffic is None:
-        raise UserError(
+        yield (
             f"--machine does not predict strategy {spec.name}, {spec.summary}",
             f"--strategy {auto_strategy(config.engine, 'the model fits').name}",
-            _WHERE,
         )
     if section.sync in {"cpu", "gloo"}:
-        raise UserError(
+        yield (
             f"--machine predicts NCCL's collectives, not sync {section.sync}",
             "--sync-backend auto",
-            _WHERE,
         )
     if section.use.strip() not in {"auto", "all"}:
-        raise UserError(
+        yield (
             f"--machine says which devices there are; devices.use {section.use} does too",
             "leave --devices and --gpus out",
-            _WHERE,
+        )
+    peaks = list(cluster.device.peaks)
+    if precision not in peaks:
+        yield (
+            f"no peak of {cluster.device.name} is on file for {precision}: {', '.join(peaks)}",
+            f"--dtype {peaks[0]}, or a JSON file with `tflops`",
         )
 
 

@@ -10,7 +10,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
-from samecurve.simulation.collectives import Collective, Traffic, traffic
+from samecurve.simulation.collectives import Traffic, traffic
 from samecurve.units import counted, show_bytes, show_count, show_time
 
 MFU = 0.4
@@ -85,7 +85,7 @@ def step_cost(
         exposed, hidden = _expose_sharded(sent, facts.blocks, plan, one_round)
     else:
         exposed, hidden = _expose_reduced(sent, one_round)
-    metrics = sum(part.seconds for part in sent.metrics)
+    metrics = sent.seconds_of("metrics")
     update, touched = _update(config, plan, facts, cluster, plan.layout.shards)
     seconds = compute + update + exposed + metrics
     alone_update, _ = _update(config, plan, facts, cluster, 1)
@@ -166,11 +166,8 @@ def _busiest(plan: Plan) -> int:
 
     The last device has the short microbatch; it is the busiest if no other has as many.
     """
-    global_batch_size, micro, num_devices = (
-        plan.batch.global_batch_size,
-        plan.batch.micro_batch_size,
-        plan.layout.num_devices,
-    )
+    micro, num_devices = plan.batch.micro_batch_size, plan.layout.num_devices
+    global_batch_size = plan.batch.global_batch_size
     count = -(-global_batch_size // micro)
     if num_devices == 1 or count % num_devices == 1:
         return global_batch_size - micro * (count * (num_devices - 1) // num_devices)
@@ -203,8 +200,8 @@ def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:
     Buckets are reduced during the last round's backward pass. The last bucket is ready when that
     pass ends.
     """
-    all_buckets = sum(part.seconds for part in sent.reduced)
-    last_bucket = _sum_each(sent.reduced)
+    all_buckets = sent.seconds_of("reduced")
+    last_bucket = sent.seconds_of_each("reduced")
     how = (
         "metrics + max(all buckets - the last round's backward of"
         f" {show_time(one_round.backward)}, the last bucket)"
@@ -222,9 +219,9 @@ def _expose_sharded(
     """
     blocks = max(1, blocks)
     forward, backward = one_round.forward / blocks, one_round.backward / blocks
-    gather, scatter = _sum_each(sent.gathered), _sum_each(sent.scattered)
-    gather_outside = _sum_each(sent.gathered_outside)
-    scatter_outside = _sum_each(sent.scattered_outside)
+    gather, scatter = sent.seconds_of_each("gathered"), sent.seconds_of_each("scattered")
+    gather_outside = sent.seconds_of_each("gathered outside")
+    scatter_outside = sent.seconds_of_each("scattered outside")
     regather = gather if plan.layout.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
@@ -233,7 +230,8 @@ def _expose_sharded(
         behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
         return ahead + behind + scatter + copies + scatter_outside + copies_outside
 
-    copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
+    copies = sent.seconds_of_each("copied")
+    copies_outside = sent.seconds_of_each("copied outside")
     seconds = (plan.batch.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(
         copies, copies_outside
     )
@@ -248,8 +246,3 @@ def _expose_sharded(
         " which nothing is left to hide behind"
     )
     return seconds, how
-
-
-def _sum_each(parts: tuple[Collective, ...]) -> float:
-    """The seconds of one message of each collective."""
-    return sum(part.each for part in parts)

@@ -3,10 +3,9 @@
 A step is step/training_step.py, an evaluation evaluation.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,6 @@ from samecurve.core.protocols import (
     Progress,
     Round,
     Sample,
-    StoredArrays,
     Task,
     TrialRows,
 )
@@ -32,13 +30,8 @@ from samecurve.core.sample_numbers import serving
 from samecurve.core.split_check import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
-from samecurve.torch_engine.model.model_builder import (
-    IsGiven,
-    ModelBuilder,
-    all_given,
-    nothing_given,
-)
-from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
+from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
@@ -49,7 +42,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
     StagedKeys,
     numbers_in_work,
 )
-from samecurve.torch_engine.randomness.replaced_functions import KeyedFunctions
+from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import LossScale, as_weights, autocast_for
 from samecurve.torch_engine.step.setup import EngineSetup, State
@@ -98,15 +91,17 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        self._host_tensor = _host_tensor_for(self.device, is_exact=plan.compute.exact)
         self._has_keyed_dropout = plan.compute.keyed_dropout
-        self._keyed_functions = KeyedFunctions()
         self._exit_stack = ExitStack()
+        self._exit_stack.callback(self._strategy.close)
+        KEYED_FUNCTIONS.acquire()
+        self._exit_stack.callback(KEYED_FUNCTIONS.release)
         self._exit_stack.enter_context(serving(numbers_in_work))
         if torch.distributed.is_initialized():
-            from samecurve.torch_engine.model.one_device_view import OneDeviceView
+            from samecurve.torch_engine.model.one_device_view import ONE_DEVICE_VIEW
 
-            self._exit_stack.callback(OneDeviceView().close)
+            ONE_DEVICE_VIEW.acquire()
+            self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
@@ -133,6 +128,17 @@ class TorchEngine:
             microbatch.number,
         )
 
+    def _host_tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """A host array as a tensor; pinned where it goes to a GPU.
+
+        Exact runs copy it into torch's memory: torch aligns it and numpy does not, and kernels may
+        add unaligned numbers in another order.
+        """
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            return tensor.pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
+        return tensor.clone() if self.plan.compute.exact else tensor
+
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
         ones = [torch.ones((), device=device).to(self.device) for device in self.devices]
@@ -153,10 +159,11 @@ class TorchEngine:
     def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
         """A state with weights, if there are any; what `saved` will fill is left empty."""
         has_base = self.task.frozen_base
-        is_given: IsGiven = nothing_given if weights is saved is None else all_given
+        is_given: IsGiven | None = None if weights is saved is None else all_given
         if has_base:
             sources = [source.arrays for source in (weights, saved) if source is not None]
-            is_given = partial(_is_in_any, sources)
+            stored = {name.removeprefix("model/") for source in sources for name in source}
+            is_given = stored.__contains__
         state = self._assemble(is_given)
         if weights is not None:
             optional = [param.name for param in state.trained] if has_base else []
@@ -188,12 +195,12 @@ class TorchEngine:
         self._step_buffers = step_buffers
         self.step = make_training_step(self._setup, state, step_buffers)
 
-    def _assemble(self, is_given: IsGiven) -> State:
+    def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
         self._modes = builder.modes
-        self._keyed_functions.break_graphs()
+        KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
         materializer = builder.first_values.materializer(model, self.device, is_given)
@@ -259,9 +266,7 @@ class TorchEngine:
         return max(map(peak_memory_bytes, self.devices))
 
     def close(self) -> None:
-        self._keyed_functions.close()
         self._exit_stack.close()
-        self._strategy.close()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -285,32 +290,3 @@ class TorchEngine:
             if name in self._step_buffers
         ]
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
-
-
-def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
-    """Whether one of the sources gives this parameter (see IsGiven)."""
-    return any(f"model/{name}" in source for source in sources)
-
-
-def _host_tensor_for(
-    device: torch.device, *, is_exact: bool
-) -> Callable[[NDArray[np.generic]], torch.Tensor]:
-    """The function that makes a host array the tensor that goes to this device."""
-    if device.type == "cuda":
-        return _pinned_tensor
-    return _aligned_tensor if is_exact else _tensor
-
-
-def _tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _pinned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    return _tensor(array).pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
-
-
-def _aligned_tensor(array: NDArray[np.generic]) -> torch.Tensor:
-    """A copy in torch's memory: torch aligns it and numpy does not, and kernels may add unaligned
-    numbers in another order.
-    """
-    return _tensor(array).clone()

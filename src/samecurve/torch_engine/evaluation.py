@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.evaluation import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
 from samecurve.torch_engine.step.precision import autocast_for, current_device
@@ -34,30 +35,22 @@ def evaluate(
 
     samples: of all rounds, over all ranks
     """
-    specs = setup.task.eval_sums()
-    num_rows = setup.num_sum_rows(samples)
+    specs, is_exact = setup.task.eval_sums(), setup.plan.compute.exact
+    num_microbatches = count_microbatches(samples, setup.plan.batch.micro_batch_size)
+    num_rows = num_microbatches if is_exact else 1
     num_floats, num_counts = size(specs, integer=False), size(specs, integer=True)
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
     parts: list[Part] = []
+    evaluate_one = partial(
+        _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
+    )
     for microbatches in (microbatches for staged in rounds for microbatches in staged):
-        sums = setup.strategy.run_jobs(
-            [
-                partial(
-                    _evaluate_microbatch,
-                    setup,
-                    index,
-                    microbatch,
-                    specs=specs,
-                    progress=progress,
-                    samples=samples,
-                )
-                for index, microbatch in enumerate(microbatches)
-            ]
-        )
+        jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
+        sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
             if microbatch is not None and added is not None:
-                floats[setup.sum_row(microbatch)] += added.floats
+                floats[microbatch.number if is_exact else 0] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
     if setup.plan.compute.whole_batch:

@@ -1,13 +1,13 @@
 """The sums that pass between ranks, always over an explicit group; never averages."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 # public in torch.distributed, where type checkers don't see them
-from torch._C._distributed_c10d import GradBucket, ReduceOp, Work
+from torch._C._distributed_c10d import GradBucket, Work
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.profiling.timeline import Timeline
@@ -30,6 +30,21 @@ class Peers(Protocol):
     def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all peers, the same bits for all of them; `values` stay as they are."""
         ...
+
+
+def texts_of_all(peers: Peers, own: bytes, device: torch.device) -> list[bytes]:
+    """The text of each peer; all peers call it together.
+
+    device: where the peers add up
+    """
+    sizes = torch.zeros(peers.world_size, dtype=torch.int64, device=device)
+    sizes[peers.rank] = len(own)
+    lengths = peers.all_reduced(sizes).tolist()
+    letters = torch.zeros(peers.world_size, max(lengths), dtype=torch.int64)
+    letters[peers.rank, : len(own)] = torch.tensor(list(own), dtype=torch.int64)
+    if max(lengths):
+        letters = peers.all_reduced(letters.to(device))
+    return [bytes(row[:length]) for row, length in zip(letters.tolist(), lengths, strict=True)]
 
 
 class Comm:
@@ -109,48 +124,25 @@ def sum_bucket_as(dtype: torch.dtype) -> CommHook:
     return hook
 
 
-class _ComplexAsPairs:
-    """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real
+class ComplexAsPairs:
+    """A collective of fully_shard for complex tensors, which NCCL does not know: as pairs of real
     numbers.
+
+    collective: takes the output, the input, and by name what else fully_shard gives
     """
+
+    def __init__(self, collective: Callable[..., Work | None]) -> None:
+        self._collective = collective
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class AllGatherComplex(_ComplexAsPairs):
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's protocol
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any
     ) -> Work | None:
-        work: Work | None = dist.all_gather_into_tensor(
-            _real_pairs(output_tensor), _real_pairs(input_tensor), group=group, async_op=async_op
-        )
-        return work
-
-
-class ReduceScatterComplex(_ComplexAsPairs):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: ReduceOp,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's protocol
-    ) -> Work | None:
-        work: Work | None = dist.reduce_scatter_tensor(
-            _real_pairs(output_tensor),
-            _real_pairs(input_tensor),
-            op=op,
-            group=group,
-            async_op=async_op,
-        )
-        return work
+        return self._collective(_real_pairs(output_tensor), _real_pairs(input_tensor), **options)
 
 
 def _real_pairs(tensor: torch.Tensor) -> torch.Tensor:

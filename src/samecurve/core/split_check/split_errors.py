@@ -59,9 +59,10 @@ _DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
 
 
 class Place(NamedTuple):
-    """A call of torch in the forward pass.
+    """A call of torch in the forward pass, or a function of the user's that backward calls.
 
-    function: the function's name as people write it: F.cross_entropy, Tensor.mean
+    function: the function's name as people write it: F.cross_entropy, Tensor.mean; of the user's
+        GradScaled.backward, "a hook of head.weight"
     where: file:line, in the user's code where possible
     how: what the call does to the samples. "reduced": its result is one number or table for all
         samples, which does not add up; "pairs": it compares each sample with each other; "rows": a
@@ -74,20 +75,6 @@ class Place(NamedTuple):
     where: str
     how: Literal["reduced", "pairs", "rows", "added", ""] = ""
     is_number: bool = False
-
-
-class Draw(NamedTuple):
-    """A call that drew random numbers which do not follow the samples."""
-
-    function: str
-    where: str
-
-
-class Backward(NamedTuple):
-    """A function in the user's code that the backward pass calls."""
-
-    function: str  # as "GradScaled.backward" or "a hook of head.weight"
-    where: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +98,8 @@ class Evidence:
     singles: Sequence[Trial] = ()
     pairs: Mapping[tuple[int, int], Trial] = field(default_factory=dict)
     place: Place | None = None
-    draws: Sequence[Draw] = ()
-    backward: Backward | None = None
+    draws: Sequence[Place] = ()
+    backward: Place | None = None
     state: str = ""
     state_at: str = ""
     loss_at: str = ""
@@ -148,7 +135,7 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     return _explain_coupled(finding, evidence, where, rounded)
 
 
-def explain_hook(hook: Backward) -> UserError:
+def explain_hook(hook: Place) -> UserError:
     """The error for a hook that is called with the gradients of only some microbatches."""
     return UserError(
         f"{hook.function} is called after each backward pass, on the gradient that one device has"
@@ -190,7 +177,7 @@ def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
     )
 
 
-def explain_draws(draws: Sequence[Draw], cause: str = "") -> UserError:
+def explain_draws(draws: Sequence[Place], cause: str = "") -> UserError:
     """The error for random numbers that do not follow the samples.
 
     draws: at least one

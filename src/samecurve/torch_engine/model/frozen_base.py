@@ -6,7 +6,7 @@ multiplied by the value's place and added up; such sums of shards add up to that
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -27,17 +27,13 @@ def place_sum(part: torch.Tensor, shape: Sequence[int], offsets: Sequence[int]) 
     """
     begin = offsets[0] * math.prod(shape[1:]) if offsets else 0
     total = torch.zeros((), dtype=torch.int64, device=part.device)
-    for first, values in _chunks(part.detach().reshape(-1)):
-        bits = values.to(torch.float32).view(torch.int32).to(torch.int64)
+    values = part.detach().reshape(-1)
+    for first in range(0, len(values), _CHUNK):
+        chunk = values[first : first + _CHUNK]
+        bits = chunk.to(torch.float32).view(torch.int32).to(torch.int64)
         places = torch.arange(len(bits), dtype=torch.int64, device=bits.device)
         total += ((bits ^ (bits << 29)) * ((places + begin + first) * 2 + 1) * _FACTOR).sum()
     return total
-
-
-def _chunks(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """The values in chunks, each with the place where it begins."""
-    for first in range(0, len(values), _CHUNK):
-        yield first, values[first : first + _CHUNK]
 
 
 def combined_digest(shapes: Mapping[str, Sequence[int]], sums: Sequence[int]) -> bytes:

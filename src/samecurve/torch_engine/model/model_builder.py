@@ -21,12 +21,11 @@ from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import (
-    Initialize,
     InitializeModule,
+    IsGiven,
     Materializer,
     cast_weights,
     freeze,
-    leave_empty,
     parameters_on_meta,
     recompute,
     seeded,
@@ -35,16 +34,10 @@ from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_pl
 from samecurve.torch_engine.step.setup import EngineSetup
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
-IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
 
 # Methods and functions of nn.init that give a tensor other values in place: nothing happens on
 # meta, but torch imports its compiler to find that out, which takes half as long as all of torch.
 _IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "erfinv_", "clamp_")
-
-
-def nothing_given(_name: str) -> bool:
-    """No parameter has values from elsewhere (see IsGiven)."""
-    return False
 
 
 def all_given(_name: str) -> bool:
@@ -66,18 +59,17 @@ class FirstValues:
         return self._build_with_values() if model is None else model
 
     def materializer(
-        self, model: nn.Module, device: torch.device, is_given: IsGiven = nothing_given
+        self, model: nn.Module, device: torch.device, is_given: IsGiven | None = None
     ) -> Materializer:
         """The object that makes real what build() left on the meta device.
 
-        is_given: parameters that stay empty
+        is_given: parameters that stay empty; None: none
         """
-        rule = self.initialize_module(model)
         if is_given is all_given:
-            return Materializer(model, device, leave_empty)
-        if rule is None:
-            return Materializer(model, device, _unless(is_given, self.initialize))
-        return Materializer(model, device, leave_empty, _unless_all(is_given, rule))
+            return Materializer(model, device)
+        rule = self.initialize_module(model)
+        initialize = self.initialize if rule is None else None
+        return Materializer(model, device, initialize, rule, is_given)
 
     def _build_on_meta(self) -> nn.Module | None:
         """The model without its parameters' values, its buffers real, if the task gives a rule for
@@ -88,27 +80,20 @@ class FirstValues:
                 model: nn.Module = self._task.model()
         except RuntimeError:
             return None  # the model computes with values while it is built
+        for_modules, initial = self._task.init_module is not None, self._task.initial
         has_rules = all(
-            parameter.is_meta and self._has_rule(name, parameter)
+            parameter.is_meta and (for_modules or initial(name, tuple(parameter.shape)) is not None)
             for name, parameter in model.named_parameters()
         )
         if not has_rules:
             return None
         if any(True for _ in model.buffers()):
-            if not self._initializes_modules:
+            if not for_modules:
                 return None
             with _from_seed(self._seed), parameters_on_meta():
                 model = self._task.model()
             self._share(list(model.buffers()))
         return model
-
-    @property
-    def _initializes_modules(self) -> bool:
-        return self._task.init_module is not None
-
-    def _has_rule(self, name: str, parameter: nn.Parameter) -> bool:
-        shape = tuple(parameter.shape)
-        return self._initializes_modules or self._task.initial(name, shape) is not None
 
     def initialize_module(self, model: nn.Module) -> InitializeModule | None:
         """The function that gives a module of this model its own first values by the task's rule;
@@ -175,26 +160,6 @@ def _from_seed(seed: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _unless(is_given: IsGiven, initialize: Initialize) -> Initialize:
-    def initialize_others(name: str, tensor: torch.Tensor) -> None:
-        if not is_given(name):
-            initialize(name, tensor)
-
-    return initialize_others
-
-
-def _unless_all(is_given: IsGiven, rule: InitializeModule) -> InitializeModule:
-    """A module's own parameters are drawn together."""
-
-    def initialize_others(name: str, module: nn.Module) -> None:
-        prefix = f"{name}." if name else ""
-        own = [f"{prefix}{key}" for key, _ in module.named_parameters(recurse=False)]
-        if not all(map(is_given, own)):
-            rule(name, module)
-
-    return initialize_others
 
 
 @contextmanager

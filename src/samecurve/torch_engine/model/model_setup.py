@@ -23,6 +23,7 @@ from samecurve.torch_engine.step.precision import weight_dtype
 
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
+IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
 
 # The operations whose results recompute "selective" keeps: those that cost most to run again; of
 # the products, every second one is kept
@@ -113,7 +114,8 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = _selective_contexts
+        contexts: Any = create_selective_checkpoint_contexts  # of a call, and of its repetition
+        options["context_fn"] = lambda: contexts(KeptProducts().policy)
     for block in repeated_blocks(model):
         block.forward = partial(checkpoint, block.forward, **options)
 
@@ -144,12 +146,6 @@ class KeptProducts:
         if self.is_kept(operation, is_recompute=context.is_recompute):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _selective_contexts() -> Any:
-    """The contexts of one call of a block and of its recomputation."""
-    create: Any = create_selective_checkpoint_contexts
-    return create(KeptProducts().policy)
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
@@ -206,10 +202,6 @@ def parameters_on_meta() -> Iterator[None]:
         module_class.register_parameter = register
 
 
-def leave_empty(_name: str, _tensor: torch.Tensor) -> None:
-    """Leave a parameter empty (see Initialize): its values come from elsewhere."""
-
-
 class Materializer:
     """Makes a model's meta parameters real, part by part, so that a model larger than the device
     can be sharded as it comes to be. Shared parameters stay shared.
@@ -219,14 +211,16 @@ class Materializer:
         self,
         model: nn.Module,
         device: torch.device,
-        initialize: Initialize,
+        initialize: Initialize | None = None,
         initialize_module: InitializeModule | None = None,
+        is_given: IsGiven | None = None,
     ) -> None:
         """Prepare for a model whose parameters are on the meta device.
 
-        initialize: fills one parameter
+        initialize: fills one parameter; None: parameters stay empty
         initialize_module: takes its place: fills a module's parameters, on a CPU, children before
             parents
+        is_given: parameters that stay empty, and modules of which all do; None: none
         """
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._module_names = {id(module): name for name, module in model.named_modules()}
@@ -238,6 +232,7 @@ class Materializer:
         self._shared_ids = {key for key, count in uses.items() if count > 1}
         self._device, self._initialize = device, initialize
         self._initialize_module = initialize_module
+        self._is_given: IsGiven = is_given or (lambda _name: False)
         self._dtypes: dict[int, torch.dtype] = {}  # of real parameters, once they have values
         # the real parameters that several modules share; the others are not held here, so that
         # they are freed as soon as a strategy has taken its part of them
@@ -249,7 +244,10 @@ class Materializer:
         if self._initialize_module is None:
             return
         for module in reversed(modules):  # modules() gives parents first
-            self._initialize_module(self._module_names[id(module)], module)
+            name = self._module_names[id(module)]
+            own = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
+            if not all(self._is_given(key.removeprefix(".")) for key in own):
+                self._initialize_module(name, module)
         for module in modules:
             for parameter in module.parameters(recurse=False):
                 dtype = self._dtypes.get(id(parameter), parameter.dtype)
@@ -280,7 +278,9 @@ class Materializer:
             values = torch.empty_like(parameter, dtype=dtype, device=device)
         real = nn.Parameter(values, parameter.requires_grad)
         self._dtypes[id(real)] = parameter.dtype
-        self._initialize(self._names[id(parameter)], real)
+        name = self._names[id(parameter)]
+        if self._initialize is not None and not self._is_given(name):
+            self._initialize(name, real)
         if id(parameter) in self._shared_ids:
             self._shared[id(parameter)] = real
         return real

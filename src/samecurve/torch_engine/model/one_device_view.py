@@ -50,16 +50,6 @@ _NEEDS_OTHERS = (
 )
 
 
-class OneDeviceView:
-    """Keeps a process's models from seeing other processes, until close()."""
-
-    def __init__(self) -> None:
-        _REPLACED.acquire()
-
-    def close(self) -> None:
-        _REPLACED.release()
-
-
 def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001
     del break_graphs  # a compiler ends its graph at a function that reads frames
     for name, answer in _ANSWERS.items():
@@ -68,7 +58,8 @@ def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001
         yield Replacement.of(dist, name, _refusing(getattr(dist, name)))
 
 
-_REPLACED = ReplacedFunctions(_replacements)  # of the process, as torch's functions are
+# keeps a process's models from seeing other processes; of the process, as torch's functions are
+ONE_DEVICE_VIEW = ReplacedFunctions(_replacements)
 
 
 def _answering(original: Function, answer: object) -> Function:

@@ -152,9 +152,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counter = counter
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         result = func(*args, **(kwargs or {}))
         self._counter.see(func, args[0] if args else None, result)
         return result

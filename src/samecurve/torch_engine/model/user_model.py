@@ -11,7 +11,7 @@ trained.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -98,26 +98,30 @@ class TrainingMode:
 
 def kept_in_eval(model: nn.Module) -> tuple[str, ...]:
     """Names of the outermost modules in eval mode of a model in training."""
-    return tuple(_in_eval(model, ""))
+    return tuple(name for name, _ in _outermost(model, lambda module: not module.training))
 
 
-def _in_eval(module: nn.Module, name: str) -> Iterator[str]:
-    if not module.training:
-        yield name or type(module).__name__
-        return
-    for child_name, child in module.named_children():
-        yield from _in_eval(child, f"{name}.{child_name}".lstrip("."))
-
-
-def _train_pretrained(module: nn.Module, name: str = "") -> Iterator[str]:
+def _train_pretrained(model: nn.Module) -> Iterator[str]:
     """Put trained modules that from_pretrained() left in eval mode into training; their names."""
-    is_trained = any(parameter.requires_grad for parameter in module.parameters())
-    if hasattr(type(module), "from_pretrained") and not module.training and is_trained:
+
+    def is_left(module: nn.Module) -> bool:
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        return hasattr(type(module), "from_pretrained") and not module.training and is_trained
+
+    for name, module in _outermost(model, is_left):
         module.train()
-        yield name or type(module).__name__
+        yield name
+
+
+def _outermost(
+    module: nn.Module, is_wanted: Callable[[nn.Module], bool], name: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """The wanted modules that lie in no other wanted one, with their names."""
+    if is_wanted(module):
+        yield name or type(module).__name__, module
         return
     for child_name, child in module.named_children():
-        yield from _train_pretrained(child, f"{name}.{child_name}".lstrip("."))
+        yield from _outermost(child, is_wanted, f"{name}.{child_name}".lstrip("."))
 
 
 def coupling_layers(model: nn.Module) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerUpdate,
 )
 from samecurve.torch_engine.optimizers.user_optimizer import UserOptimizer
-from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
+from samecurve.torch_engine.step.setup import State, Update
 
 _UNUSED = 0
 _FIRST_STEP = -1  # stands for the group of the parameters that the first step used
@@ -60,11 +60,11 @@ def set_late(state: State, late: Mapping[str, int], updates: Sequence[Update]) -
             continue
         is_whole = state.optimizer is update.optimizer
         # free the memory of the old state before the new one is made
-        update.optimizer = LateOptimizer(update.make, update.phase, (), {})
+        update.optimizer = LateOptimizer(update, (), {})
         if is_whole:
             state.optimizer = update.optimizer
         if _named(update.trained, late):
-            update.optimizer = LateOptimizer(update.make, update.phase, update.trained, late)
+            update.optimizer = LateOptimizer(update, update.trained, late)
         else:
             update.optimizer = update.make(update.trained, update.phase)
         if is_whole:
@@ -82,13 +82,9 @@ class LateOptimizer(JoinedOptimizers):
     """
 
     def __init__(
-        self,
-        make: MakeOptimizer,
-        phase: str,
-        trained: Sequence[OptimizerParam],
-        late: Mapping[str, int],
+        self, update: Update, trained: Sequence[OptimizerParam], late: Mapping[str, int]
     ) -> None:
-        self._make, self._phase, self._trained = make, phase, trained
+        self._make, self._phase, self._trained = update.make, update.phase, trained
         self._group_of = {param.name: late.get(param.name, _FIRST_STEP) for param in trained}
         self._optimizers: dict[int, OptimizerUpdate] = {}
         for group in sorted(set(self._group_of.values())):

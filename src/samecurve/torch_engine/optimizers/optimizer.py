@@ -52,11 +52,17 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, which may be sharded; no copy."""
+    distributed: Any = tensor  # a DTensor, where it is sharded
+    part: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
 def local_view(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, complex values as pairs of real ones; no copy."""
-    distributed: Any = tensor  # a DTensor, where it is sharded
-    shard: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
-    return torch.view_as_real(shard) if shard.is_complex() else shard
+    part = own_part(tensor)
+    return torch.view_as_real(part) if part.is_complex() else part
 
 
 def optimizer_params(model: nn.Module) -> list[OptimizerParam]:

@@ -17,7 +17,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate, local_view
-from samecurve.torch_engine.randomness.generators import GeneratorWatch
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
@@ -70,7 +70,7 @@ class UserOptimizer(OptimizerUpdate):
             step()
             return
         device = self._trained[0].view.device
-        settings, watch = self._group_settings(), GeneratorWatch(device)
+        settings, generators = self._group_settings(), GeneratorStates(device)
         step()
         self._check_state()
         changed = [
@@ -82,7 +82,7 @@ class UserOptimizer(OptimizerUpdate):
                 " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if watch.moved():
+        if generators.moved():
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone",

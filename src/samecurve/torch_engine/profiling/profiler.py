@@ -30,7 +30,6 @@ from samecurve.torch_engine.profiling.timeline import (
     Moment,
     Span,
     Timeline,
-    nothing_around,
     seconds_between,
     seconds_by_part,
 )
@@ -106,8 +105,9 @@ class TorchWatch:
             self._next_traced(number)
         if number == schedule.last:
             self._memory = _held_bytes(state)
-            if self._activations.is_complete(self._engine.plan.compute.recompute):
-                self._memory["activations"] = self._activations.most()
+            most = self._activations.most()
+            if most and self._engine.plan.compute.recompute == "none":  # else inputs lie elsewhere
+                self._memory["activations"] = most
         return result
 
     def rank_profile(self) -> RankProfile:
@@ -164,7 +164,7 @@ class TorchWatch:
         self._profiler.step()
 
     def _end_trace(self, profiler: profile) -> None:
-        self._timeline.around = nothing_around
+        self._timeline.around = None
         profiler.stop()
         if self._trace_path:
             _export(profiler, self._trace_path)
@@ -279,10 +279,6 @@ class _ActivationMemory:
     def most(self) -> int:
         return max(self._most)
 
-    def is_complete(self, recompute: str) -> bool:
-        """Whether all kept bytes were counted; recomputation keeps its inputs elsewhere."""
-        return recompute == "none" and any(self._most)
-
     @contextmanager
     def watching(self, model: nn.Module, timeline: Timeline, *, compiled: bool) -> Iterator[None]:
         """Count while the block runs.
@@ -303,7 +299,7 @@ class _ActivationMemory:
         try:
             yield
         finally:
-            timeline.around = nothing_around
+            timeline.around = None
             for hook in hooks:
                 hook.remove()
 

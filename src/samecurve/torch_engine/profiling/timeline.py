@@ -19,7 +19,6 @@ Moment = float | torch.cuda.Event  # on a device's own clock
 # (part, lane) -> a context around that part, for a tool that also wants to know of it
 Around = Callable[[str, int], AbstractContextManager[object]]
 
-_NOTHING = nullcontext()
 _WAIT = "sync"
 # method of a training step -> (the part of a step that it is, whether its first argument is the
 # number of one of this process's devices)
@@ -74,11 +73,11 @@ class Lane:
 class Timeline:
     """The spans of a step, by device.
 
-    around: gives one more context around each part.
+    around: gives one more context around each part; None: there is none.
     """
 
     def __init__(self, devices: list[torch.device]) -> None:
-        self.around: Around = nothing_around
+        self.around: Around | None = None
         self._devices = devices
         self._lanes = [Lane(_clock(device)) for device in devices]
 
@@ -87,7 +86,7 @@ class Timeline:
         """Take the time of a part of a step. lane: which of this process's devices."""
         depth = self._lanes[lane].enter(name)
         try:
-            with self.around(name, lane):
+            with self.around(name, lane) if self.around else nullcontext():
                 yield
         finally:
             self._lanes[lane].leave(depth)
@@ -149,11 +148,6 @@ def _timed(
             return function(*arguments, **options)
 
     return run
-
-
-def nothing_around(_name: str, _lane: int) -> AbstractContextManager[object]:
-    """Do nothing else around a part (see Timeline.around)."""
-    return _NOTHING
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:

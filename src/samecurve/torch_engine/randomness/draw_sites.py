@@ -56,6 +56,7 @@ class DrawSites:
     views: views of all samples that are laid one after the other in one microbatch; 1: none are,
         and all rows of a sample are neighbours; ALL_ROWS: each row of a sample is a view
     has_views: whether some draw has several rows for each sample
+    recorded: the draws so far, while they are recorded
     """
 
     def __init__(self) -> None:
@@ -64,25 +65,17 @@ class DrawSites:
         self.any_drawn = False
         self._rules: dict[Place, Rule | None] = {}  # None: each draw has a rule, see _numbered
         self._numbered: dict[tuple[Place, int], Rule] = {}
-        self._recorded: list[Draw] | None = None
-
-    @property
-    def is_recording(self) -> bool:
-        return self._recorded is not None
+        self.recorded: list[Draw] | None = None
 
     @contextmanager
     def recording(self) -> Iterator[list[Draw]]:
         """Record the draws inside of it, in their order."""
         recorded: list[Draw] = []
-        self._recorded = recorded
+        self.recorded = recorded
         try:
             yield recorded
         finally:
-            self._recorded = None
-
-    def record(self, draw: Draw) -> None:
-        if self._recorded is not None:
-            self._recorded.append(draw)
+            self.recorded = None
 
     def learn(self, one: Sequence[Draw], other: Sequence[Draw]) -> None:
         """Note the rule of each place, from recordings of two microbatches of unlike size.

@@ -132,8 +132,8 @@ def begin_draw(
         rule = samples_in if shape[samples_in] % rows == 0 else NONE
     if not is_separable and rule >= 0:
         rule = NONE
-    if context.sites.is_recording:
-        context.sites.record(Draw(place, shape, rows, number))
+    if context.sites.recorded is not None:
+        context.sites.recorded.append(Draw(place, shape, rows, number))
     if rule == NONE:
         return None
     return Drawing(context, number, shape, rule, 1 if rule == STEP else rows)
@@ -141,8 +141,8 @@ def begin_draw(
 
 def note_unserved(context: MicroBatchContext, shape: Sequence[int]) -> None:
     """Record a draw from a generator of the user's own."""
-    if context.sites.is_recording and context.rows:
-        context.sites.record(Draw(calls_to_here(), tuple(shape), context.rows, -1))
+    if context.sites.recorded is not None and context.rows:
+        context.sites.recorded.append(Draw(calls_to_here(), tuple(shape), context.rows, -1))
 
 
 def begin_unless_own(

@@ -1,7 +1,8 @@
 """torch's functions that drop: dropout in its forms, rrelu, attention and recurrent layers, with
 masks and slopes from the keys of samples.
 
-Each function takes the original function of torch, the microbatch, and what the original takes.
+Each function takes the original function of torch, the microbatch, and what the original takes. It
+returns None where the original is to be called: nothing is dropped, or no mask can be served.
 """
 
 import math
@@ -38,22 +39,21 @@ class DropoutKind:
 
 def dropout(
     kind: DropoutKind,
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     *arguments: Any,
     **options: Any,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """Dropout with the arguments of torch._VF's: (input, p, train)."""
     values, p, train = _by_name(("input", "p", "train"), arguments, options)
     shape = values.shape
     if kind.channels and values.dim() >= 2:
         shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
-    drawing = None
-    if train and p and values.numel():
-        drawing = begin_draw(context, f"F.{kind.name}", shape)
+    if not (train and p and values.numel()):
+        return None
+    drawing = begin_draw(context, f"F.{kind.name}", shape)
     if drawing is None:
-        dropped: torch.Tensor = original(values, p, train)
-        return dropped
+        return None
     threshold = lane_threshold(p)
     mask = mask_of(drawing.lanes(), threshold, values)
     if not kind.alpha or p == 1:
@@ -69,11 +69,11 @@ def dropout(
 
 def rrelu(
     inplace: bool,  # noqa: FBT001 - bound below
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     *arguments: Any,
     **options: Any,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """rrelu with the arguments of torch._VF's: (input, lower, upper, training, generator)."""
     names = ("input", "lower", "upper", "training", "generator")
     values, lower, upper, training, generator = _by_name(
@@ -82,12 +82,11 @@ def rrelu(
         {"lower": 1 / 8, "upper": 1 / 3, "training": False, "generator": None},
         options,
     )
-    drawing = None
-    if training and generator is None and values.numel():
-        drawing = begin_draw(context, "F.rrelu", values.shape)
+    if not training or generator is not None or not values.numel():
+        return None
+    drawing = begin_draw(context, "F.rrelu", values.shape)
     if drawing is None:
-        result: torch.Tensor = original(*arguments, **options)
-        return result
+        return None
     slopes = drawing.uniform(values.dtype).mul_(upper - lower).add_(lower)
     factors = torch.where(values.detach() < 0, slopes, 1)
     scaled: torch.Tensor = values.mul_(factors) if inplace else values * factors
@@ -95,13 +94,13 @@ def rrelu(
 
 
 def attention(
-    original: Callable[..., Any],
+    _original: Original,
     context: MicroBatchContext,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     **options: Any,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """scaled_dot_product_attention with dropout, in the arithmetic that torch documents: torch's
     kernels draw their masks inside. It holds all attention weights, [..., queries, keys].
 
@@ -110,8 +109,7 @@ def attention(
     shape = [*query.shape[:-1], key.shape[-2]]
     drawing = begin_draw(context, "F.scaled_dot_product_attention", shape)
     if drawing is None:
-        attended: torch.Tensor = original(query, key, value, **options)
-        return attended
+        return None
     dropout_p, scale = options["dropout_p"], options.get("scale")
     attn_mask: torch.Tensor | None = options["attn_mask"]
     if options.get("enable_gqa"):
@@ -145,7 +143,7 @@ def recurrent(
     values, sizes = arguments[0], arguments[1] if packed else None
     state, weights, biases, layers, dropout, train, *rest = arguments[2 if packed else 1 :]
     if not (train and dropout and layers > 1):
-        return original(*arguments)
+        return None
     states = _by_layer(state, layers)
     each = len(weights) // layers
     ends = []

@@ -18,14 +18,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.draw_sites import (
-    STEP,
-    Draw,
-    Place,
-    in_shape,
-    row_shape,
-)
-from samecurve.torch_engine.randomness.keyed_numbers import keyed_pairs, mixed, salt
+from samecurve.torch_engine.randomness.draw_sites import STEP, Draw, Place, in_shape, row_shape
+from samecurve.torch_engine.randomness.keyed_numbers import keyed_lanes, mixed, salt
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
@@ -114,9 +108,7 @@ class _Masks:
         of_step: int16 [1, *shape] instead, the same in every microbatch
         """
         words = self._words(index, call, of_step=of_step).view(torch.int32)
-        *outer, last = shape
-        pairs = keyed_pairs(words, [*outer, -(-last // 2)], self.context.tables)
-        return pairs.view(torch.int16)[..., :last]
+        return keyed_lanes(words, shape, self.context.tables)
 
     def _words(self, index: int, call: int, *, of_step: bool) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row (keyed_numbers.py) in one number."""
@@ -168,8 +160,8 @@ class _Site:
         call = context.call_number(self.masks.names[self.index])
         rule = context.sites.rule(self.place, call, shape, samples)
         is_known = rule >= 0 or context.sites.learnt(self.place, call) == STEP
-        if context.sites.is_recording:
-            context.sites.record(Draw(self.place, shape, samples, call))
+        if context.sites.recorded is not None:
+            context.sites.recorded.append(Draw(self.place, shape, samples, call))
         elif not is_known:
             raise UserError(
                 f"{self.name} is given {_shape_text(values)} for {samples} samples, so its mask"

@@ -131,16 +131,17 @@ def _lowbias32(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return (values ^ (values >> np.uint32(16))).view(np.int32)
 
 
-def lane_pairs(words: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
-    """int32 [rows, len(hashes)], two lanes each. words: int32 [rows, 2], a and b."""
-    pairs = hashes * words[:, :1]
-    pairs.add_(words[:, 1:])
-    return pairs.bitwise_xor_(pairs >> 15).mul_(_LANES_FACTOR)
-
-
 def keyed_pairs(words: torch.Tensor, shape: Sequence[int], tables: Tables) -> torch.Tensor:
     """int32 [rows, *shape], two lanes each. words: int32 [rows, 2], a and b."""
-    return lane_pairs(words, tables.places(shape, words.device)).view(len(words), *shape)
+    pairs = tables.places(shape, words.device) * words[:, :1]
+    pairs.add_(words[:, 1:])
+    return pairs.bitwise_xor_(pairs >> 15).mul_(_LANES_FACTOR).view(len(words), *shape)
+
+
+def keyed_lanes(words: torch.Tensor, shape: Sequence[int], tables: Tables) -> torch.Tensor:
+    """Uniform int16 [rows, *shape]. words: int32 [rows, 2], a and b."""
+    *outer, last = shape
+    return keyed_pairs(words, [*outer, -(-last // 2)], tables).view(torch.int16)[..., :last]
 
 
 class KeyedNumbers:
@@ -161,20 +162,19 @@ class KeyedNumbers:
         salts = self._tables.salts(self._name, draws, self.keys.device)
         return mixed(self.keys ^ salts[:, None])[:, :, None].view(torch.int32)
 
-    def _pairs(self, draw: int, shape: Sequence[int]) -> torch.Tensor:
+    def _of_draw(self, draw: int) -> torch.Tensor:
         if draw >= len(self._words):
             self._words = self._words_of(2 * draw)
-        return keyed_pairs(self._words[draw], shape, self._tables)
+        return self._words[draw]
 
     def lanes(self, draw: int, shape: Sequence[int]) -> torch.Tensor:
         """Uniform int16."""
-        *outer, last = shape
-        return self._pairs(draw, [*outer, -(-last // 2)]).view(torch.int16)[..., :last]
+        return keyed_lanes(self._of_draw(draw), shape, self._tables)
 
     def _bits(self, draw: int, shape: Sequence[int], words: int = 1) -> torch.Tensor:
         """Uniform int32. words: count for each element."""
         *outer, last = shape
-        pairs = self._pairs(draw, [*outer, words * last])
+        pairs = keyed_pairs(self._of_draw(draw), [*outer, words * last], self._tables)
         return pairs.bitwise_xor_(pairs >> 13).mul_(_WORDS_FACTOR)
 
     def uniform(self, draw: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -62,12 +62,11 @@ class MicroBatchContext:
     begin() comes before each forward pass, and the next begin() only after backward. within() also
     lets random functions draw this microbatch's numbers, on this thread and in its backward pass.
 
-    device: None: the device of the keys
     real: False: the microbatch is a dummy, whose results are dropped
     packed_order: the order of the sequences that a recurrent layer is given
     """
 
-    def __init__(self, device: torch.device | None = None, sites: DrawSites | None = None) -> None:
+    def __init__(self, device: torch.device, sites: DrawSites | None = None) -> None:
         self.device, self.sites = device, sites or DrawSites()
         self.real = True
         self.tables = Tables()
@@ -76,14 +75,10 @@ class MicroBatchContext:
         self._number = 0
         self.begin(None)
 
-    def begin(self, keys: StagedKeys | torch.Tensor | None, *, real: bool = True) -> None:
-        """Begin a microbatch.
-
-        keys: see core/determinism/sample_keys.py; a tensor: int64 [rows]; None: nothing is keyed
-        """
-        self.staged = keys if isinstance(keys, StagedKeys) else None
-        self._keys = keys if isinstance(keys, torch.Tensor) else None
-        self.real = real
+    def begin(self, keys: StagedKeys | None, *, real: bool = True) -> None:
+        """Begin a microbatch. keys: None: nothing is keyed"""
+        self.staged, self.real = keys, real
+        self._keys: torch.Tensor | None = None
         self._calls: dict[str, int] = {}
         self._draws = max(self._number, self._draws)
         self._number, self._task = 0, _FORWARD
@@ -99,7 +94,7 @@ class MicroBatchContext:
         number: of the microbatch in its step
         """
         self.begin(keys, real=real)
-        if keys and self.device and self.sites.reseeds_torch:
+        if keys and self.sites.reseeds_torch:
             _seed_torch(keys.rows, number, self.device)
         if keys and self.sites.reseeds_host:
             seed_host(keys.rows.step_key)
@@ -107,22 +102,18 @@ class MicroBatchContext:
 
     def __enter__(self) -> None:  # @contextmanager would be slower, for every microbatch
         _WORK.context = self
-        if self.device and self.device.type == "cuda":
-            _BY_GPU[self._gpu()] = self
+        if self.device.type == "cuda":
+            _BY_GPU[_gpu_index(self.device)] = self
 
     def __exit__(self, *_error: object) -> None:
         _WORK.context = None
-        if self.device and self.device.type == "cuda":
-            _BY_GPU.pop(self._gpu(), None)
-
-    def _gpu(self) -> int:
-        index = self.device.index if self.device else None
-        return torch.cuda.current_device() if index is None else index
+        if self.device.type == "cuda":
+            _BY_GPU.pop(_gpu_index(self.device), None)
 
     @property
     def keys(self) -> torch.Tensor | None:
         """int64 [rows] on the device."""
-        if self._keys is None and self.staged is not None and self.device is not None:
+        if self._keys is None and self.staged is not None:
             self.sites.any_drawn = True
             self._keys = self.staged.on(self.device)
         return self._keys
@@ -130,9 +121,7 @@ class MicroBatchContext:
     @property
     def rows(self) -> int | None:
         """The count of rows; None: nothing is keyed."""
-        if self.staged is not None:
-            return len(self.staged.rows)
-        return None if self._keys is None else len(self._keys)
+        return None if self.staged is None else len(self.staged.rows)
 
     @property
     def numbers(self) -> KeyedNumbers:
@@ -255,8 +244,11 @@ def _seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
     seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
+        torch.cuda.default_generators[_gpu_index(device)].manual_seed(seed)
+
+
+def _gpu_index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def seed_host(step_key: int) -> None:

@@ -4,10 +4,13 @@ Numbers of the uniform, normal, exponential and Bernoulli distributions and inte
 from keys. Other numbers (poisson, multinomial, randperm) can't be: torch draws them row by row,
 with a generator that is seeded by the row's key.
 
-Each function takes the original function of torch, the microbatch, and what the original takes.
+Each function takes the original function of torch, the microbatch, and what the original takes. It
+returns None where the original is to draw: the call has a generator of its own, or its numbers can
+follow neither samples nor step.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,13 +31,7 @@ Numbers = Callable[[Drawing, torch.dtype], torch.Tensor]
 def uniform(drawing: Drawing, dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_complex:
         return drawing.uniform(dtype)
-    real = Drawing(
-        drawing.context,
-        drawing.number,
-        torch.Size([*drawing.shape, 2]),
-        drawing.rule,
-        drawing.rows,
-    )
+    real = replace(drawing, shape=torch.Size([*drawing.shape, 2]))
     return torch.view_as_complex(real.uniform(dtype.to_real()).contiguous())
 
 
@@ -46,18 +43,17 @@ def new_tensor(
     name: str,
     numbers: Numbers,
     make: Original,
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     *arguments: Any,
     **options: Any,
-) -> Any:
+) -> torch.Tensor | None:
     """rand, randn and their _like forms. make: returns such a tensor without values."""
     generator = options.pop("generator", None)
     empty = make(*arguments, **options)
     drawing = begin_unless_own(context, name, empty.shape, generator)
     if drawing is None:
-        own = {} if generator is None else {"generator": generator}
-        return original(*arguments, **own, **options)
+        return None
     with torch.no_grad():
         values = numbers(drawing, empty.dtype)
         return _in_form(values, empty, options)
@@ -75,11 +71,11 @@ def _in_form(values: torch.Tensor, empty: torch.Tensor, options: Mapping[str, An
 def randint(
     name: str,
     make: Original,
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     *arguments: Any,
     **options: Any,
-) -> Any:
+) -> torch.Tensor | None:
     """randint and randint_like. make: returns such a tensor without values."""
     remaining, like = list(arguments), name.endswith("_like")
     first: list[Any] = [remaining.pop(0)] if like and remaining else []
@@ -96,12 +92,12 @@ def randint(
     empty = make(*first, *size, **named)
     drawing = begin_unless_own(context, name, empty.shape, generator)
     if drawing is None:
-        return original(*arguments, **options)
+        return None
     return _in_form(drawing.integers(int(low), int(high)).to(empty.dtype), empty, named)
 
 
 def torch_normal(
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     mean: Any,
     std: Any = 1.0,
@@ -110,7 +106,7 @@ def torch_normal(
     generator: torch.Generator | None = None,
     out: torch.Tensor | None = None,
     **options: Any,
-) -> Any:
+) -> torch.Tensor | None:
     """torch.normal of two tensors, of a tensor and a number, or of two numbers and a size."""
     if size is not None:
         empty = torch.empty(size, out=out, **options)
@@ -120,10 +116,7 @@ def torch_normal(
         empty = tensors[0].new_empty(shape) if out is None else out
     drawing = begin_unless_own(context, "torch.normal", empty.shape, generator)
     if drawing is None:
-        more = {**options, "generator": generator}
-        if out is not None:
-            more["out"] = out
-        return original(mean, std, *([] if size is None else [size]), **more)
+        return None
     with torch.no_grad():
         values = drawing.normal(empty.dtype).mul(std).add(mean)
         return empty.copy_(values) if out is not None or empty.requires_grad else values
@@ -132,20 +125,17 @@ def torch_normal(
 def fill_in_place(
     name: str,
     values: Callable[..., torch.Tensor],
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     target: torch.Tensor,
     *arguments: Any,
     **options: Any,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """A tensor's in-place method. values: takes (drawing, target, *arguments, **options)."""
     generator = options.pop("generator", None)
     drawing = begin_unless_own(context, name, target.shape, generator)
     if drawing is None:
-        if generator is not None:
-            options["generator"] = generator
-        filled: torch.Tensor = original(target, *arguments, **options)
-        return filled
+        return None
     with torch.no_grad():
         drawn = values(drawing, target, *arguments, **options)
     return target.copy_(drawn)
@@ -186,20 +176,17 @@ def bernoulli_values(
 
 
 def torch_bernoulli(
-    original: Original,
+    _original: Original,
     context: MicroBatchContext,
     input: torch.Tensor,  # noqa: A002 - torch's name
     p: float | None = None,
     *,
     generator: torch.Generator | None = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     drawing = begin_unless_own(context, "torch.bernoulli", input.shape, generator)
     if drawing is None:
-        arguments = [input] if p is None else [input, p]
-        options = {} if out is None else {"out": out}
-        drawn: torch.Tensor = original(*arguments, generator=generator, **options)
-        return drawn
+        return None
     with torch.no_grad():
         values = bernoulli_values(drawing, input, input if p is None else p)
         return values.to(input.dtype) if out is None else out.copy_(values)
@@ -207,16 +194,16 @@ def torch_bernoulli(
 
 def row_by_row(
     name: str, original: Original, context: MicroBatchContext, *arguments: Any, **options: Any
-) -> Any:
+) -> torch.Tensor | None:
     """A function of torch whose result has the shape of its first tensor, called for each row by
     itself: with the row's part of every tensor of that shape, and the row's own generator.
     """
     by_name = [options.pop(key) for key in ("input", "count", "prob") if key in options]
     arguments = (*arguments, *by_name)
-    first = arguments[0]
+    first: torch.Tensor = arguments[0]
     drawing = begin_unless_own(context, name, first.shape, options.get("generator"))
     if drawing is None:
-        return original(*arguments, **options)
+        return None
     named = {key: value for key, value in options.items() if key != "generator"}
     dim = max(drawing.rule, 0)
 
@@ -259,8 +246,7 @@ def multinomial(
         separable = rows or replacement or num_samples == 1
         drawing = begin_draw(context, "torch.multinomial", shape, is_separable=separable)
     if drawing is None:
-        options = {} if out is None else {"out": out}
-        return original(input, num_samples, replacement, generator=generator, **options)
+        return None
 
     def of_part(part: Part, generator: torch.Generator) -> torch.Tensor:
         if rows:
@@ -280,7 +266,7 @@ def randperm(original: Original, context: MicroBatchContext, n: int, **options: 
         context, "torch.randperm", [n], options.get("generator"), is_separable=False
     )
     if drawing is None:
-        return original(n, **options)
+        return None
     device = torch.device(options.get("device") or torch.get_default_device())
     named = {key: value for key, value in options.items() if key != "generator"}
     return drawing.by_generator(

@@ -33,7 +33,8 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 
 # Any: a function of torch takes its arguments in several forms.
 Function = Callable[..., Any]
-Serve = Callable[..., Any]  # (original, microbatch, *arguments, **options)
+# (original, microbatch, *arguments, **options); None: the original is to draw, from a generator
+Serve = Callable[..., Any]
 _MARK = "samecurve_mark"  # the attribute of a generator's state that holds a DrawMark
 _ATTENTION = "scaled_dot_product_attention"
 # the names that are replaced; served_functions.py has what stands in their place
@@ -89,6 +90,7 @@ class ReplacedFunctions:
         self._replacements: list[Replacement] = []
 
     def acquire(self) -> None:
+        """Keep the functions replaced for one more engine, until it calls release()."""
         with self._lock:
             self._engines += 1
             if self._engines == 1:
@@ -123,36 +125,19 @@ class ReplacedFunctions:
         self._replacements = []
 
 
-class KeyedFunctions:
-    """Keeps torch's random functions replaced for one engine, until close()."""
-
-    def __init__(self) -> None:
-        self._is_open = True
-        _REPLACED.acquire()
-
-    def break_graphs(self) -> None:
-        """Call it when the model is built, since that may have imported torch.compile."""
-        _REPLACED.break_graphs()
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            _REPLACED.release()
-
-
 @contextmanager
 def keyed_trial(rows: int) -> Iterator[None]:
     """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
 
     rows: of the microbatch that is tried
     """
-    functions = KeyedFunctions()
+    KEYED_FUNCTIONS.acquire()
     keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))
     try:
         with serving(numbers_in_work), MicroBatchContext(torch.device("cpu")).within(keys):
             yield
     finally:
-        functions.close()
+        KEYED_FUNCTIONS.release()
 
 
 def _rename(functions: dict[int, Function]) -> None:
@@ -185,11 +170,15 @@ def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 
     for kind in (nn.RNN, nn.LSTM, nn.GRU):
         yield Replacement.of(kind, "forward", _noting_order(kind.forward))
     yield Replacement.of(F, _ATTENTION, _with_dropout_p(getattr(F, _ATTENTION), wrapped))
-    if break_graphs:
-        yield from _drawing_through_others()
+    if break_graphs:  # functions of torch.nn that torch.compile takes into its graph as a whole
+        for name in _DRAWING_IN_TRAINING:
+            yield Replacement.of(F, name, _broken_where_it_draws(getattr(F, name)))
+        for name in ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"):
+            yield Replacement.of(F, name, _uncompiled(getattr(F, name)))
 
 
-_REPLACED = ReplacedFunctions(_replacements)  # of the process, as torch's functions are
+# torch's random functions; of the process, as torch's functions are
+KEYED_FUNCTIONS = ReplacedFunctions(_replacements)
 
 
 def _served(owner: Any, name: str) -> Function:
@@ -210,7 +199,8 @@ def _served(owner: Any, name: str) -> Function:
             from samecurve.torch_engine.randomness.served_functions import served_functions
 
             serve = served_functions(owner)[name]
-        return serve(original, context, *arguments, **options)
+        served = serve(original, context, *arguments, **options)
+        return original(*arguments, **options) if served is None else served
 
     return function
 
@@ -313,15 +303,6 @@ def _noting_order(original: Function) -> Function:
         return original(self, input, hx)
 
     return forward
-
-
-def _drawing_through_others() -> Iterator[Replacement]:
-    """Replacements for functions of torch.nn that torch.compile takes into its graph as a whole."""
-    for name in _DRAWING_IN_TRAINING:
-        original = getattr(F, name)
-        yield Replacement.of(F, name, _broken_where_it_draws(original))
-    for name in ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"):
-        yield Replacement.of(F, name, _uncompiled(getattr(F, name)))
 
 
 def _broken_where_it_draws(original: Function) -> Function:

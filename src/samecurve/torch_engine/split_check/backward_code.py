@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.split_check.split_errors import Backward
-from samecurve.torch_engine.split_check.user_code import is_users, place_of
+from samecurve.core.split_check.split_errors import Place
+from samecurve.torch_engine.split_check.user_code import kind_of, place_of
 
 
-def accumulated_hook(model: nn.Module) -> Backward | None:
+def accumulated_hook(model: nn.Module) -> Place | None:
     """A hook of the user's on a parameter's accumulated gradient, which it is given after each
     microbatch, added to the gradient of the microbatches before.
     """
@@ -22,7 +22,7 @@ def accumulated_hook(model: nn.Module) -> Backward | None:
     return None
 
 
-def own_backward(model: nn.Module, loss_sum: torch.Tensor) -> Backward | None:
+def own_backward(model: nn.Module, loss_sum: torch.Tensor) -> Place | None:
     """The first function of the user's in the backward pass of a loss; None: none is seen."""
     return next(chain(_own_functions(loss_sum), _hooks(model)), None)
 
@@ -40,16 +40,16 @@ def graph_nodes(total: torch.Tensor) -> Iterator[Any]:
         yield node
 
 
-def _own_functions(loss_sum: torch.Tensor) -> Iterator[Backward]:
+def _own_functions(loss_sum: torch.Tensor) -> Iterator[Place]:
     """autograd.Functions whose backward stands in the user's code."""
     for node in graph_nodes(loss_sum):
         function: Any = getattr(node, "_forward_cls", None)
         code = getattr(getattr(function, "backward", None), "__code__", None)
-        if code is not None and is_users(code.co_filename):
-            yield Backward(f"{function.__name__}.backward", place_of(code))
+        if code is not None and kind_of(code.co_filename) == "users":
+            yield Place(f"{function.__name__}.backward", place_of(code))
 
 
-def _hooks(model: nn.Module) -> Iterator[Backward]:
+def _hooks(model: nn.Module) -> Iterator[Place]:
     """Hooks of the user's on parameters and modules."""
     for name, parameter in model.named_parameters():
         yield from _users_hooks(parameter._backward_hooks, f"a hook of {name}")  # noqa: SLF001
@@ -59,8 +59,8 @@ def _hooks(model: nn.Module) -> Iterator[Backward]:
             yield from _users_hooks(getattr(module, kind), title)
 
 
-def _users_hooks(hooks: Mapping[int, Any] | None, title: str) -> Iterator[Backward]:
+def _users_hooks(hooks: Mapping[int, Any] | None, title: str) -> Iterator[Place]:
     for hook in (hooks or {}).values():
         code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-        if code is not None and is_users(code.co_filename):
-            yield Backward(title, place_of(code))
+        if code is not None and kind_of(code.co_filename) == "users":
+            yield Place(title, place_of(code))

@@ -49,13 +49,14 @@ class Recording(TorchFunctionMode):
 
     calls: in their order
     hooks: file:line at which the user's code gave a tensor a hook
+    made_by: (call, output) that made a tensor, by its id; a tensor that no call made is not there
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
         self.hooks: list[str] = []
-        self._made_by: dict[int, tuple[int, int]] = {}
+        self.made_by: dict[int, tuple[int, int]] = {}
         self._alive: list[torch.Tensor] = []  # so that no two tensors have one id
         self._base: FrameType | None = None  # the frame that entered it: the task is called within
 
@@ -68,13 +69,12 @@ class Recording(TorchFunctionMode):
         self._base = None
         super().__exit__(*of_error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [
-            self._made_by[id(tensor)]
+            self.made_by[id(tensor)]
             for tensor in _tensors((args, kwargs))
-            if id(tensor) in self._made_by
+            if id(tensor) in self.made_by
         ]
         result = func(*args, **kwargs)
         if func is torch.Tensor.register_hook and _calls_itself(caller()):
@@ -82,16 +82,12 @@ class Recording(TorchFunctionMode):
         outputs = list(_tensors(result))
         if outputs:
             for number, tensor in enumerate(outputs):
-                self._made_by[id(tensor)] = len(self.calls), number
+                self.made_by[id(tensor)] = len(self.calls), number
             self._alive += outputs
             copies = tuple(tensor.detach().clone() for tensor in outputs)
             where = site_of(caller(), self._base).where
             self.calls.append(_Call(function_name(func), where, copies, tuple(inputs)))
         return result
-
-    def maker(self, tensor: object) -> tuple[int, int] | None:
-        """(call, output) that made a tensor; None: no call of torch did."""
-        return self._made_by.get(id(tensor))
 
 
 class Recorded(NamedTuple):
@@ -115,7 +111,7 @@ def find_place(
     of_weight: whether it is the loss's weight that does not add up
     """
     labels = _Labels(whole, parts, tolerance)
-    at = whole.recording.maker(whole.result[1 if of_weight else 0])
+    at = whole.recording.made_by.get(id(whole.result[1 if of_weight else 0]))
     if at is None:
         return None
     seen = set()

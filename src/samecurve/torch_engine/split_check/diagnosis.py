@@ -8,10 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
-from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import TOLERANCE, Finding, Format, compare_repeats
 from samecurve.core.split_check.split_errors import (
-    Backward,
     Evidence,
     Place,
     explain,
@@ -43,8 +41,8 @@ _SINGLE: dict[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 3e-2}
 class Diagnosis:
     """Turns a failed trial into an error. All ranks call it together, with whatever they found."""
 
-    def __init__(self, setup: EngineSetup, rows: TrialRows, trials: Trials) -> None:
-        self._setup, self._rows, self._trials = setup, rows, trials
+    def __init__(self, setup: EngineSetup, trials: Trials) -> None:
+        self._setup, self._trials = setup, trials
 
     def error_of(
         self,
@@ -101,7 +99,7 @@ class Diagnosis:
         all_there = all(singles) and all(pairs.values())
         method = "features" if self._setup.plan.compute.whole_batch else "loss"
         return Evidence(
-            ids=[int(i) for i in self._rows.ids],
+            ids=[int(i) for i in trials.rows.ids],
             singles=[trial for trial in singles if trial] if all_there else (),
             pairs={pair: trial for pair, trial in pairs.items() if trial} if all_there else {},
             place=self._place(finding),
@@ -150,7 +148,7 @@ class Diagnosis:
             self._trials.put_back()
         return Recorded(recording, rows, tuple(loss))
 
-    def _own_backward(self) -> Backward | None:
+    def _own_backward(self) -> Place | None:
         """A function of the user's that takes part in the backward pass."""
         recording, trials = Recording(), self._trials
         try:
@@ -161,7 +159,7 @@ class Diagnosis:
         finally:
             trials.put_back()
         if recording.hooks:
-            return Backward("a hook of a tensor", recording.hooks[0])
+            return Place("a hook of a tensor", recording.hooks[0])
         return own_backward(self._setup.strategy.models[0], total)
 
     def _what(self) -> str:
@@ -170,4 +168,4 @@ class Diagnosis:
         what = "the loss" if trials.name == "loss" else f'"{trials.name}", logged beside the loss,'
         if self._setup.plan.compute.whole_batch:
             what = "features(), added up,"
-        return what if trials.step == self._rows.step else f"{what} at step {trials.step}"
+        return what if trials.step == trials.rows.step else f"{what} at step {trials.step}"

@@ -26,9 +26,10 @@ from samecurve.core.split_check import (
     compare_repeats,
 )
 from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.split_check.side_effects import Counter
 from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
-from samecurve.torch_engine.split_check.trials import RAISED, Trials, TriedParts
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, TriedParts
 from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.units import first_and_count
@@ -86,7 +87,9 @@ class Judge:
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
-        finding = self._finding(seen)
+        tolerance = TOLERANCE[self._trials.format]
+        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
+        finding = repeat or compare_parts(seen.whole, seen.parts, tolerance)
         own = [name for name in seen.drawn.moved if not name.startswith("torch")]
         repeats = not (own or (finding and finding.kind == "repeat"))
         error: UserError | None = None
@@ -173,24 +176,10 @@ class Judge:
 
     def shared(self, error: UserError | None) -> UserError | None:
         """The error of the first rank that has one, on every rank."""
-        comm, device = self._setup.comm, self._setup.device
-        texts = [error.cause, error.remedy, error.where] if error else []
-        message = json.dumps(texts).encode() if error else b""
-        sizes = torch.zeros(comm.world_size, dtype=torch.int64, device=device)
-        sizes[comm.rank] = len(message)
-        lengths = comm.all_reduce(sizes)().tolist()
-        teller = next((rank for rank, length in enumerate(lengths) if length), None)
-        if teller is None:
-            return None
-        letters = torch.zeros(lengths[teller], dtype=torch.int64, device=device)
-        if comm.rank == teller:
-            letters.copy_(torch.tensor(list(message), dtype=torch.int64))
-        return UserError(*json.loads(bytes(comm.all_reduce(letters)().tolist())))
-
-    def _finding(self, seen: Observed) -> Finding | None:
-        tolerance = TOLERANCE[self._trials.format]
-        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
-        return repeat or compare_parts(seen.whole, seen.parts, tolerance)
+        text = json.dumps([error.cause, error.remedy, error.where]).encode() if error else b""
+        texts = texts_of_all(self._setup.comm, text, self._setup.device)
+        first = next(filter(None, texts), None)
+        return UserError(*json.loads(first)) if first else None
 
     def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
         assert tried.rest is not None
@@ -207,25 +196,17 @@ class Judge:
         computed, the finding if it is larger than rounding can explain.
         """
         trials = self._trials
-        computed = NarrowestFormat()
-        with computed:
-            trials.loss_if_any(trials.samples)
-        trials.put_back()
+        _, computed = self._losses(trials.samples)
         is_narrow = trials.format == "narrow" or computed.bytes < 4
         if trials.format == "f64" and computed.bytes == 4:
             return self._without_rounding(finding, computed)
         if not is_narrow and trials.format == "f32" and trials.can_widen():
             stack.enter_context(trials.in_float64())
-            computed = NarrowestFormat()
-            with computed:
-                wide = [trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts)]
-            trials.put_back()
+            wide, computed = self._losses(trials.samples, *trials.parts)
             if all(wide):
-                whole, *parts = (trial for trial in wide if trial)
                 trials.format = "f64" if computed.bytes == 8 else "f32"
                 tolerance = TOLERANCE["f64"] if trials.format == "f64" else SURE["f32"]
-                again = None if finding is None or finding.kind != "repeat" else finding
-                return again or compare_parts(whole, parts, tolerance)
+                return _in_wide_format(finding, wide, tolerance)
             stack.close()
         limit = SURE["narrow" if is_narrow else trials.format]
         return finding if finding and finding.difference > limit else None
@@ -237,29 +218,27 @@ class Judge:
         float64; where it can't be, the finding if it is larger than rounding can explain.
         """
         trials = self._trials
-        remaining = NarrowestFormat()
-        with remaining, trials.in_float64_inside():
-            wide = [trials.loss_if_any(rows) for rows in (trials.samples, *trials.parts)]
-        trials.put_back()
-        whole, *parts = wide
-        there = [part for part in parts if part]
+        with trials.in_float64_inside():
+            wide, remaining = self._losses(trials.samples, *trials.parts)
         remains = finding if finding and finding.difference > SURE["f32"] else None
-        if whole and len(there) == len(parts) and remaining.bytes == 8:
-            repeats = finding is None or finding.kind != "repeat"
-            remains = compare_parts(whole, there, TOLERANCE["f64"]) if repeats else finding
+        if all(wide) and remaining.bytes == 8:
+            remains = _in_wide_format(finding, wide, TOLERANCE["f64"])
         if finding and not remains:
             self._note_rounding(computed)
         return remains
 
     def _rounds_inside(self) -> bool:
         """Whether an f64 run computes something in float32."""
-        if self._trials.format != "f64":
-            return False
+        trials = self._trials
+        return trials.format == "f64" and self._losses(trials.samples)[1].bytes == 4
+
+    def _losses(self, *each: Rows) -> tuple[list[Trial | None], NarrowestFormat]:
+        """The losses of several rows, and the narrowest format that torch computed in."""
         computed = NarrowestFormat()
         with computed:
-            self._trials.loss_if_any(self._trials.samples)
+            losses = [self._trials.loss_if_any(rows) for rows in each]
         self._trials.put_back()
-        return computed.bytes == 4
+        return losses, computed
 
     def _note_rounding(self, computed: NarrowestFormat) -> None:
         place = f"{computed.where}: " if computed.where else ""
@@ -284,3 +263,13 @@ class Judge:
             of_gradient=self.agree(finding is not None and finding.kind == "gradient"),
             shared_by_threads=self._threads_share_a_generator(seen),
         )
+
+
+def _in_wide_format(
+    finding: Finding | None, losses: Sequence[Trial | None], tolerance: float
+) -> Finding | None:
+    """The finding of losses of all samples and of parts, computed again in a wider format."""
+    if finding and finding.kind == "repeat":
+        return finding
+    whole, *parts = (trial for trial in losses if trial)
+    return compare_parts(whole, parts, tolerance)

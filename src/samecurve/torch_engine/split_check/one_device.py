@@ -15,23 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check import (
-    GRADIENTS,
-    SURE,
-    compare_gradients,
-    compare_repeats,
-)
+from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compare_repeats
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizers.optimizer import is_sharded
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.split_check.trial_gradients import (
-    GradientRest,
-    Gradients,
-)
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Stage, Trials, Tried
+from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
+from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
@@ -46,9 +36,7 @@ class Comparison(NamedTuple):
     left_out: str = ""  # why they were not compared
 
 
-def compare_with_one_device(
-    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
-) -> Comparison:
+def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Comparison:
     """Compare the loss and its gradient for few samples. All ranks call it together."""
     if not _has_room(setup):
         return Comparison(left_out="the whole model is too large for one rank")
@@ -56,7 +44,7 @@ def compare_with_one_device(
         with trials.trying(trials.step, few, [few]):
             sharded = trials.tried(few, with_gradient=True)
         trials.put_back()
-        alone = _tried_on_one_device(setup, rows, stage, trials, few)
+        alone = _tried_on_one_device(setup, trials, few)
     except RAISED as error:
         trials.put_back()
         return Comparison(left_out=error.cause if isinstance(error, UserError) else f"{error}")
@@ -85,9 +73,7 @@ def _has_room(setup: EngineSetup) -> bool:
     return not float(setup.comm.all_reduce(flag)())
 
 
-def _tried_on_one_device(
-    setup: EngineSetup, rows: TrialRows, stage: Stage, trials: Trials, few: Rows
-) -> Tried:
+def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried:
     """The loss of a model that no strategy has laid out, and this process's parts of its
     gradient.
     """
@@ -97,12 +83,9 @@ def _tried_on_one_device(
         model = _whole_model(setup)
         strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
-        alone = Trials(replace(setup, strategy=strategy), rows, stage)
-        alone.step, alone.phase_number, alone.format = (
-            trials.step,
-            trials.phase_number,
-            trials.format,
-        )
+        alone = Trials(replace(setup, strategy=strategy), trials.rows, trials.stage)
+        alone.step, alone.phase_number = trials.step, trials.phase_number
+        alone.format = trials.format
         stack.enter_context(alone.prepared())
         own = _keep_own_parts(setup, model)
         tried = alone.tried(few, with_gradient=True)
@@ -145,7 +128,7 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
         gradient, whole.grad = whole.grad, None
         assert gradient is not None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
-        part = _own_part(setup, laid_out[name], dense) * setup.comm.world_size
+        part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
         own[name] = own[name] + part if name in own else part
 
     for name, parameter in model.named_parameters():
@@ -153,13 +136,3 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
             register: Any = parameter.register_post_accumulate_grad_hook
             register(partial(keep, name))
     return own
-
-
-def _own_part(setup: EngineSetup, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-    """The part of a whole gradient that lies where this process's part of the parameter lies."""
-    if not is_sharded(parameter):
-        return whole
-    distributed: Any = parameter
-    _, offsets = setup.strategy.local_shard(parameter)
-    sizes: torch.Size = distributed.to_local().shape
-    return whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]

@@ -7,7 +7,7 @@ Variables of modules, classes and closures are not looked at.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -52,7 +52,7 @@ class Buffers:
         """A copy of one buffer, to be compared by equal()."""
         return self._model.get_buffer(name).clone()
 
-    def put_back(self, names: Sequence[str] | None = None) -> None:
+    def put_back(self, names: Collection[str] | None = None) -> None:
         """names: which buffers; None: all."""
         for name, now in list(self._model.named_buffers()):
             if (names is None or name in names) and now is not self._tensors.get(name):
@@ -177,22 +177,26 @@ def attributes_kept(task: object) -> Iterator[None]:
 
 
 class GeneratorStates:
-    """The states of torch's, numpy's and Python's generators, and of those that attributes hold."""
+    """The states of the generators that a whole process shares, torch's, numpy's and Python's, and
+    of others. Shared generators' numbers depend on the device, and on what was drawn before.
 
-    def __init__(self, attributes: Attributes, devices: Sequence[torch.device]) -> None:
-        held = attributes.generators()
+    device: where torch may draw, beside the host
+    held: generators that attributes hold, by name
+    """
+
+    def __init__(self, device: torch.device, held: Mapping[str, Any] | None = None) -> None:
+        held = held or {}
         self.held = list(held.values())
         self._access: dict[str, _Access] = {
             "torch": (torch.get_rng_state, torch.set_rng_state),
             "numpy": (partial(np.random.get_state, legacy=False), np.random.set_state),
             "Python": (random.getstate, random.setstate),
         }
-        for device in devices:
-            if device.type == "cuda":
-                self._access[f"torch on {device}"] = (
-                    partial(torch.cuda.get_rng_state, device),
-                    partial(_set_cuda_state, device),
-                )
+        if device.type == "cuda":
+            self._access[f"torch on {device}"] = (
+                partial(torch.cuda.get_rng_state, device),
+                lambda state: torch.cuda.set_rng_state(state, device),
+            )
         self._access |= {name: _access_of(generator) for name, generator in held.items()}
         self._of_torch = {
             name
@@ -232,10 +236,6 @@ def _access_of(generator: Any) -> _Access:
         bits = generator.bit_generator
         return partial(getattr, bits, "state"), partial(setattr, bits, "state")
     return partial(generator.get_state, legacy=False), generator.set_state
-
-
-def _set_cuda_state(device: torch.device, state: torch.Tensor) -> None:
-    torch.cuda.set_rng_state(state, device)
 
 
 def equal(one: object, other: object) -> bool:

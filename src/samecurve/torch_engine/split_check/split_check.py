@@ -91,8 +91,7 @@ class SplitCheck:
     ) -> None:
         self._is_split = is_split
         self._setup, self._plan = setup, setup.plan
-        self._model = setup.strategy.models[0]
-        self._rows, self._stage = rows, stage
+        self._first_step = rows.step
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
         self._notes: list[str] = []
@@ -120,16 +119,22 @@ class SplitCheck:
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
         if self._is_split:
-            error = error or self._error_with_moved_weights(self._rows.step)
+            error = error or self._error_with_moved_weights(self._first_step)
         if not error and self._plan.layout.shards > 1:
             error = self._error_beside_one_device()
-        steps = self._later_steps()
+        plan = self._plan
+        steps: list[int] = []
+        if self._setup.task.follows_progress:  # the loss may depend on the step
+            steps = steps_tried(self._first_step, plan.steps, plan.order.steps_per_epoch)
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and self._plan.compute.whole_batch:
-            error = self._error_of_batch_loss([self._rows.step, *steps])
+        if not error and plan.compute.whole_batch:
+            from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
+
+            each = [self._first_step, *steps]
+            error = self._judge.shared(batch_loss_error(self._setup, self._trials, each))
             repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
 
@@ -142,7 +147,7 @@ class SplitCheck:
         trials.generators.put_back()
         again = trials.loss_of(trials.samples)
         changed = trials.attributes.changed()
-        moving = _moving(after_whole, trials.buffers.changed())
+        moving = _differing(after_whole, trials.buffers.changed())
         if self._judge.agree(bool(moving)):
             # They will move once a step (StepBuffers), so that must not change the loss here.
             trials.buffers.put_back(moving)
@@ -301,16 +306,17 @@ class SplitCheck:
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 
-    # --- hooks, moved, later, batch_loss()
+    # --- hooks, moved, later
 
     def _error_of_hooks(self) -> UserError | None:
-        hooked = (p._post_accumulate_grad_hooks for p in self._model.parameters())  # noqa: SLF001
+        model = self._setup.strategy.models[0]
+        hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
         if not any(hooked):
             return None
         from samecurve.core.split_check.split_errors import explain_hook
         from samecurve.torch_engine.split_check.backward_code import accumulated_hook
 
-        hook = accumulated_hook(self._model)
+        hook = accumulated_hook(model)
         return explain_hook(hook) if hook else None
 
     def _error_with_moved_weights(self, step: int) -> UserError | None:
@@ -345,30 +351,18 @@ class SplitCheck:
         from samecurve.torch_engine.split_check.one_device import compare_with_one_device
 
         few = self._trials.samples[:_FEW]
-        compared = compare_with_one_device(self._setup, self._rows, self._stage, self._trials, few)
+        compared = compare_with_one_device(self._setup, self._trials, few)
         if compared.left_out:
             strategy = self._plan.layout.strategy
             note = f"{strategy} was not compared with one device: {compared.left_out}"
             self._notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)
 
-    def _error_of_batch_loss(self, steps: Sequence[int]) -> UserError | None:
-        from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
-
-        return self._judge.shared(batch_loss_error(self._setup, self._trials, steps))
-
     def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
         """Find the cause; the modules that do so are imported only now."""
         from samecurve.torch_engine.split_check.diagnosis import Diagnosis
 
-        return Diagnosis(self._setup, self._rows, self._trials).error_of(seen, finding, **known)
-
-    def _later_steps(self) -> list[int]:
-        """Steps at which the loss may differ, as it depends on the step."""
-        plan = self._plan
-        if not self._setup.task.follows_progress:
-            return []
-        return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
+        return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
@@ -377,11 +371,6 @@ def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[st
 
 
 Buffers = Mapping[str, torch.Tensor]  # changed ones, by name
-
-
-def _moving(first: Buffers, again: Buffers) -> list[str]:
-    """Buffers that the same samples change once more."""
-    return [name for name in first if name in again and not torch.equal(first[name], again[name])]
 
 
 def _is_alike(name: str, after_whole: Buffers, after_parts: Sequence[Buffers]) -> bool:

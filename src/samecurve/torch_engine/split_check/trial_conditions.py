@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from samecurve.torch_engine.optimizers.optimizer import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.strategies.base import Strategy
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -39,8 +39,7 @@ class NarrowestFormat(TorchFunctionMode):
         self.bytes = 8
         self.function = self.where = ""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
         if is_float and result.dtype.itemsize < self.bytes:
@@ -70,8 +69,7 @@ class Float64Inside(TorchFunctionMode):
         torch.set_default_dtype(self._default)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, named = getattr(func, "__name__", ""), kwargs or {}
         if name in {"__get__", "__set__"}:
             return func(*args, **named)
@@ -184,7 +182,7 @@ def moved_weights(strategy: Strategy) -> Iterator[None]:
         with torch.no_grad():
             for parameter in model.parameters():
                 seed = int(torch.randint(1 << 62, (), generator=generator))
-                part = _own_part(parameter.data)
+                part = own_part(parameter.data)
                 turned.append((part, _move(part, seed)))
             for buffer in model.buffers():
                 if buffer.is_floating_point() or buffer.is_complex():
@@ -231,17 +229,8 @@ def _turn_bits(part: torch.Tensor, seed: int) -> None:
     numbers.view(whole).bitwise_xor_(noise.to(numbers.device))
 
 
-def _own_part(data: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be sharded."""
-    distributed: Any = data  # a DTensor, where it is
-    part: torch.Tensor = distributed.to_local() if is_sharded(data) else data
-    return part
-
-
 def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each number changed by a part of itself, so that it keeps its sign; 0 where all are 0 too."""
-    if not (data.is_floating_point() or data.is_complex()):
-        return data
     noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
     noise = noise.clamp_(-3, 3).to(data)
     return data * (1 + _MOVED * noise) if data.any() else _MOVED_ZEROS * noise

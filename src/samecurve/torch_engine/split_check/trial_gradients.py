@@ -9,7 +9,7 @@ import torch
 
 from samecurve.core.protocols import MicroBatch
 from samecurve.core.split_check import GradientNorms
-from samecurve.torch_engine.optimizers.optimizer import is_sharded
+from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.step.setup import EngineSetup
 
 Gradients = dict[str, torch.Tensor]  # by the parameter's name; of sharded ones this process's part
@@ -44,7 +44,7 @@ def gradients_of(
         strategy.reduce(parameters)
     finally:
         strategy.reset()
-    of_shards = {name: _local(p.grad) for name, p in named.items() if p.grad is not None}
+    of_shards = {name: _dense(own_part(p.grad)) for name, p in named.items() if p.grad is not None}
     for parameter in parameters:
         parameter.grad = None
     return of_shards
@@ -88,11 +88,6 @@ class GradientRest:
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    distributed: Any = gradient  # a DTensor, where it is sharded
-    return _dense(distributed.to_local() if is_sharded(gradient) else gradient)
 
 
 def _squared(gradient: torch.Tensor | None) -> float:

@@ -7,7 +7,7 @@ its running statistics. put_back() restores the model, the task and the random g
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,11 +28,7 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import (
-    GradientRest,
-    Gradients,
-    gradients_of,
-)
+from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
@@ -83,6 +79,7 @@ class TriedParts(NamedTuple):
 class Trials:
     """Computes losses of samples on this process's first device.
 
+    rows: all samples that the check is given; stage: makes tensors of them
     samples, parts: the rows that are tried at present, and how they are divided
     step: the step whose loss is tried
     phases, phase_number: the task's update phases, and the one whose loss is tried
@@ -91,7 +88,7 @@ class Trials:
     """
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
-        self._setup, self._rows, self._stage = setup, rows, stage
+        self._setup, self.rows, self.stage = setup, rows, stage
         self._plan, self._model = setup.plan, setup.strategy.models[0]
         self.samples: Rows = range(len(rows.ids))
         self.parts: Sequence[Rows] = two_parts(self.samples)
@@ -115,7 +112,7 @@ class Trials:
             warnings.simplefilter("ignore")  # about fewer samples than a step has
             self.buffers = Buffers(self._model)
             self.attributes = Attributes(self._model, task)
-            self.generators = GeneratorStates(self.attributes, [self._setup.device])
+            self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
             stack.callback(self.put_back)
             if self.phase_number:
                 stack.enter_context(self._after_earlier_phases(task))
@@ -139,23 +136,14 @@ class Trials:
         self.buffers.put_back()
         self.generators.put_back()
 
-    @contextmanager
-    def trying(self, step: int, samples: Rows, parts: Sequence[Rows]) -> Iterator[None]:
+    def trying(
+        self, step: int, samples: Rows, parts: Sequence[Rows]
+    ) -> AbstractContextManager[None]:
         """Other samples, in other parts, at another step are tried inside of it."""
-        before = self.step, self.samples, self.parts
-        self.step, self.samples, self.parts = step, samples, parts
-        try:
-            yield
-        finally:
-            self.step, self.samples, self.parts = before
+        return self._having(step=step, samples=samples, parts=parts)
 
-    @contextmanager
-    def with_gradient(self) -> Iterator[None]:
-        before, self._with_grad = self._with_grad, True
-        try:
-            yield
-        finally:
-            self._with_grad = before
+    def with_gradient(self) -> AbstractContextManager[None]:
+        return self._having(_with_grad=True)
 
     @contextmanager
     def with_moved_weights(self) -> Iterator[None]:
@@ -166,32 +154,33 @@ class Trials:
     @contextmanager
     def in_float64(self) -> Iterator[None]:
         """Weights, buffers and rows are in float64."""
-        narrow = self.format
-        with model_in_float64(self._model), self._other_buffers():
-            self._widens_rows = True
-            try:
-                yield
-            finally:
-                self._widens_rows, self.format = False, narrow
-
-    @contextmanager
-    def in_float64_inside(self) -> Iterator[None]:
-        """Compute in float64 what an f64 run computes in float32."""
-        self._widens_inside = True
-        try:
+        rows_and_format = self._having(_widens_rows=True, format=self.format)
+        with model_in_float64(self._model), self._other_buffers(), rows_and_format:
             yield
-        finally:
-            self._widens_inside = False
+
+    def in_float64_inside(self) -> AbstractContextManager[None]:
+        """Compute in float64 what an f64 run computes in float32."""
+        return self._having(_widens_inside=True)
 
     @contextmanager
     def _other_buffers(self) -> Iterator[None]:
         """put_back() restores the buffers as they are now."""
-        buffers, self.buffers = self.buffers, Buffers(self._model)
+        before = self.buffers
+        try:
+            with self._having(buffers=Buffers(self._model)):
+                yield
+        finally:
+            before.put_back()
+
+    @contextmanager
+    def _having(self, **values: object) -> Iterator[None]:
+        """Attributes have these values inside of it, and their own again afterwards."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.buffers = buffers
-            buffers.put_back()
+            vars(self).update(before)
 
     def can_widen(self) -> bool:
         return self._plan.layout.shards == 1 and not self._plan.compute.float8 and self.is_small()
@@ -296,7 +285,7 @@ class Trials:
         return Tried(_as_trials(losses, len(rows)), gradients)
 
     def _microbatch(self, rows: Rows) -> MicroBatch:
-        microbatch = self._stage(self._rows.pick(rows))
+        microbatch = self.stage(self.rows.pick(rows))
         keys = microbatch.keys
         if keys is not None and self.phase_number:  # each phase draws other numbers
             keys = StagedKeys(keys.rows.of_phase(self.phase_number))

@@ -80,10 +80,6 @@ def names_read(task: object, method: str) -> set[str]:
     return names
 
 
-def is_users(filename: str) -> bool:
-    return kind_of(filename) == "users"
-
-
 @cache
 def kind_of(filename: str) -> Literal["users", "library", "ours"]:
     """The owner of a file's code. "ours" includes torch and Python's own library, which draw and

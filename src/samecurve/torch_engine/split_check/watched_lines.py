@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from samecurve.core.split_check.split_errors import Draw
+from samecurve.core.split_check.split_errors import Place
 from samecurve.torch_engine.split_check.blamed_calls import function_name
 from samecurve.torch_engine.split_check.side_effects import GeneratorStates, equal
 from samecurve.torch_engine.split_check.user_code import Site, caller, kind_of, shown_path, site_of
@@ -30,7 +30,7 @@ class Watched(NamedTuple):
     changes: file:line that first changed an attribute or buffer, by its name
     """
 
-    draws: list[Draw]
+    draws: list[Place]
     changes: dict[str, str]
 
 
@@ -67,10 +67,9 @@ class _TorchDraws(TorchFunctionMode):
     def __init__(self, held: Sequence[object], base: FrameType | None) -> None:
         super().__init__()
         self._held, self._base = held, base
-        self.draws: list[Draw] = []
+        self.draws: list[Place] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = _torch_states()
         result = func(*args, **(kwargs or {}))
         generator = (kwargs or {}).get("generator")
@@ -97,7 +96,7 @@ class _Lines:
     """
 
     def __init__(self, reads: Mapping[str, Callable[[], object]], base: FrameType | None) -> None:
-        self.draws: list[Draw] = []
+        self.draws: list[Place] = []
         self.changes: dict[str, str] = {}
         self._reads, self._base = reads, base
         self._before: dict[str, object] = {}
@@ -129,8 +128,8 @@ class _Lines:
             self.draws.append(_draw(call[0] if call else text.strip(), site))
 
 
-def _draw(function: str, site: Site) -> Draw:
+def _draw(function: str, site: Site) -> Place:
     """Where the user calls a library that draws, the library's line is named too."""
     if site.users and site.deepest and site.users != site.deepest:
         function += f" in {shown_path(site.deepest[0])}:{site.deepest[1]}"
-    return Draw(function, site.where)
+    return Place(function, site.where)

@@ -7,26 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from samecurve.core.protocols import Task
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.generators import GeneratorWatch
+from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from samecurve.torch_engine.step.first_steps import HeldByTask
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.step.setup import EngineSetup
 
 
 class AfterStep:
     """Calls the task's after_step(); looks, the first time, at what it does beside its model."""
 
-    def __init__(
-        self,
-        function: Callable[[nn.Module, int], None],
-        task: Task,
-        strategy: Strategy,
-        device: torch.device,
-    ) -> None:
-        self._function = function
-        self._task, self._strategy, self._device = task, strategy, device
-        self._checked = False
+    def __init__(self, function: Callable[[nn.Module, int], None], setup: EngineSetup) -> None:
+        self._function, self._setup, self._checked = function, setup, False
 
     @torch.no_grad()
     def __call__(self, step: int, finite: torch.Tensor | bool) -> None:  # noqa: FBT001 - a hook
@@ -38,14 +29,15 @@ class AfterStep:
         # bool() waits for the device: what the task does can't be left out there
         if not bool(finite):
             return
+        strategy = self._setup.strategy
         if self._checked:
-            self._strategy.change(self._function, step)
+            strategy.change(self._function, step)
             return
-        held = HeldByTask(self._task, self._strategy.models[0])
-        watch, contents = GeneratorWatch(self._device), held.contents()
-        self._strategy.change(self._function, step)
+        held = HeldByTask(self._setup.task, strategy.models[0])
+        generators, contents = GeneratorStates(self._setup.device), held.contents()
+        strategy.change(self._function, step)
         held.refuse_changed(contents)
-        if watch.moved():
+        if generators.moved():
             raise UserError(
                 "after_step() of the task draws random numbers, which each rank would draw for"
                 " itself",

@@ -16,17 +16,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.microbatch_context import (
-    outside_of_microbatches,
-    seed_host,
-)
+from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches, seed_host
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
@@ -46,25 +42,12 @@ class StepShare:
     progress: Progress
 
 
-@dataclass(frozen=True)
-class LossGradients:
-    """The loss of a whole batch: its means, and its gradients by feature."""
-
-    means: Sequence[Mean]
-    by_feature: Gradients
-
-
 class BatchLossStep(TrainingStep):
     """The training step of a loss over the whole batch."""
 
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
         super().__init__(setup, state, update)
-        self._call_model = in_precision(
-            setup.strategy.call,
-            setup.plan.compute.precision,
-            setup.device,
-            keeps_copies=setup.plan.compute.recompute == "none",
-        )
+        self._call_model = in_precision(setup.strategy.call, setup.plan, setup.device)
         self._tables: dict[int, FeatureTable] = {}  # by device of this process
         self._moved: dict[int, frozenset[str]] = {}  # buffers that a forward pass changes
 
@@ -86,7 +69,10 @@ class BatchLossStep(TrainingStep):
         features = self._first_pass(share)
         gradients = self._gradients(share, features, totals)
         features.clear()
-        self._second_pass(share, gradients)
+        for microbatch in microbatches:  # the second pass
+            with self._round(share, microbatch, is_last=microbatch is microbatches[-1]):
+                of_microbatch = self._features(share, microbatch, is_first=False, train=True)
+                self._send_back(share, microbatch, of_microbatch, gradients)
 
     def _is_one_round(self, num_microbatches: int) -> bool:
         """Whether no device has more than one microbatch of such a step; the same on all devices,
@@ -125,13 +111,6 @@ class BatchLossStep(TrainingStep):
                     rows = self._features(share, microbatch, is_first=is_first, train=False)
                 features.append({name: feature.detach() for name, feature in rows.items()})
         return features
-
-    def _second_pass(self, share: StepShare, gradients: Gradients) -> None:
-        for microbatch in share.microbatches:
-            is_last = microbatch is share.microbatches[-1]
-            with self._round(share, microbatch, is_last=is_last):
-                features = self._features(share, microbatch, is_first=False, train=True)
-                self._send_back(share, microbatch, features, gradients)
 
     @contextmanager
     def _round(self, share: StepShare, microbatch: MicroBatch, *, is_last: bool) -> Iterator[None]:
@@ -188,10 +167,10 @@ class BatchLossStep(TrainingStep):
         whole = self.gather_features(share.device_index, parts, share.num_samples)
         if not share.microbatches:
             return {}
-        gradients = self.gradients_of_loss(share.device_index, whole, share.progress)
+        means, by_feature = self.gradients_of_loss(share.device_index, whole, share.progress)
         if any(first == 0 for first, _ in parts):
-            totals.add(share.device_index, 0, gradients.means)
-        return {**dict.fromkeys(whole), **gradients.by_feature}
+            totals.add(share.device_index, 0, means)
+        return {**dict.fromkeys(whole), **by_feature}
 
     def gather_features(
         self, device_index: int, parts: Sequence[Part], num_samples: int
@@ -204,7 +183,8 @@ class BatchLossStep(TrainingStep):
 
     def gradients_of_loss(
         self, device_index: int, whole: Mapping[str, torch.Tensor], progress: Progress
-    ) -> LossGradients:
+    ) -> tuple[Sequence[Mean], Gradients]:
+        """The means of a whole batch's loss, and its gradients by feature."""
         leaves = {
             name: feature.requires_grad_()
             for name, feature in whole.items()
@@ -219,7 +199,7 @@ class BatchLossStep(TrainingStep):
         gradients = torch.autograd.grad(
             total, list(leaves.values()), factor.to(total.dtype), allow_unused=True
         )
-        return LossGradients(means, dict(zip(leaves, gradients, strict=True)))
+        return means, dict(zip(leaves, gradients, strict=True))
 
     def _send_back(
         self, share: StepShare, microbatch: MicroBatch, features: Features, gradients: Gradients
@@ -276,13 +256,9 @@ class BatchLossStep(TrainingStep):
             if known is None and now is buffer and torch.equal(now, value):
                 continue
             moved.append(name)
-            _set_buffer(model, name, buffer)
+            path, _, last = name.rpartition(".")
+            model.get_submodule(path)._buffers[last] = buffer  # noqa: SLF001 - if compiled, too
             with torch.no_grad():
                 buffer.copy_(value)
         if known is None:
             self._moved[device_index] = frozenset(moved)
-
-
-def _set_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
-    path, _, last = name.rpartition(".")
-    model.get_submodule(path)._buffers[last] = buffer  # noqa: SLF001 - a compiled module's too

@@ -46,7 +46,7 @@ class UsageWatch:
         ]
 
     def end_step(self) -> bool:
-        """Note what a step used. Returns whether nothing is left to watch. All ranks call it,
+        """Note what a step used. Returns whether something is left to watch. All ranks call it,
         between the reduction and the update.
         """
         is_first = not self._step
@@ -63,7 +63,7 @@ class UsageWatch:
             from samecurve.core.unused_params import unused_line
 
             self._setup.notes.append(unused_line([param.name for param in unused]))
-        return not unused
+        return bool(unused)
 
     def _used(self) -> set[str]:
         """The watched parameters that this step's loss used, on any rank."""

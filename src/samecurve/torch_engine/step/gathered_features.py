@@ -7,58 +7,58 @@ bits it had, whatever its type, and no device's place matters, only the sample's
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Peers
+from samecurve.torch_engine.process_group import Peers, texts_of_all
 
 Features = Mapping[str, torch.Tensor]  # by name, each with one row a sample
 Part = tuple[int, Features]  # of neighbouring samples: the first one's number, and theirs
 _WORD = 8  # bytes of the numbers that rows are sent as
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The place of one feature in a row."""
 
     name: str
     dtype: str  # as torch names it
     shape: tuple[int, ...]  # of a sample's
-    begin: int  # byte of the row
-    size: int  # bytes
 
     @property
     def torch_dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How a sample's features lie in a row."""
+    """How a sample's features lie in a row: side by side."""
 
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, features: Features) -> "Layout":
-        columns, begin = [], 0
-        for name, feature in sorted(features.items()):
-            shape = tuple(feature.shape[1:])
-            size = math.prod(shape) * feature.element_size()
-            dtype = str(feature.dtype).removeprefix("torch.")
-            columns.append(Column(name, dtype, shape, begin, size))
-            begin += size
+        columns = [
+            Column(name, str(feature.dtype).removeprefix("torch."), tuple(feature.shape[1:]))
+            for name, feature in sorted(features.items())
+        ]
         return cls(tuple(columns))
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> "Layout":
         columns = json.loads(encoded)
-        return cls(tuple(Column(**{**one, "shape": tuple(one["shape"])}) for one in columns))
+        return cls(tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in columns))
 
     def to_bytes(self) -> bytes:
-        return json.dumps([asdict(column) for column in self.columns]).encode()
+        return json.dumps(self.columns).encode()
 
     @property
     def width(self) -> int:
@@ -75,14 +75,15 @@ class Layout:
 
     def unpack(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
         """uint8 [rows, width] -> features in memory of their own."""
-        features = {}
+        features, begin = {}, 0
         for column in self.columns:
             shape, dtype = (len(table), *column.shape), column.torch_dtype
             values = torch.empty(shape, dtype=dtype, device=table.device)
             if column.size:
-                part = table[:, column.begin : column.begin + column.size]
+                part = table[:, begin : begin + column.size]
                 values = part.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
             features[column.name] = values
+            begin += column.size
         return features
 
 
@@ -119,12 +120,8 @@ class FeatureTable:
         """The layout of the first sample, which devices without any sample don't know."""
         of_first = (Layout.of(features).to_bytes() for first, features in parts if first == 0)
         encoded = next(of_first, b"")
-        length = torch.tensor([len(encoded)], device=self._device)
-        total = int(self._peers.all_reduced(length).item())
-        text = torch.zeros(total, dtype=torch.int64)
-        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.int64)
-        agreed = self._peers.all_reduced(text.to(self._device)).tolist()
-        return Layout.from_bytes(bytes(agreed))
+        texts = texts_of_all(self._peers, encoded, self._device)
+        return Layout.from_bytes(next(filter(None, texts)))
 
 
 def check_rows(features: Features, count: int) -> None:
@@ -155,11 +152,7 @@ def _unlike(layout: Layout, other: Layout) -> UserError:
     if here.keys() != there.keys():
         cause = f"gives {', '.join(here)} for one microbatch and {', '.join(there)} for another"
     else:
-        name = next(
-            name
-            for name, column in here.items()
-            if (column.dtype, column.shape) != (there[name].dtype, there[name].shape)
-        )
+        name = next(name for name in here if here[name] != there[name])
         one, two = here[name], there[name]
         cause = (
             f'gives "{name}" with rows of {one.dtype} {one.shape} for one microbatch and of'

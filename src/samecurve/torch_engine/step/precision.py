@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.section import Precision
 from samecurve.core.determinism.step_arithmetic import next_loss_scale
+from samecurve.core.planning.plan import Plan
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
@@ -56,13 +57,10 @@ def autocast_for(
 
 
 def in_precision(
-    function: Callable[Parameters, T],
-    precision: Precision,
-    device: torch.device,
-    *,
-    keeps_copies: bool,
+    function: Callable[Parameters, T], plan: Plan, device: torch.device
 ) -> Callable[Parameters, T]:
     """The function under autocast_for(); the function itself where there is no autocast."""
+    precision, keeps_copies = plan.compute.precision, plan.compute.recompute == "none"
     if precision not in _TWO_BYTES:
         return function
 

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import MicroBatch, Task
+from samecurve.core.protocols import Task
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
@@ -40,19 +39,6 @@ class EngineSetup:
     def device(self) -> torch.device:
         """The first device, which holds the weights that are trained."""
         return self.devices[0]
-
-    def num_microbatches(self, samples: int) -> int:
-        """Microbatches of an evaluation of so many samples, over all devices."""
-        return count_microbatches(samples, self.plan.batch.micro_batch_size)
-
-    def num_sum_rows(self, samples: int) -> int:
-        """Rows for what is added up over devices: one; or, in an exact run, one for each
-        microbatch, which only its own device fills.
-        """
-        return self.num_microbatches(samples) if self.plan.compute.exact else 1
-
-    def sum_row(self, microbatch: MicroBatch | None) -> int:
-        return microbatch.number if microbatch and self.plan.compute.exact else 0
 
 
 MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)

@@ -2,24 +2,18 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from functools import partial
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.training_step import Finite, TrainingStep
+from samecurve.torch_engine.step.training_step import TrainingStep
 
-
-class Step(Protocol):
-    """The training step of a run: one update, or several in turn. It changes the state in place,
-    and returns it.
-    """
-
-    def __call__(
-        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> tuple[State, PendingMetrics]: ...
+# The training step of a run: one update, or several in turn. It is given the state, the batch, the
+# learning rate and this rank's requests; it changes the state in place, and returns it.
+Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
 def make_training_step(
@@ -53,12 +47,8 @@ def make_training_step(
 
 def _watch_first_steps(step: TrainingStep) -> None:
     """Agree on the names of means, and look for parameters that the loss does not use."""
-    setup, named_means = step.setup, step.named_means
-
-    def agree() -> bool:
-        named_means.agree(setup.comm, setup.device)
-        return True
-
+    setup = step.setup
+    agree = partial(step.named_means.agree, setup.comm, setup.device)
     step.first_steps += [agree, UsageWatch(setup, step.state, step.update).end_step]
 
 
@@ -91,13 +81,8 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
 
 def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
-    setup = step.setup
-
-    def check() -> bool:
-        HeldByTask(setup.task, setup.strategy.models[0]).refuse_learned()
-        return True
-
-    step.first_steps.append(check)
+    task, strategy = step.setup.task, step.setup.strategy
+    step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
 
 
 def _follow_last_update(step: TrainingStep) -> None:
@@ -109,8 +94,7 @@ def _follow_last_update(step: TrainingStep) -> None:
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 
-        hook = AfterStep(after_step, setup.task, setup.strategy, setup.device)
-        step.after_update.append(hook)
+        step.after_update.append(AfterStep(after_step, setup))
     if average is not None:
         step.after_update.append(lambda _step, finite: average.add(finite=finite))
 
@@ -120,12 +104,8 @@ def _scale_loss(step: TrainingStep) -> None:
     scale = step.state.scale
     if scale is None:
         return
-
-    def follow(_step: int, finite: Finite) -> None:
-        scale.update(finite=finite)
-
     step.before_step.append(lambda: step.set_loss_scale(scale.value))
-    step.after_update.append(follow)
+    step.after_update.append(lambda _step, finite: scale.update(finite=finite))
 
 
 def _watch(step: TrainingStep) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.process_group import Comm, texts_of_all
 
 Number = float | torch.Tensor
 
@@ -49,16 +49,18 @@ _TENSORS = NumberFunctions(
 )
 
 
-class StepTotals(Protocol):
+class StepTotals:
     """The loss sums and weights of one step: first by device and row, then over all devices.
 
-    A row is one microbatch where every bit counts (EngineSetup.sum_row); else all microbatches
-    share one row.
+    A row is one microbatch where every bit counts; else all microbatches share one row.
     """
+
+    _numbers: NumberFunctions
+    _sums: Any  # the sum and the weight of each mean, after all_reduce()
 
     def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
         """Add the means of one microbatch, the loss first. Called by the thread of that device."""
-        ...
+        raise NotImplementedError
 
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
         """Sum over the devices of all ranks.
@@ -66,33 +68,44 @@ class StepTotals(Protocol):
         report: what RankReport gives.
         num_means: how many means a microbatch has.
         """
-        ...
+        raise NotImplementedError
 
     def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
+        self, norm: Number, loss_scale: Number, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
         """The scaling of the gradients, after all_reduce().
 
         norm: of the gradients as they are, those of loss sums times loss_scale / nominal_weight.
         """
-        ...
+        if self._numbers is _FLOATS:
+            norm, loss_scale = float(norm), float(loss_scale)
+        return scale_gradient(
+            loss_sum=self._sums[0],
+            weight=self._sums[1],
+            summed_norm=norm,
+            loss_scale=loss_scale,
+            nominal_weight=nominal_weight,
+            clip=clip,
+            numbers=self._numbers,
+        )
 
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         """Send the row on its way to the host.
 
         names: of the means beside the loss, in their order.
         """
-        ...
+        raise NotImplementedError
 
 
-class HostTotals:
+class HostTotals(StepTotals):
     """The totals of a step on CPU devices."""
+
+    _numbers = _FLOATS
 
     def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
         self._num_rows, self._num_devices = num_rows, len(devices)
         # by device and row, where something was added: sum and weight of each mean
         self._added: dict[tuple[int, int], list[float]] = {}
-        self._sums: list[float] = []
         self._report: Sequence[float] = ()
         self._world_size = 1
 
@@ -128,20 +141,6 @@ class HostTotals:
             rows = [_sum_of(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
         self._sums = rows[0]
 
-    def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
-    ) -> GradientScaling:
-        loss_sum, weight = self._sums[:2]
-        return scale_gradient(
-            loss_sum=loss_sum,
-            weight=weight,
-            summed_norm=norm.item(),
-            loss_scale=float(loss_scale),
-            nominal_weight=nominal_weight,
-            clip=clip,
-            numbers=_FLOATS,
-        )
-
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
         values = [*self._sums, *self._report, *map(float, last)]
@@ -152,14 +151,16 @@ def _sum_of(left: list[float], right: list[float]) -> list[float]:
     return [a + b for a, b in zip(left, right, strict=True)]
 
 
-class DeviceTotals:
+class DeviceTotals(StepTotals):
     """The totals of a step on GPUs, kept on the first GPU of this process."""
+
+    _numbers = _TENSORS
 
     def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
         self._devices, self._num_rows = devices, num_rows
         # by device [rows, sum and weight of each mean]; None: nothing was added there
         self._rows: list[torch.Tensor | None] = [None] * len(devices)
-        self._sums = self._report = torch.zeros(0)  # until all_reduce()
+        self._report = torch.zeros(0)  # until all_reduce()
         self._world_size = 1
 
     def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
@@ -186,19 +187,6 @@ class DeviceTotals:
         values = comm.all_reduce(values)()
         self._sums = tree_sum(values[:size].view_as(rows))
         self._report, self._world_size = values[size:], comm.world_size
-
-    def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: Number, *, nominal_weight: float, clip: Clip
-    ) -> GradientScaling:
-        return scale_gradient(
-            loss_sum=self._sums[0],
-            weight=self._sums[1],
-            summed_norm=norm,
-            loss_scale=loss_scale,
-            nominal_weight=nominal_weight,
-            clip=clip,
-            numbers=_TENSORS,
-        )
 
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
@@ -304,22 +292,15 @@ class NamedMeans:
         if comm.group is None:
             return
         text = json.dumps(self.names).encode() if self._keys else b""
-        sizes = torch.zeros(comm.world_size, dtype=torch.float64, device=device)
-        sizes[comm.rank] = len(text)
-        longest = int(comm.all_reduce(sizes)().max())
-        table = torch.zeros(comm.world_size, longest, dtype=torch.float64, device=device)
-        if longest > len(b"[]"):
-            table[comm.rank, : len(text)] = torch.tensor(list(text)).to(table)
-            table = comm.all_reduce(table)()
-            rows = [bytes(map(int, row)).rstrip(b"\0") for row in table.tolist()]
-            lists = {tuple(json.loads(row)) for row in rows if row}
-            if len(lists) > 1:
-                from samecurve.core.named_means import other_names
+        texts = filter(None, texts_of_all(comm, text, device))
+        lists = {tuple(json.loads(text)) for text in texts}
+        if len(lists) > 1:
+            from samecurve.core.named_means import other_names
 
-                one, other, *_ = sorted(lists)
-                raise other_names(["loss", *one], ["loss", *other])
-            (self.names,) = lists
-            self._keys = frozenset(["loss", *self.names])
+            one, other, *_ = sorted(lists)
+            raise other_names(["loss", *one], ["loss", *other])
+        (self.names,) = lists
+        self._keys = frozenset(["loss", *self.names])
 
 
 class RankReport:

@@ -48,7 +48,7 @@ class TrainingStep:
         is_first: whether it is this device's first in this step.
     after_microbatches(num_microbatches): after the last microbatch of this process;
         num_microbatches: of the whole step, over all devices.
-    first_steps(): after the reduction of the first steps; a hook that returns True is removed.
+    first_steps(): after the reduction of the first steps; a hook that returns True comes again.
     after_update(step, finite): after the update, which leaves the weights as they are where
         `finite` is false.
     """
@@ -65,14 +65,9 @@ class TrainingStep:
         self.after_forward: list[Callable[[int, bool], None]] = []
         self.after_backward: list[Callable[[int, bool], None]] = []
         self.after_microbatches: list[Callable[[int], None]] = []
-        self.first_steps: list[Callable[[], bool]] = []
+        self.first_steps: list[Callable[[], bool | None]] = []
         self.after_update: list[Callable[[int, Finite], None]] = []
-        self.train_model = in_precision(
-            setup.strategy.train,
-            plan.compute.precision,
-            setup.device,
-            keeps_copies=plan.compute.recompute == "none",
-        )
+        self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
         self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
@@ -104,7 +99,7 @@ class TrainingStep:
         # 2. sums over all devices
         self.reduce_gradients()
         if self.first_steps:
-            self.first_steps = [hook for hook in self.first_steps if not hook()]
+            self.first_steps = [hook for hook in self.first_steps if hook()]
         names = self.named_means.names
         report = self.report.values(requests, batch.wait_seconds)
         totals.all_reduce(self.comm, report, 1 + len(names))  # 1: the loss itself

@@ -6,7 +6,6 @@ tests/test_promise.py.
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
 
 import torch
 
@@ -27,9 +26,7 @@ _EXACT = "exact:Exact"  # single, dp and ddp, where every bit counts
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
-    module, _, name = (
-        _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
-    ).partition(":")
-    strategy_class: Any = getattr(import_module(f"{__package__}.{module}"), name)
-    strategy: Strategy = strategy_class(plan, comm, devices)
-    return strategy
+    place = _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
+    module, _, name = place.partition(":")
+    kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
+    return kind(plan, comm, devices)

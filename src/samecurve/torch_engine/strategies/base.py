@@ -43,9 +43,8 @@ class Strategy:
 
     # A step calls these, in this order:
 
-    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
         """Before a step: no gradient is left. num_microbatches: over all devices."""
-        del num_microbatches
         for parameter in parameters:
             parameter.grad = None
 
@@ -79,13 +78,12 @@ class Strategy:
         return parameter.grad is not None
 
     def norm(
-        self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
+        self, _trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
     ) -> torch.Tensor:
         """The norm of the whole gradient; float64, the same on every rank.
 
         gradients: those of the parameters' views, which are this process's parts.
         """
-        del trained
         norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
         return norm
@@ -155,7 +153,10 @@ class Strategy:
         """The shape of the whole tensor, and where this process's part begins in it."""
         return tuple(tensor.shape), (0,) * tensor.ndim
 
-    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def own_part(self, _parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """The part of a whole parameter, or gradient of it, that this process holds."""
+        return whole
+
+    def replica_index(self, _tensor: torch.Tensor) -> tuple[int, int]:
         """The number of this process among those that hold the same part, and how many they are."""
-        del tensor
         return self._comm.rank, self._comm.world_size

@@ -123,8 +123,7 @@ class DDP(Strategy):
         else:
             super().begin_step(parameters, num_microbatches)
 
-    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
-        del device_index, microbatch
+    def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         self._in_step |= self._in_round
         self._in_round.clear()
         self._ddp.require_backward_grad_sync = is_last  # as DDP.no_sync() has it
@@ -132,13 +131,12 @@ class DDP(Strategy):
     def has_gradient(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._in_step
 
-    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+    def reduce(self, _parameters: Sequence[nn.Parameter]) -> None:
         """Leave the sum over all devices in the gradients.
 
         DDP sends a bucket once backward has given all gradients in it. Gradients that did not come
         on this rank are given now, as zeros; other ranks may have them.
         """
-        del parameters
         if self._num_reduced < len(self._named):
             named = self._named.values()
             if self._plan.batch.accumulation_steps == 1:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from samecurve.core.planning.plan import Plan
-from samecurve.torch_engine.model.model_setup import Materializer, leave_empty
+from samecurve.torch_engine.model.model_setup import Materializer
 from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
@@ -32,7 +32,7 @@ class DP(Strategy):
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
         for model, device in zip(models[1:], self._devices[1:], strict=True):
-            Materializer(model, device, leave_empty)(model)
+            Materializer(model, device)(model)
             self.models.append(model.to(device))
         self.sync_replicas()
 

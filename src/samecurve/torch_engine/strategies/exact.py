@@ -57,12 +57,8 @@ class Exact(DP):
         self._all_reduce: ExactAllReduce | None = None
         if self._comm.group:
             self._buckets = _cut_into_buckets(self._parameters[0])
-            self._all_reduce = ExactAllReduce(
-                [self._parameters[0][bucket] for bucket in self._buckets],
-                self._comm,
-                backend=self._plan.layout.backend,
-                microbatches_of=self._plan.batch.microbatches_of,
-            )
+            buckets = [self._parameters[0][bucket] for bucket in self._buckets]
+            self._all_reduce = ExactAllReduce(buckets, self._comm, self._plan)
         # called in the last microbatch with each gradient as soon as it is there
         self._on_gradient: Callable[[nn.Parameter], None] | None = None
         self._fired: list[set[int]] = [set() for _ in self.models]

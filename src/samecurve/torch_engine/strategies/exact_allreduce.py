@@ -17,6 +17,7 @@ from torch import nn
 from torch._C._distributed_c10d import Work
 
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
+from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 
@@ -31,18 +32,11 @@ class ExactAllReduce:
     """Adds up gradients over all ranks, along the tree.
 
     buckets: lists of parameters; the gradients of a bucket lie in one piece of memory
-    microbatches_of: (number of microbatches of a step, rank) -> the microbatches of that rank
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[Sequence[nn.Parameter]],
-        comm: Comm,
-        *,
-        backend: str,
-        microbatches_of: Callable[[int, int], range],
-    ) -> None:
-        self._comm, self._microbatches_of = comm, microbatches_of
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], comm: Comm, plan: Plan) -> None:
+        self._comm, self._plan = comm, plan
+        backend = plan.layout.backend
         self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
         self._nodes: dict[int, list[list[Node]]] = {}
         # buckets whose shards are on their way, each with the work that is left then
@@ -76,7 +70,7 @@ class ExactAllReduce:
     def _nodes_by_rank(self, num_microbatches: int) -> list[list[Node]]:
         if num_microbatches not in self._nodes:
             self._nodes[num_microbatches] = [
-                subtrees(self._microbatches_of(num_microbatches, rank), num_microbatches)
+                subtrees(self._plan.batch.microbatches_of(num_microbatches, rank), num_microbatches)
                 for rank in range(self._comm.world_size)
             ]
         return self._nodes[num_microbatches]

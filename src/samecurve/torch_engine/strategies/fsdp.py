@@ -29,12 +29,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
-from samecurve.torch_engine.process_group import (
-    AllGatherComplex,
-    Comm,
-    ReduceScatterComplex,
-    end_group,
-)
+from samecurve.torch_engine.process_group import Comm, ComplexAsPairs, end_group
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.whole_matrices import (
@@ -107,13 +102,13 @@ class FSDP(Strategy):
         self._order = GatherOrder(self._root, self._names, self._comm, self._device)
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.begin(function, *arguments)
+        self._order.begin(function, *arguments, backward_follows=True)
         result: T = self._root(function, *arguments)
         self._order.end_forward()
         return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        self._order.begin_call(function, *arguments)
+        self._order.begin(function, *arguments, backward_follows=False)
         result: T = self._root(function, *arguments)
         self._order.end_call()
         return result
@@ -154,8 +149,8 @@ class FSDP(Strategy):
         fully_shard(part, mp_policy=policy, **options)
         for module in self._sharded_modules(part):
             if _is_complex(module):
-                module.set_custom_all_gather(AllGatherComplex())
-                module.set_custom_reduce_scatter(ReduceScatterComplex())
+                module.set_custom_all_gather(ComplexAsPairs(dist.all_gather_into_tensor))
+                module.set_custom_reduce_scatter(ComplexAsPairs(dist.reduce_scatter_tensor))
 
     @staticmethod
     def _sharded_modules(model: nn.Module) -> list[Any]:
@@ -165,14 +160,12 @@ class FSDP(Strategy):
         self._order.used.clear()
         super().begin_step(parameters, num_microbatches)
 
-    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
-        del device_index, microbatch
+    def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         if self._plan.layout.shards < self._plan.layout.num_devices:
             root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
 
-    def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
-        del device_index, microbatch
+    def end_microbatch(self, _device_index: int, _microbatch: MicroBatch) -> None:
         self._order.finish()
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
@@ -264,7 +257,7 @@ class FSDP(Strategy):
             setattr(module, name, wholes[id(parameter)])
         function(self.models[0], *arguments)
         for module, name, parameter in places:
-            parameter.to_local().copy_(self._own_part(parameter, getattr(module, name)))
+            parameter.to_local().copy_(self.own_part(parameter, getattr(module, name)))
             setattr(module, name, parameter)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -278,11 +271,13 @@ class FSDP(Strategy):
     def _gathered(self, parameter: DTensor) -> torch.Tensor:
         """The whole parameter, as a copy: a sum in which each process adds its part to zeros."""
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)
-        self._own_part(parameter, whole).copy_(parameter.to_local())
+        self.own_part(parameter, whole).copy_(parameter.to_local())
         self._shards.all_reduce(torch.view_as_real(whole) if whole.is_complex() else whole)()
         return whole
 
-    def _own_part(self, parameter: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    def own_part(self, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        if not isinstance(parameter, DTensor):
+            return whole
         _, offsets = self.local_shard(parameter)
         sizes = parameter.to_local().shape
         box = (slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))

@@ -15,8 +15,7 @@ works through its rows in chunks), ranks ask each other at the end of the forwar
 of them has more calls to make; if so, the rest of the pass is made in lockstep, too.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -103,23 +102,23 @@ class GatherOrder:
         group.post_forward = partial(post_forward, group, group.post_forward)
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
-    def begin(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a forward pass that backward will follow: of this function.
+    def begin(
+        self, function: Callable[..., object], *arguments: object, backward_follows: bool
+    ) -> None:
+        """Before a forward pass of this function.
 
-        What a pass without backward (an evaluation, features) has left gathered is gathered anew,
-        and its order, by which backward gathers ahead, is forgotten.
+        What a pass without backward (an evaluation, features) has left gathered is gathered anew
+        for one with backward, and its order, by which backward gathers ahead, is forgotten.
         """
         self.finish()
-        if self._has_left:
+        if self._has_left and backward_follows:
             reshard(self._groups)
-        self._begin_pass(function, *arguments)
-
-    def _begin_pass(self, function: Callable[..., object], *arguments: object) -> None:
         words = [argument for argument in arguments if isinstance(argument, str)]
         self._key = (torch.is_grad_enabled(), getattr(function, "__qualname__", ""), *words)
         self._order = self._orders.setdefault(self._key, [])
         self._learns, self._has_diverged = not self._order, False
-        self._at, self._watches, self._in_forward, self._has_left = 0, True, True, False
+        self._at, self._watches, self._in_forward = 0, True, True
+        self._has_left = not backward_follows
         self._has_inner_backward = False
         self._left = {number for number, one in enumerate(self._groups) if one.is_unsharded}
         self._summed.clear()
@@ -174,14 +173,8 @@ class GatherOrder:
         self.used.clear()
         self._watches = self._has_left = False
 
-    def begin_call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a pass of this function that no backward follows: an evaluation, features."""
-        self.finish()
-        self._begin_pass(function, *arguments)
-        self._has_left = True
-
     def end_call(self) -> None:
-        """After such a pass. Its order is kept if every rank calls each block once.
+        """After a pass without backward. Its order is kept if every rank calls each block once.
 
         Otherwise the next pass is made in lockstep, too: blocks are skipped, or a text is generated
         whose length follows from the rows.
@@ -264,7 +257,7 @@ class GatherOrder:
     def _end_backward(self, callback: Callable[[], None]) -> None:
         """All gradients are computed; sum those that are not summed yet, the last block's first."""
         if self._watches and self._in_forward:
-            self._end_inner_backward()
+            begin_anew(self._states, self._groups)  # the forward pass goes on as if there was none
             return
         self._awaited.clear()
         self._sums_all = True
@@ -273,10 +266,6 @@ class GatherOrder:
                 self._groups[number].post_backward()
         self._sums_all = self._has_inner_backward = False
         callback()
-
-    def _end_inner_backward(self) -> None:
-        """Let the forward pass go on as if no backward had begun within it."""
-        begin_anew(self._states, self._groups)
 
     def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
         for param in group.fsdp_params:
@@ -369,7 +358,8 @@ class GatherOrder:
     def _take_part(self, event: int) -> None:
         """Do with the other ranks what this rank's own pass does not."""
         group = self._groups[event // 2]
-        with self._taking_part():
+        prefetches, self._takes_part, self._prefetches = self._prefetches, True, False
+        try:
             if is_sum(event):
                 group.wait_for_unshard()
                 self._summed.add(event // 2)
@@ -379,12 +369,6 @@ class GatherOrder:
                 group.post_forward(None, None, None)
             else:
                 gather_for_backward(group)
-
-    @contextmanager
-    def _taking_part(self) -> Iterator[None]:
-        prefetches, self._takes_part, self._prefetches = self._prefetches, True, False
-        try:
-            yield
         finally:
             self._takes_part, self._prefetches = False, prefetches
 

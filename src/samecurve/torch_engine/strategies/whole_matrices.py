@@ -26,33 +26,28 @@ def cost(shape: Shape) -> int:
     return prod(shape) * min(shape[-2:])
 
 
-def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
-    """The process that computes each matrix.
+def shared_out(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[list[list[int]]]:
+    """The matrices that are computed together, by the process that computes each.
 
-    Costliest first, each matrix goes to the process that has the least to do so far.
+    At least one for each process, and beyond that at most `most` numbers. Costliest first, each
+    matrix goes to the process that has the least to do so far.
     """
-    load, owners = [0] * world_size, [0] * len(costs)
-    for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
+    costs = [cost(shape) for shape in shapes]
+    load = [0] * world_size
+    by_owner: list[list[int]] = [[] for _ in load]
+    count = size = 0
+    for number in sorted(range(len(shapes)), key=lambda number: (-costs[number], number)):
+        if count >= world_size and size + prod(shapes[number]) > most:
+            yield by_owner
+            load, by_owner = [0] * world_size, [[] for _ in load]
+            count = size = 0
         owner = load.index(min(load))
-        owners[number] = owner
+        by_owner[owner].append(number)
         load[owner] += costs[number]
-    return owners
-
-
-def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[list[int]]:
-    """The matrices that are computed together: at least one for each process, and beyond that at
-    most `most` numbers.
-    """
-    batch: list[int] = []
-    size = 0
-    for number in sorted(range(len(shapes)), key=lambda number: (-cost(shapes[number]), number)):
-        if len(batch) >= world_size and size + prod(shapes[number]) > most:
-            yield batch
-            batch, size = [], 0
-        batch.append(number)
+        count += 1
         size += prod(shapes[number])
-    if batch:
-        yield batch
+    if count:
+        yield by_owner
 
 
 def meeting_place(plan: Plan, device: torch.device) -> torch.device:
@@ -68,22 +63,19 @@ def map_copies(
     matrices: the same on all processes
     meet: the device on which this group's collectives run
     """
-    for batch in batches([matrix.shape for matrix in matrices], comm.world_size, _COPIES):
-        owners = shared_out([cost(matrices[number].shape) for number in batch], comm.world_size)
-        by_owner = [
-            [number for number, owner in zip(batch, owners, strict=True) if owner == rank]
-            for rank in range(comm.world_size)
-        ]
+    for by_owner in shared_out([one.shape for one in matrices], comm.world_size, _COPIES):
         results = [function(matrices[number]) for number in by_owner[comm.rank]]
         sends = []
         for rank, numbers in enumerate(by_owner):
             size = sum(matrices[number].numel() for number in numbers)
-            flat = torch.empty(size, dtype=matrices[0].dtype, device=meet)
+            if not size:
+                continue
             if rank == comm.rank:
-                _fill(flat, results)
-            if size:
-                work = dist.broadcast(flat, group=comm.group, group_src=rank, async_op=True)
-                sends.append((work, flat, numbers))
+                flat = _side_by_side(results, meet)
+            else:
+                flat = torch.empty(size, dtype=matrices[0].dtype, device=meet)
+            work = dist.broadcast(flat, group=comm.group, group_src=rank, async_op=True)
+            sends.append((work, flat, numbers))
         for work, flat, numbers in sends:
             work.wait()
             own = flat.to(matrices[0].device)
@@ -124,18 +116,13 @@ def map_shards(
     meet: the device on which this group's collectives run
     """
     most = _SHARDS * comm.world_size
-    for batch in batches([shard.shape for shard in shards], comm.world_size, most):
-        owners = shared_out([cost(shards[number].shape) for number in batch], comm.world_size)
-        by_owner = [
-            [shards[number] for number, owner in zip(batch, owners, strict=True) if owner == rank]
-            for rank in range(comm.world_size)
-        ]
+    for numbers in shared_out([shard.shape for shard in shards], comm.world_size, most):
+        by_owner = [[shards[number] for number in of_rank] for of_rank in numbers]
         wholes = _gathered(comm, by_owner, meet)
         results = [function(whole.to(device)) for whole in wholes]
         parts = _cut_again(comm, by_owner, results, meet)
-        for rank in range(comm.world_size):
-            numbers = [number for number, owner in zip(batch, owners, strict=True) if owner == rank]
-            for number, part in zip(numbers, parts[rank], strict=True):
+        for of_rank, parts_of_rank in zip(numbers, parts, strict=True):
+            for number, part in zip(of_rank, parts_of_rank, strict=True):
                 yield number, part.to(shards[number].rows.device)
 
 
@@ -172,9 +159,7 @@ def _cut_again(
     ]
     rows = [pieces[rank] for rank in range(world_size) for pieces in by_matrix]
     dtype = next(shard.rows.dtype for shards in by_owner for shard in shards)
-    sent = torch.empty(0, dtype=dtype, device=meet)
-    if rows:
-        sent = _side_by_side(rows, meet)
+    sent = _side_by_side(rows, meet) if rows else torch.empty(0, dtype=dtype, device=meet)
     received = _exchanged(
         comm,
         sent,
@@ -204,10 +189,3 @@ def _exchanged(
 
 def _side_by_side(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device)
-
-
-def _fill(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    begin = 0
-    for tensor in tensors:
-        flat[begin : begin + tensor.numel()].copy_(tensor.reshape(-1))
-        begin += tensor.numel()
