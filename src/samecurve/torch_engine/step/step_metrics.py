@@ -299,8 +299,8 @@ class NamedMeans:
 
             one, other, *_ = sorted(lists)
             raise other_names(["loss", *one], ["loss", *other])
-        (self.names,) = lists
-        self._keys = frozenset(["loss", *self.names])
+        for self.names in lists:  # none, where no rank had a microbatch
+            self._keys = frozenset(["loss", *self.names])
 
 
 class RankReport:
