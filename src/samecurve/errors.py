@@ -160,7 +160,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def by(self) -> str:
-        """What stopped this process, in the user's words."""
+        """The signal that stopped this process, in the user's words."""
         return "Ctrl-C" if self.number == signal.SIGINT else signal.Signals(self.number).name
 
 

@@ -63,7 +63,7 @@ class GradientSums(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the compiled programs of a run are made of."""
+    """The parts of which the compiled programs of a run are made."""
 
     task: Task
     plan: Plan

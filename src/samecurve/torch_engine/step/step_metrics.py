@@ -15,6 +15,7 @@ import math
 import resource
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ _TENSORS = NumberFunctions(
 )
 
 
-class StepTotals:
+class StepTotals(ABC):
     """The loss sums and weights of one step: first by device and row, then over all devices.
 
     A row is one microbatch where every bit counts; else all microbatches share one row.
@@ -58,17 +59,17 @@ class StepTotals:
     _numbers: NumberFunctions
     _sums: Any  # the sum and the weight of each mean, after all_reduce()
 
+    @abstractmethod
     def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
         """Add the means of one microbatch, the loss first. Called by the thread of that device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
         """Sum over the devices of all ranks.
 
         report: what RankReport gives.
         num_means: how many means a microbatch has.
         """
-        raise NotImplementedError
 
     def gradient_scaling(
         self, norm: Number, loss_scale: Number, *, nominal_weight: float, clip: Clip
@@ -89,12 +90,12 @@ class StepTotals:
             numbers=self._numbers,
         )
 
+    @abstractmethod
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         """Send the row on its way to the host.
 
         names: of the means beside the loss, in their order.
         """
-        raise NotImplementedError
 
 
 class HostTotals(StepTotals):
