@@ -97,7 +97,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
     A live bar shows progress, on a narrow terminal too, whose lines end with whole words.
     """
     config = write_config(tmp_path, corpus)
-    slow = ["--set", "train.steps=600"]
+    slow = ["--set", "train.steps=200"]
     arguments = command("train", "-f", config, *slow, "--devices", "cpu:2")
     terminal = pexpect.spawn(
         arguments[0],
@@ -108,7 +108,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
         encoding="utf-8",
     )
     terminal.logfile_read = screen = io.StringIO()
-    terminal.expect("step   [0-9]+/600  loss [0-9.]+ .*\N{BOX DRAWINGS HEAVY HORIZONTAL}")
+    terminal.expect("step   [0-9]+/200  loss [0-9.]+ .*\N{BOX DRAWINGS HEAVY HORIZONTAL}")
     terminal.sendintr()
     terminal.expect("stopping at the end of this step")
     terminal.expect(pexpect.EOF)
@@ -120,7 +120,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
     (run,) = (tmp_path / "runs").iterdir()
     assert [event.kind for event in read_events(run / "journal.jsonl")][-1] == "stopped"
     stopped = steps_written(run)
-    assert stopped < 600
+    assert stopped < 200
     done = samecurve("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
     assert f"resume step {stopped}" in done.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
