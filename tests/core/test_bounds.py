@@ -53,9 +53,9 @@ def test_more_microbatches_than_one_waits_for_are_refused() -> None:
 
 def test_a_long_row_of_digits_is_read_at_once() -> None:
     """The pattern of numbers tried each cut of them: a megabyte took hours."""
-    began = time.process_time()
+    began = time.perf_counter()
     value = parse(f"task: {'1' * 500_000}x", "c.yaml").value["task"]
-    assert time.process_time() - began < 2
+    assert time.perf_counter() - began < 2
     assert value == "1" * 500_000 + "x"
     texts = {"1.5": 1.5, "-1e3": -1000.0, ".5": 0.5, "1.": 1.0, "1_0.5": 10.5, "5.e1": 50.0}
     for text, number in texts.items():
