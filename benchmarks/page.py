@@ -265,6 +265,32 @@ def curves(found: Result) -> str:
     return table(head, rows)
 
 
+def web_page(found: Result) -> str:
+    rows = [
+        [
+            f"{int(steps):,}",
+            f"{row['journal_bytes'] / 1e6:.1f}",
+            f"{row['read_seconds']:.1f}",
+            f"{row['ready_seconds']:.2f}",
+            f"{row['bytes'] / 1e3:.0f}",
+            f"{row['server_cpu_seconds'] * 1e3:.0f}",
+            f"{row['server_bytes'] / 2**20:.0f}",
+        ]
+        for steps, row in found["runs"].items()
+    ]
+    head = ["steps", "journal, MB", "read once, s", "page ready, s", "page, kB"]
+    watched = found["watched"]
+    return (
+        table([*head, "server's CPU, ms", "server's memory, MiB"], rows)
+        + f"\n\n{watched['tabs']} tabs watched the longer run go on for {watched['seconds']:.0f}"
+        f" s: {watched['requests'] / watched['seconds']:.0f} requests a second, an answer in"
+        f" {watched['answer_ms_median']:.0f} ms (99 of 100 in {watched['answer_ms_99']:.0f} ms),"
+        f" {watched['server_cpu_share']:.0%} of one core, at most"
+        f" {watched['server_bytes'] / 2**20:.0f} MiB. The server starts in"
+        f" {found['start_seconds']:.1f} s."
+    )
+
+
 def published(found: Sequence[Result]) -> str:
     rows = [
         [
@@ -407,6 +433,13 @@ SECTIONS = {
         "How fast is a step with `engine: jax`, compared with a plain loop with optax? Script:"
         " `benchmarks/jax_step.py`.",
         jax_step,
+    ),
+    "web-page": Section(
+        "The web page",
+        "How fast does [`samecurve ui`](ui.md) open a long run? A journal is read once, by a"
+        " process beside the server; then the page is opened in Chromium on the same machine."
+        " Script: `benchmarks/web_page.py`.",
+        web_page,
     ),
     "strategies": Section(
         "Strategies compared",
