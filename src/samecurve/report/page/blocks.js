@@ -59,23 +59,23 @@ export function renderBlocks(blocks, context) {
   const fragment = document.createDocumentFragment();
   let grid = null;
   blocks.forEach((block, index) => {
-    if (block.type !== "chart" && block.type !== "bars") {
+    if (block.type !== "chart") {
       grid = null;
       fragment.append(drawn[block.type](block, context));
       return;
     }
     const group = block.group ?? "";
     if (grid === null || grid.dataset.group !== group) {
-      if (block.type === "chart" && !context.tools) {
-        context.tools = new ChartTools(context.view, context.runs);
-      }
       const first = blocks.findIndex(({ type }) => type === "chart") === index;
-      if (first && sharesAxis(blocks)) fragment.append(context.tools.element);
+      if (first && sharesAxis(blocks)) {
+        context.tools ??= new ChartTools(context.view, context.runs);
+        fragment.append(context.tools.element);
+      }
       grid = el("div", { class: "charts", "data-group": group });
       if (group) fragment.append(el("h3", {}, group));
       fragment.append(grid);
     }
-    grid.append(block.type === "bars" ? barsFigure(block) : context.chart(block));
+    grid.append(context.chart(block));
   });
   return fragment;
 }

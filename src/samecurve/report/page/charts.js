@@ -71,7 +71,7 @@ export class Chart {
     this.kind = this.block.x?.kind === "own" ? "own" : this.view.kind;
     this.lines = this.block.lines.map((line) => lineNumbers(line, this.runs, this.kind));
     const smooth = this.block.smooth ? this.view.smooth : 0;
-    this.table = chartTable(this.lines, { smooth, log: this.log, hidden: this.hidden });
+    this.table = chartTable(this.lines, { smooth, log: this.log });
     const form = JSON.stringify([this.table.series, this.log, this.kind, this.block.lines.map(
       ({ label, colour, dash, points }) => [label, colour, dash, points])]);
     if (form === this.form) {
@@ -154,15 +154,15 @@ export class Chart {
       width: this.width(),
       height: this.height(),
       legend: { show: false },
-      padding: [10, 10, 0, 0],
+      padding: [10, 18, 0, 0],
       scales: {
         x: { time: false, range: (_, low, high) => this.xRange(low, high),
           ...(x?.log2 && { distr: 3, log: 2 }) },
         y: { range: (_, low, high) => this.yRange(low, high), ...(this.log && { distr: 3 }) },
       },
       axes: [
-        plotAxis({ format: this.xFormat, space: 84, ticks: x?.ticks, size: 42, labelSize: 18,
-          label: own ? x.label : axisLabel(this.kind) }),
+        plotAxis({ format: this.xFormat, space: 84, ticks: x?.ticks, size: 28,
+          label: own ? x.label : null, labelSize: own ? 16 : 0 }),
         plotAxis({ format: y.format, space: 38, log: this.log, size: plotAxisWidth, label: y.label,
           labelSize: 20 }),
       ],
@@ -171,7 +171,7 @@ export class Chart {
         fill: () => this.colour(index, 0.16) })),
       cursor: {
         y: false,
-        points: { size: 7, width: 1.5 },
+        points: { size: (_, index) => (series[index - 1]?.part === "main" ? 7 : 0), width: 1.5 },
         drag: { x: true, y: false, setScale: false },
         sync: { key: own ? null : "page", scales: ["x", null],
           filters: { pub: (type) => type.startsWith("mousem") || type === "mouseleave" } },
@@ -288,12 +288,11 @@ export class Chart {
     let place = null;
     this.lines.forEach((numbers, index) => {
       const value = valueAt(numbers, wanted);
-      if (!this.hidden.has(index)) place ??= value?.x;
+      if (value && !this.hidden.has(index)) place = Math.max(place ?? value.x, value.x);
       fill(this.values[index], value ? formatValue(value.y, this.block.y.format) : "–");
     });
     const name = this.kind === "own" ? this.block.x.label : axisLabel(this.kind).toLowerCase();
-    const known = place !== null && place !== undefined;
-    fill(this.place, known ? `${name} ${formatValue(place, this.xFormat)}` : "");
+    fill(this.place, place === null ? "" : `${name} ${formatValue(place, this.xFormat)}`);
     this.showTip();
   }
 

@@ -16,6 +16,8 @@ export function drawMarks(plot, marks) {
   let free = bbox.left;
   ctx.save();
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
   ctx.lineWidth = ratio;
   for (const { x, kind } of marks) {
     const left = plot.valToPos(x, "x", true);

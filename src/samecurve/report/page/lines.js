@@ -26,14 +26,14 @@ export function lineNumbers(line, runs, kind) {
  * What uPlot needs: {data, series, bands}.
  *
  * series: [{part: "low" | "high" | "raw" | "main", index}], in uPlot's order after x.
- * settings: {smooth: 0..1, log: bool, hidden: Set of indices}.
+ * settings: {smooth: 0..1, log: bool}. Only columns of runs are made smooth.
  */
 export function chartTable(lines, settings) {
   const tables = [];
   const series = [];
   const bands = [];
   lines.forEach((numbers, index) => {
-    const parts = lineParts(numbers, settings.hidden.has(index) ? 0 : settings.smooth);
+    const parts = lineParts(numbers, numbers.line.column ? settings.smooth : 0);
     const first = series.length + 1;
     for (const part of parts) series.push({ part: part.name, index });
     if (parts[0].name === "low") bands.push({ series: [first + 1, first], index });

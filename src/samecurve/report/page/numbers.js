@@ -94,14 +94,18 @@ export function tickUnit(format, largest) {
   }
   if (format === "percent") return { size: 0.01, name: "%" };
   if (format === "percent100") return { size: 1, name: "%" };
+  if (format === "count" && size >= 1e4) {
+    const power = Math.min(Math.floor(Math.log10(size) / 3), countUnits.length - 1);
+    return { size: 1000 ** power, name: countUnits[power] };
+  }
   return { size: 1, name: (units[format] ?? "").trim() };
 }
 
 /** The text of one tick of an axis, in the axis' unit. */
 export function formatTick(value, format, unit) {
   const count = value / unit.size;
-  if (!unit.name) return Math.abs(count) >= 1e5 ? formatCount(count) : formatDigits(count);
-  return `${formatDigits(count, 4)} ${unit.name}`;
+  if (!unit.name || value === 0) return formatDigits(count);
+  return formatDigits(count, 4) + (format === "count" ? "" : " ") + unit.name;
 }
 
 /** Round numbers (1, 2, 5 times a power of ten, times `unit`) between two limits. */
