@@ -1,0 +1,96 @@
+"""The application behind the guard: every route, and how each failure is answered."""
+
+import logging
+import platform
+import traceback
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from samecurve import __version__
+from samecurve.errors import SamecurveError
+from samecurve.terminal import printable
+from samecurve.ui import run_routes
+from samecurve.ui.answers import json_answer
+from samecurve.ui.errors import RefusedError, entries, entry, status_of
+from samecurve.ui.redact import redact
+from samecurve.ui.site import Site
+from samecurve.ui.static_files import own_file, shared_file
+
+
+def make_app(site: Site) -> FastAPI:
+    """The application, without the guard."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(Exception, _answer_fault)
+    app.add_exception_handler(RefusedError, _answer_refused)
+    app.add_exception_handler(SamecurveError, _answer_explained)
+    app.add_exception_handler(HTTPException, _answer_status)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+
+    @app.get("/")
+    def front(request: Request) -> Response:
+        return own_file(request, "index.html")
+
+    @app.get("/static/{name:path}")
+    def static(request: Request, name: str) -> Response:
+        return own_file(request, name)
+
+    @app.get("/page/{name:path}")
+    def page(request: Request, name: str) -> Response:
+        return shared_file(request, name)
+
+    @app.get("/api/state")
+    def state() -> Response:
+        devices = site.devices
+        return json_answer(
+            {
+                "version": __version__,
+                "host": platform.node(),
+                "roots": [
+                    {"id": root.id, "name": printable(root.name), "path": printable(str(root.path))}
+                    for root in site.catalogue.roots
+                ],
+                "devices": devices.now(),
+                "detected": devices.detected,
+                "cores": devices.machine.cores,
+                "cpu": devices.machine.cpu,
+            }
+        )
+
+    run_routes.add(app, site)
+    return app
+
+
+def _answer_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return json_answer({"errors": [error.entry]}, error.status)
+
+
+def _answer_explained(_: Request, error: Exception) -> Response:
+    assert isinstance(error, SamecurveError)
+    return json_answer({"errors": entries(error)}, status_of(error))
+
+
+def _answer_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    cause = f"{request.method} {request.url.path[:100]}: {HTTPStatus(error.status_code).phrase}"
+    return json_answer({"errors": [entry(cause)]}, error.status_code)
+
+
+def _answer_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [
+        entry(str(one["msg"]), where=".".join(map(str, one["loc"]))) for one in error.errors()[:12]
+    ]
+    return json_answer({"errors": errors}, 400)
+
+
+def _answer_fault(_: Request, error: Exception) -> Response:
+    """Answer a failure of our own. The traceback goes to the server's log, not to the browser."""
+    text = "".join(traceback.format_exception(error))
+    logging.getLogger("samecurve.ui").error("%s", redact(printable(text)))
+    cause = f"the server failed: {type(error).__name__}: {error}"
+    return json_answer({"errors": [entry(cause, "the terminal of samecurve ui shows more")]}, 500)

@@ -1,0 +1,93 @@
+"""The devices of this machine, and how busy they are now."""
+
+import os
+import threading
+import time
+from typing import TypedDict
+
+from samecurve.core.planning.machine import Machine
+from samecurve.errors import UserError
+from samecurve.probe import cpu_cores, cpu_name, host_memory, probe
+from samecurve.probe.sensors import Sensors
+from samecurve.units import counted
+
+_FRESH = 1.0  # seconds in which a reading counts
+
+
+class DeviceNow(TypedDict):
+    """A device, and how busy it is. A value that can't be read is None."""
+
+    index: int
+    kind: str
+    name: str
+    memory: int | None  # bytes
+    used: float | None  # bytes
+    utilisation: float | None  # 0 to 1
+    power_watts: float | None
+    celsius: float | None
+
+
+class Devices:
+    """Reads the devices: which there are once, what they do at most once a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sensors: Sensors | None = None
+        self._now: list[DeviceNow] = []
+        self._fresh_until = 0.0
+        self.error = ""  # why the devices could not be found
+        try:
+            self.machine = probe()
+        except UserError as error:  # a variable names a GPU that isn't there
+            self.error = f"{error.cause}; {error.remedy}"
+            self.machine = Machine(
+                devices=(), links=(), host_bytes=host_memory(), cores=cpu_cores(), cpu=cpu_name()
+            )
+
+    @property
+    def detected(self) -> str:
+        """'Detected 2 GPUs', or why there is none."""
+        machine = self.machine
+        if self.error:
+            return f"No GPU found: {self.error}"
+        if not machine.devices:
+            return (
+                "No GPU found: no driver of NVIDIA or AMD answers on this machine; runs train on"
+                f" {counted(machine.cores, 'CPU core')}"
+            )
+        unfit = [f"{engine}: {why.cause}; {why.remedy}" for engine, why in machine.unfit.items()]
+        return "; ".join([f"Detected {counted(len(machine.devices), 'GPU')}", *unfit])
+
+    def now(self) -> list[DeviceNow]:
+        with self._lock:
+            if time.monotonic() > self._fresh_until:
+                self._now = self._read()
+                self._fresh_until = time.monotonic() + _FRESH
+            return self._now
+
+    def _read(self) -> list[DeviceNow]:
+        devices = self.machine.devices
+        if not devices:
+            return []
+        owners = range(len(devices))
+        if self._sensors is None:
+            self._sensors = Sensors(devices, list(owners), threads=1)
+        values = self._sensors.read(dict.fromkeys(owners, os.getpid()))
+
+        def value(name: str, device: int) -> float | None:
+            readings = values.get(f"{name}_by_device")
+            return readings[device] if isinstance(readings, list) else None
+
+        return [
+            {
+                "index": device.index,
+                "kind": device.kind,
+                "name": device.name,
+                "memory": device.memory,
+                "used": value("memory_bytes", place),
+                "utilisation": value("utilisation", place),
+                "power_watts": value("power_watts", place),
+                "celsius": value("celsius", place),
+            }
+            for place, device in enumerate(devices)
+        ]

@@ -1,0 +1,141 @@
+"""The directories that the page may show, and the runs that are found below them.
+
+A run is known to the browser by an id, never by a path: only ids that a scan has found are
+accepted, so nothing in a request can name another directory.
+"""
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from samecurve.errors import UserError
+from samecurve.run.directory.run_directory import Run
+
+_DEPTH = 3  # directories below a root in which runs are looked for
+_MOST_DIRECTORIES = 20_000  # that one scan looks into
+_FRESH = 1.0  # seconds in which a scan counts
+_MOST_OF_TIME = 0.05  # share of the time that scans of a large tree may take
+_SKIPPED = {"node_modules", "__pycache__", "site-packages"}
+
+
+def opaque_id(root: Path, relative: str) -> str:
+    """The id of a file or directory below a root."""
+    return sha256(f"{root}\0{relative}".encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Root:
+    """A directory that the user has named on the command line."""
+
+    id: str
+    name: str
+    path: Path
+
+    @classmethod
+    def of(cls, directory: Path) -> "Root":
+        """UserError: the directory is not there."""
+        if not directory.is_dir():
+            raise UserError(
+                f"{directory} is no directory", "name a directory with runs or configs", "DIR"
+            )
+        path = directory.resolve()
+        return cls(opaque_id(path, ""), path.name or str(path), path)
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run below a root."""
+
+    id: str
+    name: str  # the path below the root, with slashes
+    root: Root
+    home: Path
+
+    @property
+    def run(self) -> Run:
+        return Run(self.home)
+
+
+class Catalogue:
+    """The runs below the roots, as the last scan has found them."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self.roots = tuple(dict.fromkeys(roots))
+        self.is_cut = False  # whether the tree has more directories than are looked into
+        self._lock = threading.Lock()
+        self._found: dict[str, FoundRun] = {}
+        self._fresh_until = 0.0
+
+    def runs(self) -> dict[str, FoundRun]:
+        """id -> run. A scan counts for a second, and longer where it takes long."""
+        with self._lock:
+            if time.monotonic() > self._fresh_until:
+                began = time.monotonic()
+                self._found = self._scan()
+                took = time.monotonic() - began
+                self._fresh_until = time.monotonic() + max(_FRESH, took / _MOST_OF_TIME)
+            return self._found
+
+    def find(self, run_id: str) -> FoundRun | None:
+        """The run of an id. None: no scan has found one."""
+        if len(run_id) != 16:
+            return None
+        found = self.runs().get(run_id)
+        return found if found and is_plain_directory(found.home) else None
+
+    def look_again(self) -> None:
+        """Scan at the next look: something was started or removed."""
+        with self._lock:
+            self._fresh_until = 0.0
+
+    def _scan(self) -> dict[str, FoundRun]:
+        found: dict[Path, FoundRun] = {}
+        left = _MOST_DIRECTORIES
+        for root in self.roots:
+            level = [(root.path, "")]
+            for _ in range(_DEPTH + 1):
+                below: list[tuple[Path, str]] = []
+                for directory, relative in level[:left]:
+                    folders = _folders_unless_run(directory)
+                    if folders is None:
+                        name = relative or root.name
+                        run_id = opaque_id(root.path, relative)
+                        found.setdefault(directory, FoundRun(run_id, name, root, directory))
+                        continue
+                    prefix = f"{relative}/" if relative else ""
+                    below += [(directory / name, f"{prefix}{name}") for name in folders]
+                left -= min(left, len(level))
+                level = below
+        self.is_cut = left == 0
+        return {run.id: run for run in found.values()}
+
+
+def _folders_unless_run(directory: Path) -> list[str] | None:
+    """The names of the directories in a directory, without links. None: it is a run itself."""
+    folders = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = entry.name
+                if name == "plan.json" and entry.is_file(follow_symlinks=False):
+                    return None
+                if name.startswith(".") or name in _SKIPPED:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+    except OSError:  # not ours to read, or just removed
+        return []
+    return sorted(folders)
+
+
+def is_plain_directory(path: Path) -> bool:
+    """Whether the path is a directory, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

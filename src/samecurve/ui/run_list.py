@@ -1,0 +1,195 @@
+"""The list of runs: a row for each, with its state, from files and from the lock of a live process.
+
+What a file says is kept until its size or time changes, so that a list in which nothing happens
+costs a few system calls a run.
+"""
+
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+
+import yaml
+
+from samecurve.core.system.files import read_file_bytes
+from samecurve.run.directory.lock import is_live
+from samecurve.terminal import printable
+from samecurve.ui.journal_tail import Tail, read_tail
+from samecurve.ui.lock_file import read_holder
+from samecurve.ui.plan_file import PlanFile, read_plan_file
+from samecurve.ui.redact import redact
+from samecurve.ui.roots import FoundRun
+
+State = Literal[
+    "running", "starting", "finished", "failed", "stopped", "interrupted", "not started"
+]
+_MOST_CONFIG = 1 << 20  # bytes that are searched for the task
+_TASK = re.compile(rb"^task:[^\n]*", re.MULTILINE)
+T = TypeVar("T")
+
+
+class Rate(TypedDict):
+    value: float
+    unit: str
+
+
+class RunRow(TypedDict):
+    """A run in the list."""
+
+    id: str
+    name: str
+    root: str
+    state: State
+    task: str
+    engine: str
+    strategy: str
+    devices: str
+    world: int
+    step: int
+    steps: int
+    loss: float | None
+    rate: Rate | None
+    started: float | None  # seconds since 1970
+    seconds: float | None
+    cause: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    stamp: tuple[int, int, int]
+    value: Any
+
+
+class RunList:
+    """Makes the rows, and keeps what was read for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[Path, _Kept] = {}
+
+    def rows(self, runs: Mapping[str, FoundRun]) -> list[RunRow]:
+        """The rows, the last start first."""
+        with self._lock:
+            rows = [self._row(found) for found in runs.values()]
+            known = {found.home for found in runs.values()}
+            for path in [path for path in self._kept if path.parent not in known]:
+                del self._kept[path]
+        return sorted(rows, key=lambda row: row["started"] or 0.0, reverse=True)
+
+    def row(self, found: FoundRun) -> RunRow:
+        with self._lock:
+            return self._row(found)
+
+    def state(self, found: FoundRun) -> State:
+        with self._lock:
+            return state_of(self._tail(found), is_live=_holds_lock(found))
+
+    def plan(self, found: FoundRun) -> PlanFile:
+        with self._lock:
+            return self._read(found.run.plan, read_plan_file, PlanFile())
+
+    def _tail(self, found: FoundRun) -> Tail | None:
+        return self._read(found.run.journal, read_tail, None)
+
+    def _row(self, found: FoundRun) -> RunRow:
+        plan = self._read(found.run.plan, read_plan_file, PlanFile())
+        task = self._read(found.run.config, _read_task, "")
+        tail = self._tail(found)
+        lives = _holds_lock(found)
+        tail_or_none = tail or Tail()
+        started, seconds = _times(tail_or_none, found, lives=lives)
+        loss = tail_or_none.loss
+        row: RunRow = {
+            "id": found.id,
+            "name": printable(found.name),
+            "root": found.root.id,
+            "state": state_of(tail, is_live=lives),
+            "task": task,
+            "engine": plan.engine,
+            "strategy": plan.strategy,
+            "devices": plan.devices_text,
+            "world": len(plan.devices),
+            "step": tail_or_none.step,
+            "steps": plan.steps,
+            "loss": loss if loss is not None and math.isfinite(loss) else None,
+            "rate": _rate(tail_or_none),
+            "started": started,
+            "seconds": seconds,
+        }
+        if row["state"] == "failed":
+            row["cause"] = redact(printable(tail_or_none.cause))
+        return row
+
+    def _read(self, path: Path, read: Callable[[Path], T], missing: T) -> T:
+        """What a file says: read anew where its size or time has changed."""
+        try:
+            status = os.stat(path, follow_symlinks=False)
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            kept = self._kept.get(path)
+            if kept is None or kept.stamp != stamp:
+                kept = self._kept[path] = _Kept(stamp, read(path))
+        except OSError:
+            return missing
+        value: T = kept.value
+        return value
+
+
+def state_of(tail: Tail | None, *, is_live: bool) -> State:
+    """The state of a run. tail: of its journal; None: there is no journal."""
+    if tail and tail.end in {"finished", "failed", "stopped"}:
+        return tail.end  # type: ignore[return-value]
+    if is_live:
+        return "running" if tail and tail.trains else "starting"
+    return "interrupted" if tail and tail.last_time is not None else "not started"
+
+
+def _holds_lock(found: FoundRun) -> bool:
+    """Whether a process holds the run's lock. A lock that was released is an empty file."""
+    try:
+        if not os.stat(found.home / "lock", follow_symlinks=False).st_size:
+            return False
+    except OSError:
+        return False
+    return is_live(found.run)
+
+
+def _times(tail: Tail, found: FoundRun, *, lives: bool) -> tuple[float | None, float | None]:
+    """When the last start began, and its seconds so far."""
+    if lives:
+        holder = read_holder(found.run)
+        began = holder.since if holder else tail.start_time or tail.first_time
+        return began, None if began is None else max(0.0, time.time() - began)
+    if tail.last_time is None:
+        return None, None
+    if tail.start_time is not None:
+        began = tail.start_time
+    elif tail.seconds is not None:
+        began = tail.last_time - tail.seconds
+    else:
+        began = tail.first_time if tail.first_time is not None else tail.last_time
+    return began, max(0.0, tail.last_time - began)
+
+
+def _rate(tail: Tail) -> Rate | None:
+    if tail.rate is None or not math.isfinite(tail.rate[0]):
+        return None
+    return {"value": tail.rate[0], "unit": tail.rate[1]}
+
+
+def _read_task(path: Path) -> str:
+    """The task that config.yaml names, as it is shown: a user's file without its directory."""
+    found = _TASK.search(read_file_bytes(path, _MOST_CONFIG))
+    try:
+        value = yaml.safe_load(found[0]) if found else None
+    except yaml.YAMLError:
+        return ""
+    task = value.get("task") if isinstance(value, dict) else None
+    if not isinstance(task, str):
+        return ""
+    file, colon, name = task.rpartition(":")
+    return printable(f"{os.path.basename(file)}{colon}{name}")

@@ -1,0 +1,105 @@
+"""Serve the page: one process that prints one address, until a signal ends it.
+
+Runs and jobs are processes of their own: the end of the server, however it comes, ends none.
+"""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from samecurve.core.events import stop_signals
+from samecurve.terminal import echo
+from samecurve.ui.app import make_app
+from samecurve.ui.guard import Guard
+from samecurve.ui.hosts import check_host, listen, own_names, url_host
+from samecurve.ui.roots import Root
+from samecurve.ui.session import Session
+from samecurve.ui.site import Site
+
+_LEAVE_SECONDS = 2  # for answers under way, when the server ends
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends at a signal and leaves the processes that it started alone."""
+
+    received: int | None = None  # the number of the first signal
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self.received = self.received or number
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+        old = {number: signal.signal(number, stop) for number in stop_signals()}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    directories: Sequence[Path],
+    *,
+    host: str,
+    port: int | None,
+    allow_remote: bool,
+    say: Callable[[str], None] = echo,
+) -> NoReturn:
+    """Serve until a signal comes; then leave with 128 + its number.
+
+    port: 0: any free one; None: the default one, or a free one
+    say: is called with the lines for the terminal
+
+    UserError: a directory is not there, or the host or port can't be served.
+    """
+    check_host(host, allow_remote=allow_remote)
+    roots = [Root.of(directory) for directory in directories]
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    with listen(host, port) as bound:
+        code = _serve(bound, roots, host, say, allow_remote=allow_remote)
+    # no interpreter's shutdown: threads may wait for a disk, and nothing is left to be written
+    os._exit(code)
+
+
+def _serve(
+    bound: socket.socket,
+    roots: Sequence[Root],
+    host: str,
+    say: Callable[[str], None],
+    *,
+    allow_remote: bool,
+) -> int:
+    """Returns the exit code."""
+    port = bound.getsockname()[1]
+    session = Session(port)
+    site = Site.of(roots)
+    guard = Guard(make_app(site), session, own_names(host, allow_remote=allow_remote))
+    config = uvicorn.Config(
+        guard,
+        access_log=False,  # its lines would hold the token
+        log_level="warning",
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        timeout_graceful_shutdown=_LEAVE_SECONDS,
+    )
+    server = _Server(config)
+    site.begin()
+    say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
+    say("Ctrl-C ends this server; runs and jobs go on.")
+    server.run(sockets=[bound])
+    site.end()
+    received = server.received or signal.SIGTERM
+    say("the server has ended; runs and jobs go on")
+    return 128 + received
