@@ -21,7 +21,7 @@ from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import WarmStart
+from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.preconditions import (
     check_port,
     check_room,
@@ -42,12 +42,19 @@ if TYPE_CHECKING:  # most runs begin from no weights
 
 
 def make_plan(
-    loaded: LoadedConfig, facts: Facts | None = None, measure: Measure | None = None
+    loaded: LoadedConfig,
+    facts: Facts | None = None,
+    measure: Measure | None = None,
+    *,
+    server: ForkServer | None = None,
 ) -> tuple[Plan, Facts]:
-    """The plan and the facts of a run from its start. facts, measure: as prepare()."""
+    """The plan and the facts of a run from its start. facts, measure: as prepare().
+
+    server: forks the process that describes the task; None: it is started
+    """
     machine = probe()
     _accepted_layout(loaded.config, machine, can_measure=measure is not None, trains=False)
-    facts = facts or describe(loaded.config)
+    facts = facts or describe(loaded.config, server)
     if measure:
         facts = measure(loaded.config, machine, facts)
     return plan(loaded.config, machine, facts), facts

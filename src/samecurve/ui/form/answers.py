@@ -1,0 +1,244 @@
+"""What the plan worker answers: bases, forms, plans and config files, as plain JSON values."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine, choose_devices
+from samecurve.core.planning.plan import Plan
+from samecurve.core.strategies import strategies_of
+from samecurve.errors import SamecurveError, UserError
+from samecurve.probe import probe
+from samecurve.run.fork_server import ForkServer
+from samecurve.run.prepare import make_plan
+from samecurve.tasks import entry_of
+from samecurve.ui.form.bases import BaseName, Bases
+from samecurve.ui.form.draft import Draft, each, error_json, make_draft
+from samecurve.ui.form.fields import table
+from samecurve.ui.form.places import Roots
+from samecurve.ui.form.plan_blocks import device_names, plan_blocks
+from samecurve.ui.form.task_places import Stamps, stamps_of
+from samecurve.ui.form.values import shown_values
+from samecurve.ui.form.worlds import find_measured, world_blocks
+from samecurve.ui.form.written import (
+    as_yaml,
+    check_name,
+    command_line,
+    new_file,
+    run_options,
+    write,
+)
+from samecurve.units import counted
+
+Answer = dict[str, Any]
+_DESCRIBES = "samecurve.run.describe"
+
+
+class RefusedError(Exception):
+    """A draft with errors, where one without is needed."""
+
+    def __init__(self, errors: list[dict[str, str]]) -> None:
+        super().__init__("refused")
+        self.errors = errors
+
+
+@dataclass
+class Answers:
+    """Answers the requests of the page. Relative paths begin at the draft's own root."""
+
+    roots: Roots
+    server: ForkServer | None = None
+    _bases: Bases = field(init=False)
+    _preloaded: set[str] = field(default_factory=set)
+    stamps: Stamps = ()  # of the user's files that were looked at last
+
+    def __post_init__(self) -> None:
+        self._bases = Bases(self.roots)
+
+    def bases(self, _request: Mapping[str, Any]) -> Answer:
+        return dict(self._bases.listed())
+
+    def form(self, request: Mapping[str, Any]) -> Answer:
+        draft = self._draft(request)
+        fields, values = draft.fields, shown_values(draft.document, draft.loaded, draft.fields)
+        places = draft.loaded.origins if draft.loaded else {}
+        origins = {key: _origin(places.get(key, ""), key) for key in fields.by_key}
+        return {
+            "task": values.get("task"),
+            "title": draft.base.title,
+            "name": draft.base.name,
+            "notes": list(draft.base.notes),
+            "groups": [group.to_json() for group in fields.groups],
+            "more": [group.to_json() for group in fields.more],
+            "multi_gpu": self._multi_gpu(draft, values),
+            "values": values,
+            "from": {key: text for key, text in origins.items() if text},
+        }
+
+    def plan(self, request: Mapping[str, Any]) -> Answer:
+        """The plan, or all that hinders it. Errors of the user's input are part of the answer."""
+        began = time.perf_counter()
+        answer = self._plan(request)
+        return {**answer, "seconds": round(time.perf_counter() - began, 4)}
+
+    def _plan(self, request: Mapping[str, Any]) -> Answer:
+        empty = {"notes": [], "blocks": [], "worlds": [], "command": ""}
+        try:
+            draft = self._draft(request)
+        except UserError as error:
+            refused = [error_json(one, _plain_key(one)) for one in each([error])]
+            return {"ok": False, "errors": refused, **empty}
+        errors = list(draft.errors)
+        answer: Answer = {"ok": False, "errors": [], **empty, "notes": list(draft.base.notes)}
+        if draft.loaded is not None:
+            name = check_name(request.get("name"), draft.base.name)
+            answer["command"] = str(command_line(draft, name))
+        if draft.loaded is not None and not errors:
+            try:
+                answer |= self._planned(draft, draft.loaded)
+            except SamecurveError as error:
+                errors += each([error])
+        answer["errors"] = [error_json(error, draft.key_of(error)) for error in errors]
+        answer["ok"] = not errors
+        return answer
+
+    def _planned(self, draft: Draft, loaded: LoadedConfig) -> Answer:
+        loaded, notes = _without_measuring(loaded)
+        machine = probe()
+        plan, facts = self._make_plan(loaded)
+        name = draft.base.name
+        command = list(command_line(draft, name).arguments[1:])
+        device = plan.layout.devices[0].name
+        measured = find_measured(name, draft.base.home, command, device)
+        return {
+            "notes": [*draft.base.notes, *notes],
+            "blocks": plan_blocks(plan, dict(facts.formulas)),
+            "worlds": world_blocks(loaded.config, machine, facts, plan, measured=measured),
+            "devices": device_names(plan),
+        }
+
+    def _make_plan(self, loaded: LoadedConfig) -> tuple[Plan, Facts]:
+        if self.server is not None:
+            wanted = [*entry_of(loaded.config.task).libraries, _DESCRIBES]
+            new = [module for module in wanted if module not in self._preloaded]
+            if new:
+                self.server.preload(new)
+                self._preloaded.update(new)
+        return make_plan(loaded, server=self.server)
+
+    def save(self, request: Mapping[str, Any]) -> Answer:
+        """Write the draft as a config file of its own."""
+        draft = self._accepted(request)
+        command = new_file(draft, check_name(request.get("name"), draft.base.name))
+        path = write(draft, command)
+        return {"path": path.relative_to(draft.base.home).as_posix()}
+
+    def start(self, request: Mapping[str, Any]) -> Answer:
+        """What starting the draft needs; its config file is written, if it has none.
+
+        The answer has no path that the browser chose: a name becomes runs/NAME-TIME.
+        """
+        draft = self._accepted(request)
+        assert draft.loaded is not None
+        self._make_plan(_without_measuring(draft.loaded)[0])  # a refusal comes before a file
+        name = check_name(request.get("name"), draft.base.name)
+        command, home = command_line(draft, name), draft.base.home
+        write(draft, command)
+        runs = home / "runs"
+        existing = [path.name for path in runs.iterdir()] if runs.is_dir() else []
+        options = run_options(name, existing)
+        config = draft.loaded.config
+        devices = choose_devices(config.devices, config.engine, probe()).value
+        return {
+            "name": name,
+            "home": str(home),
+            "arguments": [*command.arguments, *options],
+            "run": options[1],
+            "command": str(command),
+            "devices": list(dict.fromkeys(device.place for device in devices)),
+        }
+
+    def config_text(self, request: Mapping[str, Any]) -> Answer:
+        """The draft as YAML, and the folder in which its paths begin, for `samecurve data show`."""
+        draft = self._accepted(request)
+        return {"yaml": as_yaml(draft), "home": str(draft.base.home), "name": draft.base.name}
+
+    def _draft(self, request: Mapping[str, Any]) -> Draft:
+        name = BaseName.of(request.get("base"))
+        return make_draft(self._bases, name, request.get("values") or {}, enter=self._enter)
+
+    def _enter(self, home: Path, task: object) -> None:
+        """Begin relative paths at a root, and note the user's files that are about to be read."""
+        os.chdir(home)
+        self.stamps = stamps_of(task)
+
+    def _accepted(self, request: Mapping[str, Any]) -> Draft:
+        draft = self._draft(request)
+        if draft.errors:
+            raise RefusedError([error_json(error, draft.key_of(error)) for error in draft.errors])
+        return draft
+
+    def _multi_gpu(self, draft: Draft, values: Mapping[str, Any]) -> Answer:
+        machine = probe()
+        engine = str(values.get("engine") or "torch")
+        gpus = [
+            {"index": gpu.index, "name": gpu.name, "memory": gpu.memory} for gpu in machine.devices
+        ]
+        use = str(values.get("devices.use") or "auto")
+        return {
+            "title": "Multi-GPU training",
+            "detected": _detected(machine),
+            "devices": gpus,
+            "cores": machine.cores,
+            "cpu": machine.cpu,
+            "enabled": _is_several(use, len(gpus)),
+            "on": "all" if gpus else "cpu:2",
+            "off": "0" if gpus else "cpu",
+            "fields": [field.to_json() for field in draft.fields.multi_gpu],
+            "statement": table()["statement"],
+            "strategies": [
+                {"value": row.name, "holds": row.holds, "sends": row.sends, "suits": row.suits}
+                for row in strategies_of(engine)
+            ],
+        }
+
+
+def _plain_key(error: UserError) -> str:
+    """The key that an error without a form names as its place."""
+    return error.where if error.where in {"task", "base", "name"} else ""
+
+
+def _origin(place: str, key: str) -> str:
+    return "this form" if place == key else place
+
+
+def _without_measuring(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
+    """The config without a measurement of speeds, which only a start makes, and a note on it."""
+    if loaded.config.devices.balance != "measured":
+        return loaded, []
+    config = loaded.config.with_values(devices={"balance": "even"})
+    note = (
+        "devices.balance measured: the speeds are measured when the run starts; shown evenly here"
+    )
+    return replace(loaded, config=config), [note]
+
+
+def _detected(machine: Machine) -> str:
+    if machine.devices:
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.devices))
+        return f"Detected {counted(len(machine.devices), 'GPU')}: {names}"
+    return (
+        "No GPU found: no driver of NVIDIA or AMD shows one to this process."
+        f" CPU ranks share {counted(machine.cores, 'core')}"
+    )
+
+
+def _is_several(use: str, gpus: int) -> bool:
+    if use in {"auto", "all"}:
+        return gpus > 1
+    return "," in use or (use.startswith("cpu:") and use != "cpu:1")

@@ -1,0 +1,113 @@
+"""Places that a browser may name: files below allowed roots, each by an opaque id.
+
+The browser names a config by an id, which is looked up among the files that a search has found.
+Values of a config that are paths must lie below a root, links resolved.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samecurve.errors import UserError
+
+MOST_BYTES = 1 << 20  # of a config file
+_DEPTH = 3
+_MOST_CONFIGS = 500
+_SKIPPED = {"node_modules", "venv", "runs", "queue", "bench", "__pycache__", "site-packages"}
+_SUFFIXES = {".yaml", ".yml", ".json"}
+_WILDCARD = re.compile(r"[*?\[]")
+_NO_PATHS = {"data.prompts"}  # texts that may begin with a slash
+_REMEDY = "move it below one of these folders, or start the page with `samecurve ui --root FOLDER`"
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The folders that the page may read configs, code and data from, resolved."""
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[Path | str]) -> "Roots":
+        return cls(tuple(Path(path).resolve() for path in paths))
+
+    def root_of(self, path: Path) -> Path | None:
+        """The root that a path lies below, links resolved; None: it lies outside of all."""
+        resolved = path.resolve()
+        return next((root for root in self.paths if resolved.is_relative_to(root)), None)
+
+    def config_files(self) -> Iterator[tuple[Path, Path]]:
+        """Files that may be configs, each with its root: not large, not deep, not hidden."""
+        count = 0
+        for root in self.paths:
+            for path in _files_below(root):
+                count += 1
+                if count > _MOST_CONFIGS:
+                    return
+                yield root, path
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        depth = len(Path(folder).relative_to(root).parts)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if depth < _DEPTH and not name.startswith(".") and name not in _SKIPPED
+        )
+        for name in sorted(files):
+            path = Path(folder) / name
+            if path.suffix not in _SUFFIXES or name.startswith(".") or path.is_symlink():
+                continue
+            try:
+                if 0 < path.stat().st_size <= MOST_BYTES:
+                    yield path
+            except OSError:
+                continue
+
+
+def check_places(values: Mapping[str, Any], roots: Roots, home: Path) -> list[UserError]:
+    """Refuse paths in a config's `model` and `data` that lie below no root.
+
+    values: the config as a document. home: the folder that relative paths begin from
+    """
+    errors = []
+    for section in ("model", "data"):
+        for key, text in _texts(values.get(section), section):
+            if key not in _NO_PATHS and _lies_outside(text, roots, home):
+                error = UserError(f"{key}: {text} lies outside of the page's folders", _REMEDY, key)
+                errors.append(error)
+    return errors
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """The texts within a value, each with its key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, key)
+
+
+def _lies_outside(text: str, roots: Roots, home: Path) -> bool:
+    """Whether a text names a place outside of the roots. Words, and names of hubs, name none."""
+    if not text or "\0" in text:
+        return bool(text)
+    path = Path(text).expanduser()
+    parts = []
+    for part in path.parts:  # a pattern names the folder before its first wildcard
+        if _WILDCARD.search(part):
+            break
+        parts.append(part)
+    fixed = Path(*parts) if parts else Path()
+    try:
+        is_outside = roots.root_of(home / fixed) is None
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or links in a circle
+        return text.startswith(("/", "~"))
+    # below the wildcard, too, `..` may lead out
+    return is_outside or (len(parts) < len(path.parts) and ".." in path.parts)

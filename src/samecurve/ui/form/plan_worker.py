@@ -1,0 +1,163 @@
+"""The plan worker as the server sees it: a process, started when it is needed, that answers.
+
+It is started anew where a request takes too long, where it has ended, and where a user's file that
+it has imported has changed. It is ended when nobody has asked for five minutes.
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samecurve.probe import child_environment
+from samecurve.ui.form.worker import RESTART
+
+_PATIENCE = 60.0  # seconds of a request
+_IDLE = 300.0  # seconds
+_MODULE = "samecurve.ui.form.worker"
+_READ_AT_ONCE = 1 << 16
+
+
+class PlanRefusedError(Exception):
+    """The worker refuses a request. errors: for the browser, each with cause and remedy."""
+
+    def __init__(self, errors: Sequence[Mapping[str, str]]) -> None:
+        super().__init__("; ".join(error.get("cause", "") for error in errors))
+        self.errors = list(errors)
+
+
+class PlanWorker:
+    """Answers requests of any thread, one at a time."""
+
+    def __init__(
+        self, roots: Sequence[Path], *, patience: float = _PATIENCE, idle: float = _IDLE
+    ) -> None:
+        self._roots, self._patience, self._idle = [str(root) for root in roots], patience, idle
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._timer: threading.Timer | None = None
+        self._asked = 0.0
+        # a process that dies with its parent dies with the thread that started it
+        self._starter = ThreadPoolExecutor(1, "plan-worker")
+
+    def ask(self, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The worker's answer. PlanRefusedError: the request is refused, or the worker ended."""
+        line = json.dumps({**request, "verb": verb}).encode() + b"\n"
+        with self._lock:
+            self._asked = time.monotonic()
+            value = self._exchange(line)
+            if RESTART in value:
+                self._stop()
+                value = self._exchange(line)
+            self._asked = time.monotonic()
+            self._end_when_idle()
+        if "errors" in value:
+            raise PlanRefusedError(value["errors"])
+        answer: dict[str, Any] = value["answer"]
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            if self._timer:
+                self._timer.cancel()
+            self._stop()
+        self._starter.shutdown()
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None: none is running."""
+        return self._process.pid if self._process else None
+
+    def _exchange(self, line: bytes) -> dict[str, Any]:
+        """Send a request, and read its answer; an error in place of one that does not come."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._process is not None
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._read_line())
+            return answer
+        except TimeoutError:
+            self._stop()
+            cause = f"the plan took more than {self._patience:g} s"
+            remedy = "does the task's file compute or download while it is loaded? try again"
+        except (OSError, ValueError):
+            code = self._stop()
+            cause = f"the process that reads the task has ended (exit {code})"
+            remedy = "does the task's file end the process? the terminal of `samecurve ui` shows"
+        return {"errors": [{"cause": cause, "remedy": remedy, "where": "task", "key": "task"}]}
+
+    def _start(self) -> None:
+        self._process = self._starter.submit(self._popen).result()
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(os.getpid()), *self._roots],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(PYTHONUNBUFFERED="1"),
+            cwd=self._roots[0],
+            start_new_session=True,  # Ctrl-C is for the server, which then ends it
+        )
+
+    def _read_line(self) -> bytes:
+        """A whole line of the worker. TimeoutError: it takes too long. OSError: it has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor, read = self._process.stdout.fileno(), bytearray()
+        until = time.monotonic() + self._patience
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while not read.endswith(b"\n"):
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise TimeoutError
+                block = os.read(descriptor, _READ_AT_ONCE)
+                if not block:
+                    raise OSError("the worker has ended")
+                read += block
+        return bytes(read)
+
+    def _stop(self) -> int | None:
+        """End the worker. Returns its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            code = process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if process.stdout:
+            process.stdout.close()
+        return code
+
+    def _end_when_idle(self) -> None:
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(self._idle, self._look)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _look(self) -> None:
+        """End a worker that nobody has asked for a while; look again later if somebody has."""
+        with self._lock:
+            left = self._asked + self._idle - time.monotonic()
+            if left <= 0:
+                self._stop()
+                self._timer = None
+                return
+            self._timer = threading.Timer(left, self._look)
+            self._timer.daemon = True
+            self._timer.start()
