@@ -29,6 +29,7 @@ from samecurve.ui.form.written import (
     as_yaml,
     check_name,
     command_line,
+    free_run,
     new_file,
     run_options,
     write,
@@ -142,6 +143,7 @@ class Answers:
         """What starting the draft needs; its config file is written, if it has none.
 
         The answer has no path that the browser chose: a name becomes runs/NAME-TIME.
+        request["taken"]: names of run directories that waiting jobs will make.
         """
         draft = self._accepted(request)
         assert draft.loaded is not None
@@ -150,15 +152,16 @@ class Answers:
         command, home = command_line(draft, name), draft.base.home
         write(draft, command)
         runs = home / "runs"
-        existing = [path.name for path in runs.iterdir()] if runs.is_dir() else []
-        options = run_options(name, existing)
+        existing = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+        existing |= set(request.get("taken") or ())
+        run = f"runs/{free_run(name, existing)}"
         config = draft.loaded.config
         devices = choose_devices(config.devices, config.engine, probe()).value
         return {
             "name": name,
             "home": str(home),
-            "arguments": [*command.arguments, *options],
-            "run": options[1],
+            "arguments": [*command.arguments, *run_options(run)],
+            "run": run,
             "command": str(command),
             "devices": list(dict.fromkeys(device.place for device in devices)),
         }

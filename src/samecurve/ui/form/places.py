@@ -20,7 +20,7 @@ _SKIPPED = {"node_modules", "venv", "runs", "queue", "bench", "__pycache__", "si
 _SUFFIXES = {".yaml", ".yml", ".json"}
 _WILDCARD = re.compile(r"[*?\[]")
 _NO_PATHS = {"data.prompts"}  # texts that may begin with a slash
-_REMEDY = "move it below one of these folders, or start the page with `samecurve ui --root FOLDER`"
+_REMEDY = "move it below one of these folders, or start the page with `samecurve ui . FOLDER`"
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class PlanWorker:
 
     def _popen(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(os.getpid()), *self._roots],
+            [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), *self._roots],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=child_environment(PYTHONUNBUFFERED="1"),

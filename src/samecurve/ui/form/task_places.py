@@ -25,7 +25,7 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
         raise UserError(
             f"task: the file of {task} lies outside of the page's folders, and using it would run"
             " its code",
-            "move it below one of these folders, start the page with `samecurve ui --root FOLDER`,"
+            "move it below one of these folders, start the page with `samecurve ui . FOLDER`,"
             " or train on the command line",
             "task",
         )

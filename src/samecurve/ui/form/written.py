@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,13 @@ def _gives(value: Mapping[str, Any], config: Config) -> bool:
     return flatten(loaded.config) == flatten(config)
 
 
-def run_options(name: str, existing: Sequence[str]) -> tuple[str, ...]:
-    """The flag that names a new run directory: runs/NAME-TIME.
-
-    existing: names of run directories that there are already
-    """
+def free_run(name: str, existing: Collection[str]) -> str:
+    """The name of a new run directory, NAME-TIME. existing: those that are there already."""
     base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(f"{base}-{number}" for number in range(2, 1000))]
-    free = next(candidate for candidate in names if candidate not in existing)
-    return ("--save-dir", f"runs/{free}", "--resume", "never")
+    return next(candidate for candidate in names if candidate not in existing)
+
+
+def run_options(run: str) -> tuple[str, ...]:
+    """The flags by which a command begins a new run in a directory."""
+    return ("--save-dir", run, "--resume", "never")

@@ -1,0 +1,178 @@
+"""`samecurve queue`."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samecurve.cli.load_config import load_config
+from samecurve.cli.options import ConfigVerb, Option, Verb
+from samecurve.errors import keeping
+from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from samecurve.ui.jobs.busy import Devices
+    from samecurve.ui.jobs.job import Job
+    from samecurve.ui.jobs.queue import Queue
+
+_queue_option = click.option(
+    "--queue",
+    "home",
+    type=Path,
+    default=Path("queue"),
+    show_default=True,
+    metavar="DIR",
+    help="the directory of the queue",
+)
+
+
+class AddVerb(ConfigVerb):
+    """`queue add` keeps its options as they were typed: they become the job's command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["typed"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.group()
+def queue() -> None:
+    """Jobs that wait for devices and run in order: add, list, remove, work."""
+
+
+@queue.command(cls=AddVerb)
+@click.option(
+    "--save-dir",
+    "--checkpoint-dir",
+    "save_dir",
+    cls=Option,
+    type=Path,
+    help="the run directory; runs/NAME-TIME if not given",
+)
+@_queue_option
+def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
+    """Put a run at the end of the queue. It takes the options of train.
+
+    The config is checked now, and read again when the job starts.
+    """
+    from samecurve.core.planning.machine import choose_devices
+    from samecurve.probe import probe
+    from samecurve.run.prepare import make_plan
+    from samecurve.ui.jobs.queue import NewJob, Queue
+
+    loaded = load_config(flags, say=True)
+    if loaded.config.devices.balance != "measured":  # else only the start itself can plan
+        make_plan(loaded)
+    config, jobs = loaded.config, Queue(home)
+    devices = choose_devices(config.devices, config.engine, probe()).value
+    words = _without(click.get_current_context().meta["typed"], "--queue")
+    run = save_dir or _free_run(loaded.name, jobs)
+    if save_dir is None:
+        words += ["--save-dir", str(run)]
+    job = jobs.add(
+        NewJob(
+            name=loaded.name,
+            argv=[sys.executable, "-m", "samecurve", "train", *words],
+            shown=shlex.join(["samecurve", "train", *words]),
+            cwd=Path.cwd(),
+            devices=tuple(dict.fromkeys(device.place for device in devices)),
+            run=run.resolve(),
+        )
+    )
+    echo(f"added  job {job.id}  {job.name}  {run}")
+    from samecurve.ui.jobs.work import has_worker
+
+    if not has_worker(jobs):
+        echo("nothing works on this queue: `samecurve queue work`, or the page of `samecurve ui`")
+
+
+@queue.command(name="list", cls=Verb)
+@click.option("--json", "as_json", is_flag=True, help="the jobs as JSON")
+@_queue_option
+def list_jobs(*, as_json: bool, home: Path) -> None:
+    """Show the jobs: those that run, those that wait, those that have ended."""
+    from samecurve.observe.text_table import Column, table_text
+    from samecurve.ui.jobs.queue import Queue, job_rows
+    from samecurve.ui.jobs.work import has_worker
+
+    jobs = Queue(home)
+    rows = job_rows(jobs, _devices())
+    if as_json:
+        echo(json.dumps({"jobs": rows, "paused": not has_worker(jobs)}, indent=1))
+        return
+    if not rows:
+        echo(f"{home} has no job")
+        return
+    columns = [Column(name) for name in ("job", "name", "state", "devices", "")]
+    shown = [
+        [row["id"], row["name"], row["state"], row["devices"], row.get("why", "")] for row in rows
+    ]
+    echo(table_text(columns, shown))
+
+
+@queue.command(cls=Verb)
+@click.argument("job", metavar="JOB")
+@_queue_option
+def remove(*, job: str, home: Path) -> None:
+    """Remove a job that waits, or the record of one that has ended. JOB: its id or its name."""
+    from samecurve.ui.jobs.queue import Queue
+
+    jobs = Queue(home)
+    found = jobs.find(job)
+    jobs.remove(found)
+    echo(f"removed job {found.id}  {found.name}")
+
+
+@queue.command(cls=Verb)
+@click.option("--forever", is_flag=True, help="wait for new jobs when none is left")
+@_queue_option
+def work(*, forever: bool, home: Path) -> None:
+    """Start the jobs, each when its devices are free, until none is left.
+
+    Ctrl-C ends this command, and leaves the jobs running.
+    """
+    from samecurve.ui.jobs.queue import Queue
+    from samecurve.ui.jobs.work import work as work_on
+    from samecurve.ui.jobs.work import working
+
+    def say(what: str, job: "Job") -> None:
+        reason = job.outcome().why
+        echo(f"{what:8} job {job.id}  {job.name}{f': {reason}' if reason else ''}")
+        if what == "failed":
+            echo("\n".join(f"  {line}" for line in job.log_tail().splitlines()))
+
+    jobs = Queue(home)
+    kept = "jobs that run go on; the same command goes on with the others"
+    with working(jobs, "`samecurve queue work`"), keeping(kept):
+        failed = work_on(jobs, _devices(), forever=forever, say=say)
+    if failed:
+        sys.exit(1)
+
+
+def _devices() -> "Devices":
+    from samecurve.ui.jobs.busy import Devices, runs_below
+
+    return Devices(runs_below(Path.cwd()))
+
+
+def _free_run(name: str, jobs: "Queue") -> Path:
+    """A run directory that neither exists nor is another job's. It is not made yet."""
+    from samecurve.ui.form.written import free_run
+
+    runs = Path("runs")
+    existing = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    existing |= {job.run.name for job in jobs.jobs() if job.run}
+    return runs / free_run(name, existing)
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    """The words without a flag and its value."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word == flag or word.startswith(f"{flag}="):
+            skip = word == flag
+            continue
+        kept.append(word)
+    return kept

@@ -1,0 +1,192 @@
+"""A job: a command that waits for devices, runs, and has ended. It is one file of JSON.
+
+The folder in which the file lies says how far the job is; it is moved by renaming. While the job
+runs, its shepherd alone writes the file.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from samecurve.core.system.files import read_file_bytes
+from samecurve.run.directory.lock import is_live
+from samecurve.run.directory.run_directory import Run
+from samecurve.terminal import printable
+from samecurve.ui.jobs.processes import ProcessName
+from samecurve.ui.journal_tail import read_tail
+
+State = Literal["waiting", "starting", "running", "finished", "failed", "stopped"]
+Folder = Literal["waiting", "running", "done"]
+ENDED = ("finished", "failed", "stopped")
+_MOST_BYTES = 1 << 20
+_STARTING = 60.0  # seconds in which a shepherd must have written its name
+_STOPPED = {130, 143, -2, -15}  # exit codes of a command that was stopped by a signal
+_TAIL_BYTES, _TAIL_LINES = 4000, 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job, as its file has it.
+
+    argv: the command, without a shell. shown: the command as somebody would type it
+    cwd: the folder in which it runs. run: the run directory that it makes; None: it makes none
+    devices: the devices that it waits for, such as cuda:0, or cpu
+    order: its place in the queue
+    """
+
+    id: str
+    name: str
+    argv: Sequence[str]
+    shown: str
+    cwd: Path
+    devices: tuple[str, ...]
+    added: float
+    order: int
+    run: Path | None = None
+    folder: Folder = "waiting"
+    starter: ProcessName | None = None
+    process: ProcessName | None = None
+    started: float | None = None
+    exit: int | None = None
+    ended: float | None = None
+    path: Path = field(default_factory=Path)  # of its file
+    log: Path = field(default_factory=Path)
+
+    @property
+    def file_name(self) -> str:
+        """Names sort by the order of the jobs."""
+        return f"{self.order:020d}-{self.id}.json"
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the job's file."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "argv": list(self.argv),
+            "shown": self.shown,
+            "cwd": str(self.cwd),
+            "devices": list(self.devices),
+            "added": self.added,
+            "order": self.order,
+            "run": str(self.run) if self.run else None,
+            "starter": self.starter.to_json() if self.starter else None,
+            "process": self.process.to_json() if self.process else None,
+            "started": self.started,
+            "exit": self.exit,
+            "ended": self.ended,
+        }
+
+    def outcome(self) -> "Outcome":
+        """The job's state now, from its file, its process and its run's journal."""
+        if self.folder == "waiting":
+            return Outcome("waiting")
+        if self.exit is not None:
+            return self._ended(self.exit)
+        if self.process and self.process.is_alive:
+            return Outcome(self._begun())
+        if self.run and is_live(Run(self.run)):  # its shepherd was killed, the run goes on
+            return Outcome("running")
+        if self.process:
+            return self._lost()
+        is_given_up = self.starter is not None and not self.starter.is_alive
+        if not is_given_up and time.time() - self._moved() < _STARTING:
+            return Outcome("starting")
+        return Outcome("failed", "it was not started: whatever was to start it has ended")
+
+    def _moved(self) -> float:
+        """When it was taken from the queue: its file was moved or written then."""
+        try:
+            return self.path.stat().st_ctime
+        except OSError:
+            return self.added
+
+    def _begun(self) -> State:
+        """Whether the command's run has begun; a command without a run has."""
+        return "running" if self.run is None or Run(self.run).journal.exists() else "starting"
+
+    def _ended(self, code: int) -> "Outcome":
+        end = self._journal_end()
+        if code in _STOPPED or (code == 0 and end == "stopped"):
+            return Outcome("stopped")
+        if code == 0:
+            return Outcome("finished")
+        if code < 0:
+            return Outcome("failed", f"it was ended by signal {-code}")
+        return Outcome("failed", f"it ended with exit code {code}")
+
+    def _lost(self) -> "Outcome":
+        """The outcome where nobody noted an exit code: after a restart of the machine, a kill."""
+        match self._journal_end():
+            case "finished":
+                return Outcome("finished")
+            case "stopped":
+                return Outcome("stopped")
+        words = "its process has ended without a word: it was killed, or the machine was restarted"
+        return Outcome("failed", words)
+
+    def _journal_end(self) -> str:
+        if self.run is None:
+            return ""
+        try:
+            return read_tail(Run(self.run).journal).end
+        except OSError:
+            return ""
+
+    def log_tail(self) -> str:
+        """The last lines that the command has printed."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [printable(line) for line in text.splitlines()]
+        return "\n".join(lines[-_TAIL_LINES:])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job's state, and why, where that needs words."""
+
+    state: State
+    why: str = ""
+
+
+def read_job(path: Path, folder: Folder, log: Path) -> Job | None:
+    """The job of a file; None: it is gone, or no job."""
+    try:
+        values = json.loads(read_file_bytes(path, _MOST_BYTES))
+        job = _of_json(values)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return replace(job, folder=folder, path=path, log=log)
+
+
+def _of_json(values: Mapping[str, Any]) -> Job:
+    """ValueError, KeyError, TypeError: the values are no job's."""
+    argv = [str(word) for word in values["argv"]]
+    if not argv:
+        raise ValueError("no command")
+    return Job(
+        id=str(values["id"]),
+        name=str(values["name"]),
+        argv=argv,
+        shown=str(values.get("shown") or ""),
+        cwd=Path(values["cwd"]),
+        devices=tuple(str(device) for device in values["devices"]),
+        added=float(values["added"]),
+        order=int(values["order"]),
+        run=Path(values["run"]) if values.get("run") else None,
+        starter=ProcessName.of_json(values.get("starter")),
+        process=ProcessName.of_json(values.get("process")),
+        started=_number(values.get("started")),
+        exit=None if values.get("exit") is None else int(values["exit"]),
+        ended=_number(values.get("ended")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

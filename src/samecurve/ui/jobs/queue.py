@@ -1,0 +1,276 @@
+"""The queue: a plain directory of job files, waiting/, running/ and done/.
+
+A job moves by one rename, so that it is in one place whatever is killed when. Any process may add,
+list, move and remove jobs; one at a time starts them (work.py).
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Literal
+
+from samecurve.core.system.files import explain_os_error, write_json
+from samecurve.errors import UserError
+from samecurve.ui.jobs.busy import Devices, device_words
+from samecurve.ui.jobs.job import ENDED, Folder, Job, read_job
+from samecurve.ui.jobs.processes import ProcessName
+
+QUEUE = "queue"  # the directory, in the folder where runs are started
+_FOLDERS: tuple[Folder, ...] = ("waiting", "running", "done")
+_MOST_DONE = 100  # jobs whose files are kept
+_SHEPHERD = "samecurve.ui.jobs.shepherd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """What is to be run. Fields as Job."""
+
+    name: str
+    argv: Sequence[str]
+    cwd: Path
+    devices: tuple[str, ...]
+    run: Path | None = None
+    shown: str = ""
+
+
+class Queue:
+    """The jobs of a directory."""
+
+    def __init__(self, home: Path) -> None:
+        """UserError: the directory is there, and is none of a queue."""
+        self.home = home
+        self.lock = home / "lock"
+        if home.is_dir() and any(home.iterdir()) and not (home / "waiting").is_dir():
+            raise UserError(
+                f"{home} is there, and is no queue of jobs", "--queue DIR names another", "--queue"
+            )
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def add(self, new: NewJob) -> Job:
+        """Put a job at the end of the queue."""
+        return self._write(new, "waiting")
+
+    def start(self, new: NewJob) -> Job:
+        """Start a job at once, whatever the devices are busy with."""
+        job = self._write(new, "running", starter=ProcessName.own())
+        self._spawn(job)
+        return job
+
+    def jobs(self) -> list[Job]:
+        """All jobs: those that run, those that wait in their order, the last ones that ended."""
+        found = {folder: self._in(folder) for folder in _FOLDERS}
+        done = sorted(found["done"], key=lambda job: job.ended or job.added, reverse=True)
+        return [*found["running"], *found["waiting"], *done]
+
+    def find(self, job_id: str) -> Job:
+        """The job of an id, or of its beginning or name if that is one job's alone. UserError."""
+        jobs = self.jobs()
+        exact = [job for job in jobs if job.id == job_id]
+        near = [job for job in jobs if job.id.startswith(job_id) or job.name == job_id]
+        if len(exact or near) == 1:
+            return (exact or near)[0]
+        if near:
+            names = ", ".join(job.id for job in near)
+            raise UserError(f"{job_id} is several jobs", f"one of their ids: {names}", "JOB")
+        raise UserError(f"there is no job {job_id}", "`samecurve queue list` shows all", "JOB")
+
+    def remove(self, job: Job) -> None:
+        """Remove a job that waits, or the record of one that has ended. UserError: it runs."""
+        if job.folder == "running" and job.outcome().state not in ENDED:
+            raise UserError(
+                f"job {job.name} runs: removing it would not stop it",
+                "stop its run first (its page, or Ctrl-C's signal to its process)",
+                "JOB",
+            )
+        try:
+            job.path.unlink()
+        except FileNotFoundError:
+            raise UserError(
+                f"job {job.name} has moved on meanwhile", "`samecurve queue list`", "JOB"
+            ) from None
+        job.log.unlink(missing_ok=True)
+
+    def move(self, job: Job, direction: Literal["up", "down"]) -> None:
+        """Swap a waiting job with its neighbour. A job at the end stays where it is."""
+        waiting = self._in("waiting")
+        place = next((n for n, other in enumerate(waiting) if other.id == job.id), None)
+        if place is None:
+            raise UserError(f"job {job.name} does not wait any more", "load the list again", "JOB")
+        neighbour = place + (-1 if direction == "up" else 1)
+        if not 0 <= neighbour < len(waiting):
+            return
+        other, job = waiting[neighbour], waiting[place]
+        # two renames; between them both have one order, and the ids decide
+        self._reorder(job, other.order)
+        self._reorder(other, job.order)
+
+    def _reorder(self, job: Job, order: int) -> None:
+        moved = replace(job, order=order)
+        with suppress(FileNotFoundError):  # it was started meanwhile
+            job.path.rename(job.path.with_name(moved.file_name))
+
+    def settle(self) -> None:
+        """Move the jobs that have ended to done/. Any process may, at any time."""
+        for child in list(self._children):
+            if child.poll() is not None:
+                self._children.remove(child)
+        for job in self._in("running"):
+            if job.outcome().state in ENDED:
+                with suppress(FileNotFoundError):
+                    job.path.rename(self.home / "done" / job.path.name)
+        for job in sorted(self._in("done"), key=lambda job: job.ended or job.added)[:-_MOST_DONE]:
+            job.path.unlink(missing_ok=True)
+            job.log.unlink(missing_ok=True)
+
+    def start_next(self, devices: Devices) -> list[Job]:
+        """Start each job whose devices are free, and wanted by no earlier one.
+
+        To be called by the one process that works on the queue.
+        """
+        begun = []
+        for job, hinders in self.waiting(devices):
+            if hinders:
+                continue
+            claimed = self._claim(job)
+            if claimed is not None:
+                self._spawn(claimed)
+                begun.append(claimed)
+        return begun
+
+    def waiting(self, devices: Devices) -> list[tuple[Job, str]]:
+        """The waiting jobs, each with what it waits for in words; '': nothing."""
+        taken = devices.busy(self._in("running"))
+        rows = []
+        for job in self._in("waiting"):
+            holders = {taken[device] for device in job.devices if device in taken}
+            rows.append((job, _waits_for(job, taken) if holders else ""))
+            for device in job.devices:
+                taken.setdefault(device, f"job {job.name}, which comes first")
+        return rows
+
+    def _claim(self, job: Job) -> Job | None:
+        """Take a job out of the waiting ones; None: it was removed meanwhile."""
+        starting = replace(job, starter=ProcessName.own(), folder="running")
+        path = self.home / "running" / job.path.name
+        try:
+            job.path.rename(path)
+        except FileNotFoundError:
+            return None
+        starting = replace(starting, path=path)
+        write_json(path, starting.to_json())
+        return starting
+
+    def _spawn(self, job: Job) -> None:
+        """Start the shepherd of a job, in a session of its own."""
+        try:
+            with open(job.log, "ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-P", "-m", _SHEPHERD, str(job.path.resolve())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=job.cwd,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            now = time.time()
+            job.log.write_text(f"it can't be started: {error}\n")
+            write_json(job.path, replace(job, exit=127, started=now, ended=now).to_json())
+            return
+        self._children.append(child)
+
+    def _write(self, new: NewJob, folder: Folder, starter: ProcessName | None = None) -> Job:
+        """Write the file of a new job. UserError: it can't be written."""
+        job = Job(
+            id=token_hex(6),
+            name=new.name,
+            argv=list(new.argv),
+            shown=new.shown or shlex.join(new.argv),
+            cwd=new.cwd.resolve(),
+            devices=new.devices,
+            added=time.time(),
+            order=time.time_ns(),
+            run=new.run,
+            folder=folder,
+            starter=starter,
+        )
+        try:
+            for name in (*_FOLDERS, "logs"):
+                (self.home / name).mkdir(parents=True, exist_ok=True)
+            path = self.home / folder / job.file_name
+            write_json(path, job.to_json())
+        except OSError as error:
+            cause, remedy = explain_os_error(error, self.home, "add the job again")
+            raise UserError(cause, remedy, "--queue") from None
+        return replace(job, path=path, log=self._log(job.id))
+
+    def _in(self, folder: Folder) -> list[Job]:
+        jobs = []
+        for path in sorted((self.home / folder).glob("*.json")):
+            job_id = path.stem.partition("-")[2]
+            job = read_job(path, folder, self._log(job_id))
+            if job is not None:
+                order = path.stem.partition("-")[0]  # a rename may have given it another place
+                jobs.append(replace(job, order=int(order)) if order.isdigit() else job)
+        return jobs
+
+    def _log(self, job_id: str) -> Path:
+        return self.home / "logs" / f"{os.path.basename(job_id)}.log"
+
+
+def _waits_for(job: Job, taken: Mapping[str, str]) -> str:
+    """'waits for GPU 0: run tiny-1 uses it'."""
+    by_holder: dict[str, list[str]] = {}
+    for device in job.devices:
+        if device in taken:
+            by_holder.setdefault(taken[device], []).append(device)
+    parts = [f"{device_words(devices)} ({holder})" for holder, devices in by_holder.items()]
+    return f"waits for {', '.join(parts)}"
+
+
+def job_rows(
+    queue: Queue, devices: Devices, run_id: Callable[[Path], str | None] | None = None
+) -> list[dict[str, Any]]:
+    """The jobs as the page and `queue list --json` have them.
+
+    run_id: the id of a run directory, for the page
+    """
+    reasons = {job.id: why for job, why in queue.waiting(devices)}
+    return [_row(job, reasons.get(job.id, ""), run_id) for job in queue.jobs()]
+
+
+def _row(job: Job, why: str, run_id: Callable[[Path], str | None] | None) -> dict[str, Any]:
+    outcome = job.outcome()
+    row: dict[str, Any] = {
+        "id": job.id,
+        "name": job.name,
+        "state": outcome.state,
+        "command": job.shown,
+        "devices": device_words(job.devices),
+        "added": job.added,
+    }
+    if job.started is not None:
+        row["started"] = job.started
+    if job.ended is not None:
+        row["ended"] = job.ended
+    if job.run is not None:
+        identity = run_id(job.run) if run_id else str(job.run)
+        if identity:
+            row["run_id" if run_id else "run"] = identity
+    if outcome.state == "failed" and (tail := job.log_tail()):
+        row["log_tail"] = tail
+    if outcome.why or why:
+        row["why"] = outcome.why or why
+    return row
+
+
+def running(jobs: Iterable[Job]) -> list[Job]:
+    """Those of the jobs that run now."""
+    return [job for job in jobs if job.outcome().state in {"running", "starting"}]
