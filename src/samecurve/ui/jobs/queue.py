@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -243,10 +243,11 @@ def job_rows(
     run_id: the id of a run directory, for the page
     """
     reasons = {job.id: why for job, why in queue.waiting(devices)}
-    return [_row(job, reasons.get(job.id, ""), run_id) for job in queue.jobs()]
+    return [job_row(job, reasons.get(job.id, ""), run_id) for job in queue.jobs()]
 
 
-def _row(job: Job, why: str, run_id: Callable[[Path], str | None] | None) -> dict[str, Any]:
+def job_row(job: Job, why: str, run_id: Callable[[Path], str | None] | None) -> dict[str, Any]:
+    """A job as the page has it. why: what it waits for"""
     outcome = job.outcome()
     row: dict[str, Any] = {
         "id": job.id,
@@ -269,8 +270,3 @@ def _row(job: Job, why: str, run_id: Callable[[Path], str | None] | None) -> dic
     if outcome.why or why:
         row["why"] = outcome.why or why
     return row
-
-
-def running(jobs: Iterable[Job]) -> list[Job]:
-    """Those of the jobs that run now."""
-    return [job for job in jobs if job.outcome().state in {"running", "starting"}]

@@ -1,0 +1,178 @@
+"""The routes of a new run: bases, form, plan, data, saving and starting it; and of the queue."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from samecurve.ui.answers import json_answer, json_body
+from samecurve.ui.errors import ErrorEntry, RefusedError, entry
+from samecurve.ui.form.plan_worker import PlanRefusedError
+from samecurve.ui.jobs.desk import Desk
+from samecurve.ui.redact import redact_blocks
+
+_SENT = ("base", "values", "name")  # what a request about a draft may have
+_DATA_SECONDS = 180.0
+_MOST_DATA = 1 << 26  # bytes
+_NO_DATA = "`samecurve data show -f FILE` on a terminal has no time limit"
+
+
+def form_routes(desk: Desk) -> APIRouter:
+    """The routes, served from a desk."""
+    router = APIRouter()
+    _add_draft(router, desk)
+    _add_queue(router, desk)
+    return router
+
+
+def _add_draft(router: APIRouter, desk: Desk) -> None:
+    """Routes about a draft of a run, which begins as a base with values."""
+
+    @router.get("/api/form/bases")
+    def bases() -> Response:
+        return _answered(lambda: desk.ask("bases", {}))
+
+    @router.post("/api/form")
+    async def form(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        return await run_in_threadpool(_answered, lambda: desk.ask("form", sent))
+
+    @router.post("/api/plan")
+    async def plan(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        return await run_in_threadpool(_answered, lambda: _plan(desk, sent))
+
+    @router.post("/api/save")
+    async def save(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        return await run_in_threadpool(_answered, lambda: desk.ask("save", sent))
+
+    @router.post("/api/start")
+    async def start(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        submit = lambda: {"job": desk.submit(sent, at_once=True)}  # noqa: E731
+        return await run_in_threadpool(_answered, submit)
+
+    @router.post("/api/queue")
+    async def enqueue(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        submit = lambda: {"job": desk.submit(sent, at_once=False)}  # noqa: E731
+        return await run_in_threadpool(_answered, submit)
+
+    @router.post("/api/data")
+    async def data(request: Request) -> Response:
+        sent = _draft(await json_body(request))
+        return await run_in_threadpool(_answered, lambda: _data(desk, sent))
+
+
+def _add_queue(router: APIRouter, desk: Desk) -> None:
+    """Routes about the jobs."""
+
+    @router.get("/api/queue")
+    def queue() -> Response:
+        return json_answer({"jobs": redact_blocks(desk.rows()), "paused": desk.is_paused()})
+
+    @router.delete("/api/queue/{job_id}")
+    def remove(job_id: str) -> Response:
+        desk.remove(_job_id(job_id))
+        return json_answer({"message": "removed"})
+
+    @router.post("/api/queue/{job_id}/{direction}")
+    def move(job_id: str, direction: Literal["up", "down"]) -> Response:
+        desk.move(_job_id(job_id), direction)
+        return json_answer({"message": f"moved {direction}"})
+
+
+def _draft(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the worker is told of a request: nothing beside base, values and name."""
+    return {name: body[name] for name in _SENT if name in body}
+
+
+def _job_id(text: str) -> str:
+    """RefusedError: the text can't be a job's id."""
+    if len(text) != 12 or not text.isalnum():
+        raise RefusedError(404, "there is no such job", "load the list again")
+    return text
+
+
+def _answered(ask: Callable[[], dict[str, Any]]) -> Response:
+    """The answer, or the errors of a request that is refused."""
+    try:
+        return json_answer(ask())
+    except PlanRefusedError as refused:
+        return json_answer({"errors": [_entry(error) for error in refused.errors]}, 400)
+
+
+def _entry(error: Mapping[str, str]) -> ErrorEntry:
+    """An error for the page, its secrets hidden."""
+    shown = entry(error.get("cause", ""), error.get("remedy", ""), error.get("where", ""))
+    if error.get("key"):
+        shown["key"] = error["key"]
+    return shown
+
+
+def _plan(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
+    answer = desk.ask("plan", sent)
+    answer["errors"] = [_entry(error) for error in answer["errors"]]
+    for name in ("blocks", "worlds", "notes"):
+        answer[name] = redact_blocks(answer[name])
+    return answer
+
+
+def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """The blocks of `samecurve data show`, in a process of its own with a time limit.
+
+    PlanRefusedError: the draft has errors, or its data can't be read.
+    """
+    config = desk.ask("config", sent)
+    with tempfile.TemporaryDirectory(prefix="samecurve-data-") as folder:
+        file = Path(folder) / f"{config['name']}.yaml"
+        file.write_text(config["yaml"], encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "samecurve", "data", "show", "-f", str(file)]
+        output = _output([*command, "--json"], Path(config["home"]))
+    try:
+        values = json.loads(output)
+    except ValueError:
+        cause = "reading the data failed: its process has ended without an answer"
+        raise PlanRefusedError([{"cause": cause, "remedy": _NO_DATA}]) from None
+    if "errors" in values:
+        texts = [{k: v.replace(f"{folder}/", "") for k, v in e.items()} for e in values["errors"]]
+        raise PlanRefusedError(texts)
+    return {"blocks": redact_blocks(values["blocks"])}
+
+
+def _output(command: list[str], home: Path) -> bytes:
+    """What the command writes. PlanRefusedError: it takes too long, or writes too much."""
+    with tempfile.TemporaryFile() as written:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.DEVNULL,
+            cwd=home,
+            start_new_session=True,
+        )
+        try:
+            process.wait(_DATA_SECONDS)
+        except subprocess.TimeoutExpired:
+            cause = f"reading the data took more than {_DATA_SECONDS:g} s"
+            raise PlanRefusedError([{"cause": cause, "remedy": _NO_DATA}]) from None
+        finally:
+            with suppress(ProcessLookupError):  # the processes that it started, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if os.fstat(written.fileno()).st_size > _MOST_DATA:
+            cause = f"what is read takes more than {_MOST_DATA >> 20} MiB to show"
+            raise PlanRefusedError([{"cause": cause, "remedy": _NO_DATA}])
+        written.seek(0)
+        return written.read()

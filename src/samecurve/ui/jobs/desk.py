@@ -1,0 +1,117 @@
+"""The server's side of jobs and forms: its queue, the thread that works on it, the plan worker.
+
+The queue lies below the first root. Ending the desk ends no job.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from samecurve.core.config.sections import Devices as DevicesSection
+from samecurve.core.planning.machine import choose_devices
+from samecurve.errors import UserError
+from samecurve.probe import probe
+from samecurve.ui.form.plan_worker import PlanWorker
+from samecurve.ui.jobs.busy import Devices
+from samecurve.ui.jobs.job import Job
+from samecurve.ui.jobs.queue import QUEUE, NewJob, Queue, job_row, job_rows
+from samecurve.ui.jobs.work import WorkerThread, has_worker
+from samecurve.ui.roots import Catalogue
+
+Row = dict[str, Any]
+
+
+class Desk:
+    """Starts and queues runs for one server."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._roots = [root.path for root in catalogue.roots]
+        self._worker = PlanWorker(self._roots)
+        self._devices = Devices(self._homes)
+        self._thread: WorkerThread | None = None
+        self._kept: Queue | None = None
+
+    def begin(self) -> None:
+        """Begin to work on the queue."""
+        with suppress(UserError):  # who adds a job is told
+            self._thread = WorkerThread(self._queue(), self._devices)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop working on the queue, and end the plan worker. Jobs go on."""
+        if self._thread:
+            self._thread.stop()
+        self._worker.close()
+
+    def ask(self, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer of the plan worker. PlanRefusedError: it refuses the request."""
+        return self._worker.ask(verb, request)
+
+    def rows(self) -> list[Row]:
+        """The jobs, as the page has them."""
+        try:
+            return job_rows(self._queue(), self._devices, self._run_id)
+        except UserError:  # there is no queue
+            return []
+
+    def is_paused(self) -> bool:
+        """Whether nothing works on the queue."""
+        return self._thread is None and not has_worker(self._queue())
+
+    def submit(self, request: Mapping[str, Any], *, at_once: bool) -> Row:
+        """Start a draft, or put it into the queue. PlanRefusedError: it has errors."""
+        queue = self._queue()
+        taken = [job.run.name for job in queue.jobs() if job.run]
+        answer = self.ask("start", {**request, "taken": taken})
+        home, arguments = Path(answer["home"]), answer["arguments"]
+        new = NewJob(
+            name=answer["name"],
+            argv=[sys.executable, "-m", "samecurve", *arguments],
+            shown=shlex.join(["samecurve", *arguments]),
+            cwd=home,
+            devices=tuple(answer["devices"]),
+            run=home / answer["run"],
+        )
+        return self._row(queue.start(new) if at_once else queue.add(new))
+
+    def start_command(self, name: str, argv: Sequence[str], folder: Path, devices: str) -> Row:
+        """Start a command of our own program at once, such as the resume of a run.
+
+        devices: as --devices has them; '': those of the config, which are not known here
+        """
+        section = DevicesSection(use=devices or "auto")
+        places = [device.place for device in choose_devices(section, "torch", probe()).value]
+        new = NewJob(name=name, argv=argv, cwd=folder, devices=tuple(dict.fromkeys(places)))
+        return self._row(self._queue().start(new))
+
+    def remove(self, job_id: str) -> None:
+        """UserError: there is no such job, or it runs."""
+        queue = self._queue()
+        queue.remove(queue.find(job_id))
+
+    def move(self, job_id: str, direction: Literal["up", "down"]) -> None:
+        """UserError: there is no such job, or it does not wait."""
+        queue = self._queue()
+        queue.move(queue.find(job_id), direction)
+
+    def _queue(self) -> Queue:
+        """The queue. UserError: a directory of that name is something else."""
+        if self._kept is None:
+            self._kept = Queue(self._roots[0] / QUEUE)
+        return self._kept
+
+    def _homes(self) -> list[Path]:
+        return [found.home for found in self._catalogue.runs().values()]
+
+    def _run_id(self, home: Path) -> str | None:
+        """The id of a run that is there already; None: it has not begun."""
+        runs = self._catalogue.runs().values()
+        return next((found.id for found in runs if found.home == home), None)
+
+    def _row(self, job: Job) -> Row:
+        self._catalogue.look_again()
+        return job_row(job, "", self._run_id)
