@@ -22,12 +22,12 @@ export class PageContext {
     this.runs = runs;
     this.view = new ChartView();
     this.charts = new Map();
-    this.tools = null;
+    this.tools = new Map();
   }
 
   /** Draw again what the runs hold now. */
   update() {
-    this.tools?.refresh();
+    this.tools.forEach((tools) => tools.refresh());
     this.charts.forEach((chart) => chart.update());
   }
 
@@ -39,9 +39,17 @@ export class PageContext {
     return this.charts.get(block.name).element;
   }
 
-  /** Remove charts that no block of `blocks` names. */
+  /** The controls of charts that begin with one of this name. */
+  toolsOf(name) {
+    if (!this.tools.has(name)) this.tools.set(name, new ChartTools(this.view, this.runs));
+    const tools = this.tools.get(name);
+    tools.refresh();
+    return tools.element;
+  }
+
+  /** Remove the charts that are not among `blocks`. */
   keepOnly(blocks) {
-    const names = new Set(blocks.map(({ name }) => name));
+    const names = new Set(chartNames(blocks));
     for (const [name, chart] of this.charts) {
       if (names.has(name)) continue;
       chart.destroy();
@@ -68,8 +76,7 @@ export function renderBlocks(blocks, context) {
     if (grid === null || grid.dataset.group !== group) {
       const first = blocks.findIndex(({ type }) => type === "chart") === index;
       if (first && sharesAxis(blocks)) {
-        context.tools ??= new ChartTools(context.view, context.runs);
-        fragment.append(context.tools.element);
+        fragment.append(context.toolsOf(block.name));
       }
       grid = el("div", { class: "charts", "data-group": group });
       if (group) fragment.append(el("h3", {}, group));
@@ -78,6 +85,13 @@ export function renderBlocks(blocks, context) {
     grid.append(context.chart(block));
   });
   return fragment;
+}
+
+/** Names of the charts among blocks, and among the blocks within them. */
+function chartNames(blocks) {
+  return blocks.flat().flatMap((block) => {
+    return block.type === "chart" ? [block.name] : chartNames(block.blocks ?? []);
+  });
 }
 
 function sharesAxis(blocks) {

@@ -10,6 +10,7 @@ import { drawErrors, drawMarks, plotAxis, plotAxisWidth } from "./drawing.js";
 import { chartTable, lineNumbers, valueAt } from "./lines.js";
 import { formatValue } from "./numbers.js";
 
+const shares = { low: 0, high: 0, raw: 0.3, main: 1, under: 0.55 }; // of opacity
 const dashes = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 
 /** What all charts of a page share. */
@@ -192,12 +193,20 @@ export class Chart {
     const dots = part === "main" && (line.points || this.lines[index].x.length === 1);
     return {
       show: !this.hidden.has(index),
-      stroke: () => this.colour(index, part === "raw" ? 0.3 : 1),
-      width: edge ? 0 : (line.width ?? (part === "raw" ? 1 : 1.75)),
+      stroke: () => this.colour(index, shares[part === "main" && this.under(index) ? "under" : part]),
+      width: edge ? 0 : (line.width ?? (part === "raw" ? 1 : 1.75 + this.under(index))),
       dash: dashes[(line.dash ?? 0) % dashes.length],
       points: { show: dots, size: 6, fill: () => this.colour(index, 1) },
       pxAlign: 0,
     };
+  }
+
+  /** Extra width of a run's line under those of other runs, so that equal curves are all seen. */
+  under(index) {
+    const { lines } = this.block;
+    const { column } = lines[index];
+    const above = lines.slice(index + 1).filter((line) => column && line.column === column);
+    return above.length < 4 ? 2.25 * above.length : 0;
   }
 
   colour(index, share) {

@@ -51,11 +51,12 @@ export function formatSeconds(value) {
   return `${formatInteger(Math.floor(whole / size))} ${name} ${pad(rest)} ${smaller}`;
 }
 
-/** Seconds since 1970 as the reader's local date and time: "2026-11-24 09:05". */
-export function formatMoment(seconds) {
+/** Seconds since 1970 as the reader's local time: "24 Nov 09:05", with the year of another year. */
+export function formatMoment(seconds, now = new Date()) {
   const date = new Date(seconds * 1000);
   if (Number.isNaN(date.getTime())) return "";
-  const day = [date.getFullYear(), pad(date.getMonth() + 1), pad(date.getDate())].join("-");
+  const year = date.getFullYear() === now.getFullYear() ? undefined : "numeric";
+  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year });
   return `${day} ${pad(date.getHours())}:${pad(date.getMinutes())}`;
 }
 

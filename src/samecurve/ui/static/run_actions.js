@@ -1,0 +1,68 @@
+/** What can be asked of a run now: stop, save, evaluate, sample, kill, resume. */
+
+import { el, fill } from "/page/dom.js";
+import { write } from "./api.js";
+import { ask, doing, tell } from "./dialogs.js";
+import { deviceChoice } from "./devices.js";
+
+const labels = {
+  stop: ["Stop", "Saves a checkpoint, then ends. The run can be resumed."],
+  save: ["Save now", "Writes a checkpoint at the next step and goes on."],
+  evaluate: ["Evaluate now", "Evaluates at the next step and goes on."],
+  sample: ["Sample now", "Shows at the next step what the model makes, and goes on."],
+  resume: ["Resume", "Goes on from the last checkpoint, on these or on other devices."],
+  kill: ["Kill", "Ends the processes at once. Steps since the last checkpoint are lost."],
+};
+
+/** The buttons of a run. `show(actions)` shows those that the run takes now. */
+export class RunActions {
+  /** done(): called after a request was taken. */
+  constructor(app, path, done) {
+    Object.assign(this, { app, path, done, name: "the run" });
+    this.element = el("div", { class: "actions" });
+  }
+
+  show(actions) {
+    if (actions.join() === this.shown) return;
+    this.shown = actions.join();
+    const order = Object.keys(labels).filter((action) => actions.includes(action));
+    fill(this.element, order.map((action) => {
+      const [label, help] = labels[action];
+      const tone = { stop: "primary", resume: "primary", kill: "danger-plain" }[action];
+      return el("button", { type: "button", class: tone, title: help,
+        onclick: (event) => this.act(action, event.currentTarget) }, label);
+    }));
+  }
+
+  async act(action, button) {
+    const questions = { kill: () => this.askKill(), resume: () => this.askResume() };
+    const body = questions[action] ? await questions[action]() : {};
+    if (body === null) return;
+    const answer = await doing(button, () => write(`${this.path}/${action}`, body));
+    if (answer) tell(answer.message ?? `${labels[action][0]}: asked`);
+    this.done();
+  }
+
+  async askKill() {
+    const answer = await ask({ title: `Kill ${this.name}?`, action: "Kill", tone: "bad",
+      body: el("p", {}, `${labels.kill[1]} “Stop” saves first.`) });
+    return answer && {};
+  }
+
+  async askResume() {
+    const state = await doing(null, () => this.app.state());
+    if (!state) return null;
+    const choice = deviceChoice(state, "auto");
+    const strategy = el("select", { id: "resume-strategy" }, ["auto", "single", "dp", "ddp", "fsdp",
+      "hsdp"].map((name) => el("option", { value: name }, name)));
+    const answer = await ask({ title: `Resume ${this.name}`, action: "Resume", body: [
+      el("p", {}, "The run goes on from its last checkpoint. Its global batch stays as it began, "
+        + "so the curve goes on whatever the devices."),
+      choice.element,
+      el("div", { class: "field" }, el("label", { for: "resume-strategy" }, "Strategy"), strategy),
+    ] });
+    if (!answer) return null;
+    return { devices: choice.value(), ...(strategy.value !== "auto"
+      && { strategy: strategy.value }) };
+  }
+}
