@@ -234,7 +234,7 @@ def test_lines_train(page: Path, home: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_flags_that_a_page_names_are_there(page: Path) -> None:
     """In paragraphs and tables; the first column of a page for other tools has theirs."""
-    verbs = [find_verb(name) for name in VERBS]
+    verbs = [command for name in VERBS for command in commands_of(find_verb(name))]
     known = {
         name
         for verb in verbs
@@ -247,6 +247,11 @@ def test_flags_that_a_page_names_are_there(page: Path) -> None:
     codes = re.findall(r"`([^`]+)`", text)
     flags = {dashes(name) for code in codes for name in re.findall(r"(?:^| )(--[a-z][\w-]*)", code)}
     assert flags - known <= OF_OTHERS
+
+
+def commands_of(verb: click.Command) -> list[click.Command]:
+    """The verb, and the verbs that it has of its own (`samecurve data show`)."""
+    return [verb, *(verb.commands.values() if isinstance(verb, click.Group) else ())]
 
 
 def test_a_page_that_has_rotted_is_found() -> None:
@@ -319,6 +324,10 @@ def parsed(words: list[str]) -> dict[str, Any]:
     if words[0] not in VERBS:
         raise click.UsageError(f"there is no verb {words[0]}")
     command = find_verb(words[0])
+    if isinstance(command, click.Group) and len(words) > 1:
+        if words[1] not in command.commands:
+            raise click.UsageError(f"there is no verb {words[0]} {words[1]}")
+        command, words = command.commands[words[1]], words[1:]
     with cli.make_context("samecurve", [words[0]], resilient_parsing=True) as parent:
         return command.make_context(words[0], list(words[1:]), parent=parent).params
 

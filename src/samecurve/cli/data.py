@@ -1,16 +1,34 @@
 """`samecurve data`."""
 
+import json
+import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
-from samecurve.cli.options import Verb
+from samecurve.cli.load_config import load_config
+from samecurve.cli.options import ConfigVerb, HelpContext, Verb
+from samecurve.errors import InvalidConfigError, SamecurveError
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
-@click.argument("name", type=click.Choice(["har"]))
+class _Group(click.Group):
+    """A verb that has verbs of its own."""
+
+    context_class = HelpContext
+
+
+@click.group(cls=_Group)
+def data() -> None:
+    """Show what a task will read, or make a data set."""
+
+
+@data.command(cls=Verb)
 @click.option(
     "--synthetic",
     "directory",
@@ -19,11 +37,72 @@ from samecurve.terminal import echo
     metavar="DIR",
     help="a new directory, in which a synthetic set is written in the data set's own layout",
 )
-def data(*, name: str, directory: Path) -> None:
-    """Make a data set: har, of walking and resting people, for task timeseries."""
+def har(*, directory: Path) -> None:
+    """Make a data set of walking and resting people, for task timeseries."""
     from samecurve.tasks.timeseries.synthetic import write_set
 
-    del name  # there is one
     lines = write_set(directory)
     echo("\n".join(lines))
     echo(f"wrote  {directory}; samecurve train -f models/har.yaml -d {shlex.quote(str(directory))}")
+
+
+@data.command(cls=ConfigVerb)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="how many of the run's first samples are shown",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["train", "eval", "test"]),
+    default="train",
+    show_default=True,
+    help="whose samples are shown",
+)
+@click.option("--json", "as_json", is_flag=True, help="the blocks of the page Data, as JSON")
+def show(
+    *, samples: int, split: Literal["train", "eval", "test"], as_json: bool, **flags: Any
+) -> None:
+    """What the task of a config will read: its first samples as they go into the model, counts,
+    lengths, classes, and what is left out and why. Builds no model.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # reading data needs no GPU
+    try:
+        with _stdout_for_answer():
+            loaded = load_config(flags, say=False)
+            from samecurve.run.data_show import data_blocks
+
+            blocks = data_blocks(loaded.config, split=split, samples=samples)
+    except SamecurveError as error:
+        if as_json:
+            echo(json.dumps({"errors": _errors(error)}))
+        raise
+    if as_json:
+        sys.stdout.write(json.dumps({"blocks": blocks}, allow_nan=False) + "\n")
+        return
+    from samecurve.cli.block_text import BlockText
+
+    notes = [{"type": "text", "text": f"note   {note}"} for note in loaded.notes]
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(BlockText(coloured=coloured).show([*notes, *blocks]) + "\n")
+
+
+def _errors(error: SamecurveError) -> list[dict[str, str]]:
+    errors = error.errors if isinstance(error, InvalidConfigError) else (error,)
+    return [{"cause": one.cause, "remedy": one.remedy, "where": one.where} for one in errors]
+
+
+@contextmanager
+def _stdout_for_answer() -> Iterator[None]:
+    """Within the block, what a user's file or a library prints goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

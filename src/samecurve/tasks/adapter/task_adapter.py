@@ -93,6 +93,11 @@ class TaskAdapter:
         )
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the class is this program's own, whose errors are not explained as a user's."""
+        return self._file is None
+
+    @property
     def whole_batch(self) -> bool:
         """Whether the class has a loss over the whole batch's features in place of loss()."""
         return self.methods.batch_loss is not None

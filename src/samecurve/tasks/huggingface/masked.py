@@ -97,6 +97,10 @@ class Masked:
             "accuracy": Mean(count_correct(logits, labels), count),
         }
 
+    def labels(self, batch: Arrays) -> Tensor:
+        """The hidden tokens of a microbatch: [rows, width], IGNORED where nothing is hidden."""
+        return self._masking.hide(batch["input_ids"], batch["documents"] > 0, rng(batch))[1]
+
     def _answers(self, model: Any, batch: Arrays) -> tuple[Tensor, Tensor]:
         """Logits [rows, width, vocabulary], and labels [rows, width]."""
         suit_experts(model)

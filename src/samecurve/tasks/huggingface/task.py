@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from samecurve.tasks.huggingface.model_directory import (
     read_config_file,
 )
 from samecurve.tasks.huggingface.sections import HFData, HFModel, Objective
+
+if TYPE_CHECKING:  # a run does not show its data
+    from samecurve.tasks.preview.about import AboutData
 
 PROMPTS = "prompts.json"  # among a run's assets: whether a prompt is a turn of a conversation
 # fields of a config that no array's shape shows: a difference in the first makes weights
@@ -158,6 +161,13 @@ class HuggingFaceTask:
 
     def fingerprint(self) -> str:
         return self.prepared.fingerprint
+
+    def about_data(self) -> "AboutData":
+        """What `samecurve data show` tells of the documents."""
+        from samecurve.tasks.huggingface.data.left_out import about_documents
+
+        learns = _LEARNS.get(self.fields.objective, "tokens")
+        return about_documents(self.data, self.prepared, learns)
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
         if self.classifies:

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -77,6 +78,8 @@ from samecurve.tasks.huggingface.weights import (
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from samecurve.tasks.preview.about import AboutData
+
 
 _LIBRARY_BYTES = 80 << 20  # memory of transformers and peft in a process
 # objectives that answer no prompt: cause, remedy
@@ -112,6 +115,12 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def _masking(self) -> Masking:
         return make_masking(self.fields.mask_probability, self.tokenizer, self.config.vocab_size)
+
+    def about_data(self) -> "AboutData":
+        about = super().about_data()
+        if self.fields.objective != "masked":
+            return about
+        return replace(about, loss_tokens=None, labels_of=Masked(self._masking()).labels)
 
     def _take_objective(self) -> None:
         """Make the objective's methods this task's own."""

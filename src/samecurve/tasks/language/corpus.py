@@ -25,6 +25,7 @@ from samecurve.tasks.text import (
     files_of_source,
     id_blocks,
     no_files,
+    passed_over,
 )
 from samecurve.tasks.text.splits import (
     Role,
@@ -41,7 +42,7 @@ from samecurve.tasks.text.tokenizer import (
     Tokenizer,
     train_bpe,
 )
-from samecurve.units import counted
+from samecurve.units import counted, show_bytes, show_count
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
 _FORMAT = 2  # of the cache
@@ -155,6 +156,20 @@ def stamp_corpus(data: LanguageData) -> object:
         *held_out,
         _tokenizer_stamp(data.tokenizer),
     ]
+
+
+def lines_about(data: LanguageData, corpora: Corpora) -> list[str]:
+    """Lines for the user: what was read of the sources, and which files were passed over."""
+    train = corpora.train
+    if _is_raw(data):
+        return [f"{train.path}: {show_count(train.num_tokens)} token ids of {train.dtype}"]
+    files, _ = _files_by_role(data)
+    lines = [
+        f"{counted(len(files['train']), 'file')} to train on, {show_bytes(train.text_bytes)} of"
+        f" text: {show_count(train.num_tokens)} tokens of {show_count(train.vocab_size)} kinds"
+    ]
+    read = [file for of_role in files.values() for file in of_role]
+    return [*lines, *passed_over(data.sources, read)]
 
 
 def _is_raw(data: LanguageData) -> bool:

@@ -4,9 +4,9 @@ No engine is imported here; the models are in torch_task.py and jax_task.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,19 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Initial, Source
 from samecurve.data import TokenWindows, spread_out, window_count
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.language.corpus import Corpora, Corpus, prepare_corpora, stamp_corpus
+from samecurve.tasks.language.corpus import (
+    Corpora,
+    Corpus,
+    lines_about,
+    prepare_corpora,
+    stamp_corpus,
+)
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
 from samecurve.tasks.language.shapes import initial, model_facts
 from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
+
+if TYPE_CHECKING:  # a run does not show its data
+    from samecurve.tasks.preview.about import AboutData
 
 TOKENIZER = "tokenizer.json"  # its name among a run's assets
 _LINE_BREAK = 10  # the id that stands for an empty prompt: a line break, in bytes
@@ -149,6 +158,21 @@ class LanguageTask:
     def _windows(self, corpus: Corpus, first: int, last: int) -> TokenWindows:
         """Samples of the tokens [first, last)."""
         return TokenWindows(Path(corpus.path), corpus.dtype, first, last, self.length)
+
+    def about_data(self) -> "AboutData":
+        """What `samecurve data show` tells of the corpus."""
+        from samecurve.tasks.preview.about import AboutData
+
+        count = self._num_train_tokens
+        decode = self.tokenizer().decode if self.corpus.vocab_size else None
+        lines = [*self.corpora.lines, *lines_about(self.data, self.corpora)]
+        return AboutData(
+            decode=None if decode is None else partial(decode, special=True),
+            tokens=count,
+            loss_tokens=count - 1,  # the first has nothing before it
+            lines=lines,
+            left_out=(),
+        )
 
     def initial(self, name: str, _shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)

@@ -8,7 +8,7 @@ import glob
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
+from samecurve.units import counted, some
 
 STANDARD_LIBRARY = "python-stdlib"
+_SHOWN = 8  # files named in a line
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # ends of compressed files' names
 
 
@@ -74,6 +76,27 @@ def files_below(root: Path) -> list[Path]:
         ]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(files)
+
+
+def passed_over(sources: Sequence[str], read: Sequence[Path]) -> list[str]:
+    """Lines for the user: the files below directories that a config names and that are not read.
+
+    Hidden files and run directories are never looked at.
+    """
+    known = {file.resolve() for file in read}
+    lines = []
+    for source in sources:
+        root = Path(source).expanduser()
+        if source == STANDARD_LIBRARY or not root.is_dir():
+            continue
+        others = [
+            str(file.relative_to(root)) for file in files_below(root) if file.resolve() not in known
+        ]
+        if others:
+            lines.append(
+                f"{source}: {counted(len(others), 'file')} not read: {some(others, _SHOWN)}"
+            )
+    return lines
 
 
 _BLOCK = 1 << 22  # ids that are read at once

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from samecurve.tasks.timeseries.windows import (
     split_subjects,
 )
 from samecurve.units import counted
+
+if TYPE_CHECKING:  # a run does not show its data
+    from samecurve.tasks.preview.about import AboutData
 
 FORMAT = "windows.json"  # among a run's assets
 _SHOWN = 12  # channels named in a line
@@ -218,6 +221,18 @@ class TimeSeriesTask:
         """Files that a run keeps: the properties of the model's windows."""
         folder = self._cache / "timeseries" / "formats"
         return keep_texts(folder, {FORMAT: self.format.to_json()})
+
+    def about_data(self) -> "AboutData":
+        """What `samecurve data show` tells of the windows."""
+        from samecurve.tasks.preview.about import AboutData
+
+        kept = self.format
+        return AboutData(
+            classes=kept.classes,
+            channels=kept.channels if self.data.mode in {"joint", "flatten"} else (),
+            lines=[line.removeprefix("data ") for line in self.notes()],
+            left_out=(),
+        )
 
     def notes(self) -> list[str]:
         """Lines for the user about the data that is trained on."""

@@ -126,13 +126,16 @@ class ReplacedFunctions:
 
 
 @contextmanager
-def keyed_trial(rows: int) -> Iterator[None]:
+def keyed_trial(rows: int | RowKeys) -> Iterator[None]:
     """Let a loss or metrics draw on the CPU, outside of an engine, as in a run.
 
-    rows: of the microbatch that is tried
+    rows: of the microbatch that is tried: how many; or their keys, whose numbers are then drawn
     """
     KEYED_FUNCTIONS.acquire()
-    keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(rows)))
+    row_keys = rows
+    if not isinstance(row_keys, RowKeys):
+        row_keys = RowKeys(seed=0, epoch=0, step=0, ids=np.arange(row_keys))
+    keys = StagedKeys(row_keys)
     try:
         with serving(numbers_in_work), MicroBatchContext(torch.device("cpu")).within(keys):
             yield

@@ -101,7 +101,9 @@ class _Part:
         ):
             documents = (document for chunk in chunks for document in documents_of(chunk))
             for group in batches_of(documents, _characters, least=_TOGETHER, most=1024):
-                for document, (ids, mask) in zip(group, _encode(group, tokenizer), strict=True):
+                for document, (ids, mask) in zip(
+                    group, encode_documents(group, tokenizer), strict=True
+                ):
                     tokens.write(ids.astype(self._dtype).tobytes())
                     masks.write(mask.astype(np.uint8).tobytes())
                     self._add(document, ids, int(mask.sum()))
@@ -140,7 +142,7 @@ def _characters(document: Document) -> int:
     return sum(map(len, document.text))
 
 
-def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+def encode_documents(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
     """Encode documents: the tokens of each, and which of them are learnt."""
     by_kind = {
         "text": _encode_texts,

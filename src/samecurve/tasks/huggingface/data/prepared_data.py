@@ -66,7 +66,8 @@ class PreparedData:
     largest_at: its place in files of raw tokens. lines: for the user, what became of the documents;
     reference: the same as numbers.
     classes: of labelled texts, by number; class_counts: their training rows.
-    texts: in a row. has_chats: some documents are conversations.
+    texts: in a row. has_chats: some documents are conversations. parts: the sources, split by
+    split; none of random tokens.
     """
 
     train: Source
@@ -84,6 +85,7 @@ class PreparedData:
     texts: int = 1
     largest_at: str = ""
     has_chats: bool = False
+    parts: tuple[SourcePart, ...] = ()
 
 
 def prepare_data(
@@ -133,6 +135,7 @@ def prepare_data(
         largest_at=largest.largest_at,
         has_chats=any(corpus.of_kind("messages").any() for corpus in corpora),
         fingerprint=key,
+        parts=tuple(parts),
         lines=(*lines, *_lines(data, laid_out.statistics)),
         reference=_reference(data, laid_out.statistics),
     )

@@ -195,6 +195,28 @@ def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _S
     )
 
 
+@dataclass(frozen=True)
+class Shortened:
+    """Documents of a source that are not trained on as a whole, by their numbers.
+
+    without_loss: those without a token that is learnt. cut: those whose end is left out
+    """
+
+    without_loss: Numbers
+    cut: Numbers
+
+
+def shortened_documents(corpus: TokenizedSource, data: HFData) -> Shortened:
+    """The documents that lay_out() leaves out or cuts."""
+    pieces, _, _ = _cut(corpus, data.seq_len, 0, data.max_documents)
+    count = _documents(corpus, data)
+    is_used = np.zeros(count, bool)
+    is_used[pieces.document] = True
+    lasts_longer = corpus.lengths[:count] > data.seq_len
+    is_text = corpus.of_kind("text")[:count]
+    return Shortened(np.flatnonzero(~is_used), np.flatnonzero(is_used & lasts_longer & ~is_text))
+
+
 def _documents(corpus: TokenizedSource, data: HFData) -> int:
     """How many documents of a source are read."""
     return min(len(corpus.lengths), data.max_documents or len(corpus.lengths))

@@ -1,0 +1,4 @@
+"""What a task will read: its first samples as they go into the model, and statistics of its data.
+
+Everything here is neutral: run/data_show.py makes blocks of a page of it. No model is built.
+"""

@@ -1,0 +1,169 @@
+"""Open a task's data, and read its first samples in the order in which a run sees them.
+
+The order is that of core/determinism: a pure function of the seed. So the samples are those of the
+run's first step, on whatever devices it will train.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from samecurve.core.config.sections import Config
+from samecurve.core.determinism.data_order import Ids, Order
+from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
+from samecurve.core.evaluation import CLASS_WEIGHT
+from samecurve.errors import UserError
+from samecurve.tasks import open_task
+from samecurve.tasks.adapter.data_kinds import Columns
+from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.rows import Rows
+from samecurve.tasks.preview.about import AboutData
+from samecurve.tasks.preview.parts import Sample, parts_of
+from samecurve.tasks.preview.statistics import Statistics, statistics_of
+from samecurve.tasks.preview.text_parts import PADDING_MASK, token_columns
+from samecurve.tasks.text.tokenizer import LibraryTokenizer
+
+Split = Literal["train", "eval", "test"]
+
+_NOTE = "data "  # before lines about the data among the notes of facts()
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a task will read.
+
+    counts: samples of each split that is there. split: the one whose samples are shown
+    global_batch_size: None: it follows from devices that are not known
+    samples: in the order of the run. laid_by_length: a step lays its samples out by their lengths
+    is_as_given: whether the arrays are as the model is given them; False: as they are read
+    """
+
+    counts: Mapping[Split, int]
+    split: Split
+    seed: int
+    global_batch_size: int | None
+    samples: list[Sample]
+    laid_by_length: bool
+    is_as_given: bool
+    about: AboutData
+    statistics: Statistics
+
+
+def preview(
+    config: Config, cache: Path, *, split: Split, count: int, global_batch_size: int | None
+) -> Preview:
+    """Open the task of a config and read what a page shows of its data.
+
+    count: samples that are shown
+
+    UserError: the data can't be read, or has no such split.
+    """
+    adapter = open_task(config, cache)
+    splits = _splits(adapter)
+    if split not in splits:
+        raise UserError(
+            f"the task has no data for {split}", f"--split {' or '.join(splits)}", "--split"
+        )
+    rows, about = splits[split], about_data(adapter)
+    ids = first_ids(rows, config.train.seed, count, split)
+    arrays = rows.read(ids, 0)
+    of_statistics = token_columns(arrays, about.decode)
+    if rows.by_microbatch:
+        arrays = _with_padding_mask(rows, arrays, ids, about)
+    keys = RowKeys(config.train.seed, 0 if split == "train" else HELD_OUT, 0, ids)
+    given = _given(adapter, arrays, keys, about)
+    return Preview(
+        counts={name: len(each) for name, each in splits.items()},
+        split=split,
+        seed=config.train.seed,
+        global_batch_size=global_batch_size,
+        samples=_samples(given or arrays, ids, about, global_batch_size, split),
+        laid_by_length=split == "train" and rows.lengths is not None and not adapter.whole_batch,
+        is_as_given=given is not None,
+        about=about,
+        statistics=statistics_of(rows, of_statistics, about),
+    )
+
+
+def _splits(adapter: EngineAdapter) -> dict[Split, Rows]:
+    """The splits that the task has."""
+    rows: dict[Split, Rows | None] = {
+        "train": adapter.train_data(),
+        "eval": adapter.eval_data(),
+        "test": adapter.test_data(),
+    }
+    return {name: each for name, each in rows.items() if each is not None}
+
+
+def first_ids(rows: Rows, seed: int, count: int, split: Split) -> Ids:
+    """The ids of the first samples: of a run's first steps, or of an evaluation."""
+    count = min(count, len(rows))
+    if split != "train":  # held-out data is read in its own order
+        return np.arange(count)
+    return Order(len(rows), count, seed).ids(range(1))[0]
+
+
+def _with_padding_mask(rows: Rows, arrays: Columns, ids: Ids, about: AboutData) -> Columns:
+    """The arrays, with one that says which tokens are no padding, where none of them does.
+
+    A sample that is read alone has no padding.
+    """
+    columns = token_columns(arrays, about.decode)
+    if columns is None or columns.real is not None or arrays[columns.tokens].ndim != 2:
+        return arrays
+    widths = [
+        rows.read(ids[place : place + 1], 0)[columns.tokens].shape[1] for place in range(len(ids))
+    ]
+    real = np.arange(arrays[columns.tokens].shape[1]) < np.array(widths)[:, None]
+    return {**arrays, PADDING_MASK: real}
+
+
+def _given(
+    adapter: EngineAdapter, arrays: Columns, keys: RowKeys, about: AboutData
+) -> dict[str, Any] | None:
+    """The arrays as the model is given them; None: that is not known."""
+    if adapter.engine != "torch":  # jax traces a loss row by row
+        return None
+    from samecurve.tasks.preview.model_inputs import as_given, labels_of_loss
+
+    given = as_given(adapter, arrays, keys, held_out=keys.epoch == HELD_OUT)
+    if given is not None and about.labels_of is not None:
+        given["labels"] = labels_of_loss(about.labels_of, arrays, keys)
+    return given
+
+
+def _samples(
+    arrays: Columns, ids: Ids, about: AboutData, global_batch_size: int | None, split: Split
+) -> list[Sample]:
+    columns = token_columns(arrays, about.decode)
+    samples = []
+    for place, number in enumerate(ids.tolist()):
+        step = None
+        if split == "train" and global_batch_size is not None:
+            step = place // global_batch_size + 1
+        row = {name: array[place] for name, array in arrays.items()}
+        samples.append(Sample(number, step, parts_of(row, columns, about)))
+    return samples
+
+
+def about_data(adapter: EngineAdapter) -> AboutData:
+    """What an opened task tells of its data."""
+    own = getattr(adapter.task, "about_data", None)
+    if adapter.is_ours and own is not None:
+        about = own()
+        assert isinstance(about, AboutData)
+        return about
+    facts = adapter.own_facts
+    lines = [str(note).removeprefix(_NOTE) for note in facts.get("notes", ())]
+    reference = facts.get("reference", {})
+    names = [key.removeprefix(CLASS_WEIGHT) for key in reference if key.startswith(CLASS_WEIGHT)]
+    tokenizer = adapter.assets().get(_TOKENIZER)
+    decode = None
+    if tokenizer is not None:
+        decode = partial(LibraryTokenizer(tokenizer).decode, special=True)
+    return AboutData(decode=decode, classes=names, lines=lines)
