@@ -11,12 +11,16 @@ from samecurve.ui.errors import RefusedError
 
 
 def json_answer(value: object, status: int = 200) -> Response:
-    """An answer in JSON. nan and infinity, which JSON does not have, become null."""
+    """An answer in JSON."""
+    return Response(json_text(value), status_code=status, media_type="application/json")
+
+
+def json_text(value: object) -> str:
+    """The value as JSON. nan and infinity, which JSON does not have, become null."""
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
-    return Response(text, status_code=status, media_type="application/json")
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def _finite(value: Any) -> Any:

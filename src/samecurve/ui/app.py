@@ -13,9 +13,10 @@ from starlette.responses import Response
 from samecurve import __version__
 from samecurve.errors import SamecurveError
 from samecurve.terminal import printable
-from samecurve.ui import run_routes
+from samecurve.ui import compare_routes, run_routes
 from samecurve.ui.answers import json_answer
 from samecurve.ui.errors import RefusedError, entries, entry, status_of
+from samecurve.ui.form_routes import form_routes
 from samecurve.ui.redact import redact
 from samecurve.ui.site import Site
 from samecurve.ui.static_files import own_file, shared_file
@@ -61,6 +62,8 @@ def make_app(site: Site) -> FastAPI:
         )
 
     run_routes.add(app, site)
+    compare_routes.add(app, site)
+    app.include_router(form_routes(site.desk))
     return app
 
 

@@ -8,6 +8,7 @@ from typing import TypedDict
 from samecurve.core.planning.machine import Machine
 from samecurve.errors import UserError
 from samecurve.probe import cpu_cores, cpu_name, host_memory, probe
+from samecurve.probe.links import Links, find_links
 from samecurve.probe.sensors import Sensors
 from samecurve.units import counted
 
@@ -35,6 +36,7 @@ class Devices:
         self._sensors: Sensors | None = None
         self._now: list[DeviceNow] = []
         self._fresh_until = 0.0
+        self._links: Links | None = None
         self.error = ""  # why the devices could not be found
         try:
             self.machine = probe()
@@ -64,6 +66,13 @@ class Devices:
                 self._now = self._read()
                 self._fresh_until = time.monotonic() + _FRESH
             return self._now
+
+    def links(self) -> Links:
+        """The paths between each two GPUs, which are asked for once."""
+        with self._lock:
+            if self._links is None:
+                self._links = find_links() if len(self.machine.devices) > 1 else {}
+            return self._links
 
     def _read(self) -> list[DeviceNow]:
         devices = self.machine.devices

@@ -1,13 +1,97 @@
 """The routes of runs: the list, a run's page, its logs and pictures, and what is done to it."""
 
-from fastapi import FastAPI
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI
 from starlette.responses import Response
 
-from samecurve.ui.answers import json_answer
+from samecurve.observe.pictures import png
+from samecurve.run.directory.lock import is_live
+from samecurve.ui import actions
+from samecurve.ui.actions import JobCommand, Resume
+from samecurve.ui.answers import json_answer, json_body, text_of
+from samecurve.ui.errors import RefusedError
+from samecurve.ui.logs import LogQuestion, log_files, read_log
+from samecurve.ui.redact import redact_blocks
 from samecurve.ui.site import Site
+
+Body = Annotated[dict[str, Any], Depends(json_body)]
+_MOST_SEARCH = 200  # characters
 
 
 def add(app: FastAPI, site: Site) -> None:
+    """Add the routes to the application."""
+
     @app.get("/api/runs")
     def runs() -> Response:
-        return json_answer({"runs": site.runs.rows(site.catalogue.runs()), "jobs": []})
+        return json_answer(
+            {"runs": site.runs.rows(site.catalogue.runs()), "jobs": redact_blocks(site.desk.rows())}
+        )
+
+    @app.get("/api/runs/{run_id}/page")
+    def page(run_id: str, generation: str = "", count: int = 0, blocks: str = "") -> Response:
+        found = site.find(run_id)
+        text = site.pages.answer(found, generation, count, blocks)
+        return Response(text, media_type="application/json")
+
+    @app.get("/api/runs/{run_id}/logs")
+    def logs(run_id: str, file: str = "", search: str = "", before: int | None = None) -> Response:
+        found = site.find(run_id)
+        files = log_files(found.run.logs, site.job_logs(found))
+        return json_answer(read_log(files, LogQuestion(file, search[:_MOST_SEARCH], before)))
+
+    @app.get("/api/runs/{run_id}/picture/{name}")
+    def picture(run_id: str, name: str) -> Response:
+        found = site.find(run_id)
+        if Path(name).name != name or not name.endswith(".png"):
+            raise RefusedError(404, "this run has no such picture")
+        try:
+            content = png(found.home, f"samples/{name}")
+        except (OSError, ValueError):
+            raise RefusedError(404, "this run has no such picture") from None
+        # a picture of a step is written once
+        headers = {"cache-control": "private, max-age=3600"}
+        return Response(content, media_type="image/png", headers=headers)
+
+    @app.post("/api/runs/{run_id}/{action}")
+    def act(run_id: str, action: str, body: Body) -> Response:
+        message = _act(site, run_id, action, body)
+        site.catalogue.look_again()
+        return json_answer({"message": message})
+
+    @app.delete("/api/runs/{run_id}")
+    def delete(run_id: str, body: Body) -> Response:
+        del body  # read, so that it is checked
+        found = site.find(run_id)
+        message = actions.delete(found)
+        site.pages.forget(found)
+        site.catalogue.look_again()
+        return json_answer({"message": message})
+
+
+def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
+    """Do what a button asks for. Returns a sentence that says what happens."""
+    found = site.find(run_id)
+    match action:
+        case "kill":
+            return actions.kill_run(found)
+        case "stop" | "save":
+            return actions.request(found, action)
+        case "resume":
+            asked = Resume(text_of(body, "devices"), text_of(body, "strategy"))
+            return _start(site, actions.resume_command(found, asked))
+        case "evaluate" | "sample" if is_live(found.run):
+            return actions.request(found, action)
+        case "evaluate":
+            return _start(site, actions.eval_command(found))
+        case "sample":
+            return _start(site, actions.sample_command(found))
+    raise RefusedError(404, f"there is no action {action[:40]!r}", ", ".join(actions.ACTIONS))
+
+
+def _start(site: Site, command: JobCommand) -> str:
+    site.desk.start_command(
+        command.name, command.arguments, command.folder, command.devices, command.run
+    )
+    return f"started: {command.name}"

@@ -82,7 +82,7 @@ def _serve(
     """Returns the exit code."""
     port = bound.getsockname()[1]
     session = Session(port)
-    site = Site.of(roots)
+    site = Site(roots)
     guard = Guard(make_app(site), session, own_names(host, allow_remote=allow_remote))
     config = uvicorn.Config(
         guard,

@@ -1,25 +1,37 @@
 """All that one server has: its roots, the runs below them, and what was read of those."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 
 from samecurve.ui.devices import Devices
 from samecurve.ui.errors import RefusedError
+from samecurve.ui.indexer import Indexer
+from samecurve.ui.jobs.desk import Desk
 from samecurve.ui.roots import Catalogue, FoundRun, Root
 from samecurve.ui.run_list import RunList
+from samecurve.ui.run_pages import RunPages
 
 
-@dataclass
 class Site:
     """The state of a server, none of which a run needs."""
 
-    catalogue: Catalogue
-    runs: RunList = field(default_factory=RunList)
-    devices: Devices = field(default_factory=Devices)
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self.catalogue = Catalogue(roots)
+        self.runs = RunList()
+        self.devices = Devices()
+        self.desk = Desk(self.catalogue)
+        self._indexer = Indexer()
+        self.pages = RunPages(self.runs, self._indexer)
 
-    @classmethod
-    def of(cls, roots: Sequence[Root]) -> "Site":
-        return cls(Catalogue(roots))
+    def begin(self) -> None:
+        """Begin what the server does beside its answers: the queue, and reading long journals."""
+        self.desk.begin()
+        self._indexer.begin(found.home for found in self.catalogue.runs().values())
+
+    def end(self) -> None:
+        """End it. Jobs go on."""
+        self._indexer.end()
+        self.desk.end()
 
     def find(self, run_id: str) -> FoundRun:
         """The run of an id. RefusedError: there is none."""
@@ -30,8 +42,13 @@ class Site:
             )
         return found
 
-    def begin(self) -> None:
-        """Begin what the server does beside its answers."""
-
-    def end(self) -> None:
-        """End it."""
+    def job_logs(self, found: FoundRun) -> dict[str, Path]:
+        """The output of the last command of each kind that was started here for a run, by name."""
+        logs: dict[str, Path] = {}
+        jobs = [
+            job for job in self.desk.jobs() if job.run == found.home or str(found.home) in job.argv
+        ]
+        for job in sorted(jobs, key=lambda job: job.added, reverse=True):
+            verb = next((word for word in ("eval", "sample") if word in job.argv[:4]), "launcher")
+            logs.setdefault(verb, job.log)
+        return logs

@@ -78,14 +78,25 @@ class Desk:
         )
         return self._row(queue.start(new) if at_once else queue.add(new))
 
-    def start_command(self, name: str, argv: Sequence[str], folder: Path, devices: str) -> Row:
+    def jobs(self) -> list[Job]:
+        """The jobs; none, where there is no queue."""
+        try:
+            return self._queue().jobs()
+        except UserError:
+            return []
+
+    def start_command(
+        self, name: str, argv: Sequence[str], folder: Path, devices: str, run: Path | None = None
+    ) -> Row:
         """Start a command of our own program at once, such as the resume of a run.
 
         devices: as --devices has them; '': those of the config, which are not known here
+        run: the run directory that the command trains in
         """
         section = DevicesSection(use=devices or "auto")
         places = [device.place for device in choose_devices(section, "torch", probe()).value]
-        new = NewJob(name=name, argv=argv, cwd=folder, devices=tuple(dict.fromkeys(places)))
+        devices_used = tuple(dict.fromkeys(places))
+        new = NewJob(name=name, argv=argv, cwd=folder, devices=devices_used, run=run)
         return self._row(self._queue().start(new))
 
     def remove(self, job_id: str) -> None:

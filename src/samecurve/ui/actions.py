@@ -1,0 +1,224 @@
+"""What the page's buttons do to a run.
+
+A live run is asked through its control file, and all its ranks agree on a step. A run that is not
+live is resumed, evaluated and sampled by the command line, as a job of its own.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from samecurve.checkpoint.store import checkpoints
+from samecurve.core.events import Request
+from samecurve.core.strategies import STRATEGY_NAMES
+from samecurve.core.system.files import regular_only
+from samecurve.errors import SamecurveError
+from samecurve.observe.journal import event_of
+from samecurve.run.directory.control import ask
+from samecurve.run.directory.lock import Lock, is_live
+from samecurve.run.directory.run_directory import Run
+from samecurve.run.trust import check_trusted
+from samecurve.tasks.user_class.class_place import place_of
+from samecurve.ui.errors import RefusedError
+from samecurve.ui.journal_tail import live_attempt
+from samecurve.ui.kill import kill
+from samecurve.ui.roots import FoundRun, is_plain_directory
+from samecurve.ui.run_list import State
+
+Action = Literal["stop", "kill", "save", "evaluate", "sample", "resume"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+_DEVICES = re.compile(r"auto|all|cpu|cpu:[1-9]\d{0,3}|\d{1,3}(,\d{1,3}){0,63}", re.ASCII)
+_ASKED = {
+    "stop": "asked to stop: it saves at the end of the step, and leaves",
+    "save": "asked to save at the end of the step",
+    "evaluate": "asked to evaluate at the end of the step",
+    "sample": "asked for samples at the end of the step",
+}
+_GONE = "reload the page: it shows what the run does now"
+
+
+class JobCommand(NamedTuple):
+    """A command of our own program that is to be started as a job."""
+
+    arguments: list[str]  # the program first
+    name: str
+    folder: Path  # where it is started
+    devices: str  # as --devices has them; '': those of the config
+    run: Path | None  # the run directory that it trains in
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a resume may change."""
+
+    devices: str | None = None  # None: as the run's config says
+    strategy: str | None = None
+
+    def flags(self) -> list[str]:
+        """The flags of `train`. RefusedError: they name no devices, or no strategy."""
+        flags = []
+        if self.devices:
+            if not _DEVICES.fullmatch(self.devices):
+                raise RefusedError(
+                    400,
+                    f"devices {self.devices[:60]!r} name none",
+                    "auto, all, cpu, cpu:4, or the numbers of GPUs such as 0,1",
+                    "devices",
+                )
+            flags += ["--devices", self.devices]
+        if self.strategy:
+            names = ["auto", *STRATEGY_NAMES]
+            if self.strategy not in names:
+                raise RefusedError(
+                    400,
+                    f"there is no strategy {self.strategy[:60]!r}",
+                    ", ".join(names),
+                    "strategy",
+                )
+            flags += ["--strategy", self.strategy]
+        return flags
+
+
+def possible(found: FoundRun, state: State, *, live: bool) -> list[Action]:
+    """The actions that the page offers for a run."""
+    if live:
+        if state == "starting":
+            return ["stop", "kill"]
+        return ["stop", "kill", "save", "evaluate", "sample"]
+    has_saved = bool(checkpoints(found.run.checkpoints))
+    actions: list[Action] = ["evaluate", "sample"] if has_saved else []
+    return actions if state == "finished" else ["resume", *actions]
+
+
+def request(found: FoundRun, what: Request) -> str:
+    """Ask a live run for something. Returns what it will do, as a sentence.
+
+    RefusedError: the run is not live, or can't be asked.
+    """
+    run = found.run
+    if not is_live(run):
+        raise RefusedError(409, f"this run is not live, so it can't {what}", _GONE)
+    run.check("RUN")
+    try:
+        attempt = live_attempt(run.journal)
+        if attempt is None:
+            raise RefusedError(409, "this run starts just now", "try again in a few seconds")
+        ask(run, attempt, what)
+    except OSError as error:
+        raise RefusedError(
+            409, f"{run.control.name} can't be written: {error.strerror}", "free some space on disk"
+        ) from None
+    return _ASKED[what]
+
+
+def kill_run(found: FoundRun) -> str:
+    return kill(found.run)
+
+
+def resume_command(found: FoundRun, asked: Resume) -> JobCommand:
+    """The command that goes on with a run. RefusedError: it is live."""
+    flags = asked.flags()
+    _check_idle(found, "resumed")
+    run, home = found.run, str(found.home)
+    arguments = ["train", "-f", str(run.config), "--save-dir", home, *flags]
+    return _command(found, arguments, "resume", asked.devices or "")._replace(run=found.home)
+
+
+def eval_command(found: FoundRun) -> JobCommand:
+    _check_idle(found, "evaluated")
+    return _command(found, ["eval", str(found.home)], "evaluate", "")
+
+
+def sample_command(found: FoundRun) -> JobCommand:
+    _check_idle(found, "sampled from")
+    return _command(found, ["sample", str(found.home)], "sample", "")
+
+
+def _command(found: FoundRun, arguments: Sequence[str], what: str, devices: str) -> JobCommand:
+    words = [sys.executable, "-m", "samecurve", *arguments]
+    return JobCommand(words, f"{what} {found.name}", start_folder(found), devices, run=None)
+
+
+def _check_idle(found: FoundRun, word: str) -> None:
+    """Refuse a live run, and one that names code which is not the user's own."""
+    run = found.run
+    run.check("RUN")
+    if is_live(run):
+        raise RefusedError(409, f"this run is live, so it can't be {word}", _GONE)
+    try:
+        check_trusted(run, trust=False, where="RUN")
+    except SamecurveError as error:
+        if _names_own_code(found):
+            return
+        raise RefusedError(
+            403,
+            error.cause,
+            "read that file; then start the command in a terminal, where --trust allows it",
+            error.where,
+        ) from None
+
+
+def _names_own_code(found: FoundRun) -> bool:
+    """Whether the run's task is a file below the run's root that did not come with a run."""
+    place = place_of(found.run.read_document().value.get("task"))
+    if place is None:
+        return False
+    path, root = place.path.resolve(), found.root.path
+    above = [folder for folder in path.parents if folder.is_relative_to(root)]
+    return bool(above) and not any((folder / "plan.json").exists() for folder in above)
+
+
+def start_folder(found: FoundRun) -> Path:
+    """The folder in which a run's command is started: relative paths of its config begin there.
+
+    The journal has the run's directory as the command line named it; where the directory ends with
+    that path, the folder is what stands before it. It never lies outside of the run's root.
+    """
+    named = _named_directory(found.run)
+    parts, home = Path(named).parts if named else (), found.home
+    if parts and not os.path.isabs(named) and home.parts[-len(parts) :] == parts:
+        folder = Path(*home.parts[: -len(parts)])
+        if folder.is_relative_to(found.root.path):
+            return folder
+    return found.root.path
+
+
+def _named_directory(run: Run) -> str:
+    """The run's directory, as the command that began the run named it; '' where nothing says so."""
+    try:
+        with open(run.journal, "rb", opener=regular_only) as file:
+            first = event_of(file.readline(1 << 22))
+    except OSError:
+        return ""
+    named = first.values.get("run") if first and first.kind == "planned" else None
+    return named if isinstance(named, str) and ".." not in Path(named).parts else ""
+
+
+def delete(found: FoundRun) -> str:
+    """Remove a run's directory. RefusedError: it is live, or no directory of its own."""
+    if not is_plain_directory(found.home) or not found.run.plan.is_file():
+        raise RefusedError(404, "this run is gone", _GONE)
+    if found.home == found.root.path:
+        raise RefusedError(
+            409,
+            "this run is the folder itself that the page was started with",
+            "remove it in a terminal",
+        )
+    try:
+        lock = Lock(found.run)
+    except SamecurveError as error:
+        raise RefusedError(409, error.cause, "stop it first", error.where) from None
+    try:
+        shutil.rmtree(found.home)  # no link is followed
+    except OSError as error:
+        raise RefusedError(
+            409, f"{error.filename or found.home}: {error.strerror}", "remove it in a terminal"
+        ) from None
+    finally:
+        lock.release()
+    return f"removed {found.name}"

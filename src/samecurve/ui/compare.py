@@ -1,0 +1,99 @@
+"""The page that compares runs, and the exact comparison, which another process makes."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from samecurve.report.blocks import Page
+from samecurve.report.compare_page import compare_page
+from samecurve.terminal import printable
+from samecurve.ui.errors import RefusedError
+from samecurve.ui.redact import redact, redact_blocks
+from samecurve.ui.roots import FoundRun
+from samecurve.ui.run_pages import picture_of
+from samecurve.ui.site import Site
+from samecurve.units import show_bytes
+
+MOST_RUNS = 12
+_MOST_JOURNAL = 256 << 20  # bytes; the comparison holds both journals in memory
+_PATIENCE = 120.0  # seconds
+_ONE = threading.Lock()  # an exact comparison at a time
+
+
+class Exact(TypedDict):
+    """The lines of `samecurve compare-runs`, and what it found. equal: None: it can't tell."""
+
+    lines: list[str]
+    equal: bool | None
+
+
+def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[FoundRun]:
+    """The runs of ids with commas between them. RefusedError: one is missing, or too many."""
+    names = list(dict.fromkeys(filter(None, ids.split(","))))
+    if not 2 <= len(names) <= most:
+        raise RefusedError(
+            400, f"{len(names)} runs can't be compared", f"choose 2 to {most} runs", "runs"
+        )
+    return [site.find(name) for name in names]
+
+
+def comparison(site: Site, runs: Sequence[FoundRun]) -> Page:
+    """The page of several runs."""
+    by_home = {found.home: found for found in runs}
+    page: Page = redact_blocks(
+        compare_page(
+            [site.pages.record(found) for found in runs],
+            [printable(found.name) for found in runs],
+            (),
+            lambda home: picture_of(by_home[home]),
+        )
+    )
+    return page
+
+
+def exact_comparison(first: FoundRun, second: FoundRun) -> Exact:
+    """Compare two runs to the last bit, as `samecurve compare-runs` does."""
+    for found in (first, second):
+        size = _size(found)
+        if size > _MOST_JOURNAL:
+            words = f"{found.name}: its journal has {show_bytes(size)}, too long to compare here"
+            return {"lines": [printable(words), _in_terminal(first, second)], "equal": None}
+    folder = first.root.path
+    paths = [f"./{os.path.relpath(found.home, folder)}" for found in (first, second)]
+    command = [sys.executable, "-m", "samecurve", "compare-runs", "--", *paths]
+    if not _ONE.acquire(timeout=_PATIENCE):
+        raise RefusedError(409, "another comparison is under way", "try again in a minute")
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        words = f"the comparison took more than {_PATIENCE:.0f} s"
+        return {"lines": [words, _in_terminal(first, second)], "equal": None}
+    finally:
+        _ONE.release()
+    text = (done.stdout if done.returncode in {0, 1} and done.stdout else done.stderr).decode(
+        errors="replace"
+    )
+    equal = {0: True, 1: False}.get(done.returncode) if done.stdout else None
+    return {"lines": [redact(printable(line)) for line in text.splitlines()], "equal": equal}
+
+
+def _in_terminal(first: FoundRun, second: FoundRun) -> str:
+    return printable(f"in a terminal: samecurve compare-runs {first.home} {second.home}")
+
+
+def _size(found: FoundRun) -> int:
+    try:
+        return Path(found.home / "journal.jsonl").stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,124 @@
+"""Reads long journals one at a time in a child process, and knows where their states are kept.
+
+The states lie in the cache: whoever removes them loses time, and nothing else.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from samecurve.core.system.cache import cache_home
+from samecurve.report.journal_reader import JournalReader
+
+LONG = 8 << 20  # bytes of a journal that the server does not read itself
+_KEPT = 60 * 24 * 3600.0  # seconds for which the state of a run that nobody opens is kept
+_PAUSE = 0.1  # seconds between two looks at the child
+_MODULE = "samecurve.ui.index"
+
+
+def state_path(home: Path) -> Path:
+    """The file in the cache with the state of a run's reader."""
+    return cache_home() / "runs" / f"{sha256(os.fsencode(home)).hexdigest()[:24]}.npz"
+
+
+class Indexer:
+    """The thread that starts the children. It lives as long as the server."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Path, None] = {}  # run directories, the next one first
+        self._failed: dict[Path, int] = {}  # the size of the journal when its child failed
+        self._current: Path | None = None
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name="index", daemon=True)
+
+    def begin(self, homes: Iterable[Path]) -> None:
+        """Begin to read journals of these runs that are long."""
+        with self._changed:
+            self._wanted |= dict.fromkeys(homes)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the thread and its child."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def want(self, home: Path) -> bool:
+        """Read this run's journal next. False: its child has failed before, so none is started."""
+        with self._changed:
+            if self._failed.get(home) == _size(home):
+                return False
+            if self._current != home and self._thread.is_alive():
+                self._wanted = dict.fromkeys([home, *self._wanted])
+                self._changed.notify()
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        _remove_old()
+        while True:
+            with self._changed:
+                while not self._wanted and not self._ended:
+                    self._changed.wait()
+                if self._ended:
+                    return
+                home = next(iter(self._wanted))
+                del self._wanted[home]
+                self._current = home
+            if _unread(home) > LONG and not self._read(home):
+                self._failed[home] = _size(home)
+            self._current = None
+
+    def _read(self, home: Path) -> bool:
+        """Whether a child has read the run's journal."""
+        state = state_path(home)
+        try:
+            state.parent.mkdir(parents=True, exist_ok=True)
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(home), str(state), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return False
+        while child.poll() is None:
+            if self._ended:
+                child.kill()
+                child.wait()
+                return True
+            time.sleep(_PAUSE)
+        return child.returncode == 0
+
+
+def _size(home: Path) -> int:
+    try:
+        return os.stat(home / "journal.jsonl", follow_symlinks=False).st_size
+    except OSError:
+        return 0
+
+
+def _unread(home: Path) -> int:
+    """Bytes of a journal that its saved state does not have."""
+    size = _size(home)
+    if size <= LONG:
+        return size
+    reader = JournalReader.load(home, state_path(home))
+    reader.read(0)  # a state of another journal is dropped
+    return size - reader.position
+
+
+def _remove_old() -> None:
+    """Remove states that were not read for long."""
+    for path in (cache_home() / "runs").glob("*.npz"):
+        try:
+            if time.time() - path.stat().st_mtime > _KEPT:
+                path.unlink()
+        except OSError:
+            continue

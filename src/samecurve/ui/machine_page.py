@@ -1,0 +1,156 @@
+"""The page of the machine: its devices, how they are connected, and what `bench` has measured."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from samecurve.core.system.files import read_file_bytes
+from samecurve.report.blocks import (
+    Block,
+    Card,
+    Cell,
+    Page,
+    cards,
+    details,
+    header,
+    heading,
+    table,
+    text,
+)
+from samecurve.terminal import printable
+from samecurve.ui.devices import DeviceNow, Devices
+from samecurve.ui.redact import redact_blocks
+from samecurve.ui.roots import Root
+from samecurve.units import show_bytes
+
+_BENCH = "bench.json"
+_DEPTH = 4  # directories below a root in which results of bench are looked for
+_MOST_DIRECTORIES = 5_000
+_MOST_RESULTS = 12
+_MOST_BYTES = 1 << 24
+_SKIPPED = {"node_modules", "__pycache__", "site-packages", "checkpoints", "logs", "samples"}
+_UNKNOWN = "\N{EN DASH}"
+
+
+def machine_page(devices: Devices, roots: Sequence[Root]) -> Page:
+    """The page, as it is now."""
+    machine = devices.machine
+    items: list[Card] = [
+        {"title": "Host", "value": platform.node()},
+        {"title": "Processor", "value": machine.cpu or "CPU", "note": f"{machine.cores} cores"},
+        {"title": "Memory", "value": show_bytes(machine.host_bytes), "note": "for this process"},
+    ]
+    blocks: list[Block] = [header("Machine", quiet=devices.detected), cards(items)]
+    blocks += _devices(devices)
+    blocks += _links(devices)
+    blocks += _benches(roots)
+    page: Page = {"title": "Machine", "blocks": redact_blocks(blocks), "runs": []}
+    return page
+
+
+def _devices(devices: Devices) -> Iterator[Block]:
+    now = devices.now()
+    yield heading("Devices")
+    if not now:
+        yield text(devices.detected, tone="quiet")
+        return
+    head = ["Device", "Name", "Memory", "In use", "Utilisation", "Power", "Temperature"]
+    yield table(head, [_device_row(device) for device in now])
+
+
+def _device_row(device: DeviceNow) -> list[Cell]:
+    memory, used, busy = device["memory"], device["used"], device["utilisation"]
+    power, celsius = device["power_watts"], device["celsius"]
+    return [
+        f"GPU {device['index']}",
+        device["name"],
+        _UNKNOWN if memory is None else show_bytes(memory),
+        _share(None if used is None else show_bytes(used), used, memory),
+        _share(None if busy is None else f"{busy:.0%}", busy, 1.0),
+        _UNKNOWN if power is None else f"{power:.0f} W",
+        _UNKNOWN if celsius is None else f"{celsius:.0f} \N{DEGREE SIGN}C",
+    ]
+
+
+def _share(shown: str | None, part: float | None, whole: float | None) -> Cell:
+    """A cell that is shaded by a share of something."""
+    if shown is None or part is None:
+        return _UNKNOWN
+    return {"text": shown, "share": min(1.0, part / whole)} if whole else shown
+
+
+def _links(devices: Devices) -> Iterator[Block]:
+    """How each two GPUs are connected."""
+    links = devices.links()
+    if not links:
+        return
+    count = len(devices.machine.devices)
+    rows: list[list[Cell]] = []
+    for first in range(count):
+        cells = [links.get((first, second), _UNKNOWN) for second in range(count)]
+        rows.append([f"GPU {first}", *cells])
+    yield heading("Connections")
+    yield table(["", *(f"GPU {index}" for index in range(count))], rows)
+    yield text(
+        "NVLink: direct links, or links through an NVSwitch. PCIe switch: below one switch. CPU:"
+        " through one processor. NUMA: through the link between two processors, the slowest path.",
+        tone="quiet",
+    )
+
+
+def _benches(roots: Sequence[Root]) -> Iterator[Block]:
+    yield heading("Measured by bench")
+    found = find_benches(roots)
+    if not found:
+        yield text(
+            "No result yet: `samecurve bench -f FILE` measures the speed on 1 to N devices and"
+            " writes bench.json, which is shown here.",
+            tone="quiet",
+        )
+    for number, (name, path) in enumerate(found):
+        try:
+            from samecurve.report.bench_blocks import bench_blocks
+
+            content = json.loads(read_file_bytes(path, _MOST_BYTES))
+            inner = list(bench_blocks(content))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            inner = [text(f"{name} can't be read: {error}", tone="bad")]
+        yield details(printable(name), inner, is_open=number == 0)
+
+
+def find_benches(roots: Sequence[Root]) -> list[tuple[str, Path]]:
+    """The results of bench below the roots, the newest first: their names and files."""
+    found: dict[Path, tuple[float, str]] = {}
+    for root in roots:
+        level, left = [root.path], _MOST_DIRECTORIES
+        for _ in range(_DEPTH + 1):
+            below: list[Path] = []
+            for directory in level[:left]:
+                folders, time = _look(directory)
+                if time is not None:
+                    relative = directory.relative_to(root.path) / _BENCH
+                    found.setdefault(directory / _BENCH, (time, relative.as_posix()))
+                below += folders
+            left -= min(left, len(level))
+            level = below
+    newest = sorted(found.items(), key=lambda entry: entry[1][0], reverse=True)
+    return [(name, path) for path, (_, name) in newest[:_MOST_RESULTS]]
+
+
+def _look(directory: Path) -> tuple[list[Path], float | None]:
+    """The directories in a directory, without links, and when its bench.json was written."""
+    folders, written = [], None
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name == _BENCH and entry.is_file(follow_symlinks=False):
+                    written = entry.stat(follow_symlinks=False).st_mtime
+                elif entry.name.startswith(".") or entry.name in _SKIPPED:
+                    continue
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(directory / entry.name)
+    except OSError:
+        return [], None
+    return sorted(folders), written
