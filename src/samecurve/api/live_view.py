@@ -4,6 +4,7 @@ One output shows both. It is updated at most twice a second, so a fast run does 
 notebook. IPython is imported only where its kernel already runs.
 """
 
+import html
 import math
 import sys
 import time
@@ -16,13 +17,13 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.console import PlainView
 from samecurve.observe.event_lines import Pace, step_parts
 from samecurve.observe.sensors import load_line
-from samecurve.report.canvas import COLOURS
-from samecurve.report.markup import escaped
 from samecurve.terminal import printable
 
 _SECONDS = 0.5  # between two updates
 _MOST_POINTS = 600
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 190, 56, 22, 8  # pixels of the curve and its margins
+
+_LINE, _DOTS = "#2f8fc9", "#c2500a"  # colours that are legible on white and on black
 
 Bundle = dict[str, str]  # one output in several forms, by MIME type
 
@@ -126,13 +127,13 @@ class NotebookView:
     def _update(self) -> None:
         self._shown_at, self._is_new = time.monotonic(), False
         text = printable(self._words)
-        html = (
+        markup = (
             f'<div><progress value="{self._step}" max="{self._plan.steps}"'
             f' style="width:{_WIDTH}px"></progress><pre style="white-space:pre-wrap;margin:0">'
-            f"{escaped(text)}\n{escaped(printable(self._below))}</pre>"
+            f"{html.escape(text)}\n{html.escape(printable(self._below))}</pre>"
             f"{curve_svg(self._curve.points, self._evaluations)}</div>"
         )
-        self._output({"text/html": html, "text/plain": text})
+        self._output({"text/html": markup, "text/plain": text})
 
 
 def curve_svg(training: list[tuple[float, float]], evaluations: list[tuple[float, float]]) -> str:
@@ -155,8 +156,7 @@ def curve_svg(training: list[tuple[float, float]], evaluations: list[tuple[float
 
     line = " ".join(f"{x},{y}" for x, y in map(place, training))
     dots = "".join(
-        f'<circle cx="{x}" cy="{y}" r="3" fill="{COLOURS["s1"]}"/>'
-        for x, y in map(place, evaluations)
+        f'<circle cx="{x}" cy="{y}" r="3" fill="{_DOTS}"/>' for x, y in map(place, evaluations)
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="Loss"'
@@ -164,7 +164,7 @@ def curve_svg(training: list[tuple[float, float]], evaluations: list[tuple[float
         f"{_grid(low, high)}"
         f'<text x="{_LEFT}" y="{_HEIGHT - 6}">step {first:.0f}</text>'
         f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 6}" text-anchor="end">{last:.0f}</text>'
-        f'<polyline points="{line}" fill="none" stroke="{COLOURS["s5"]}" stroke-width="1.5"/>'
+        f'<polyline points="{line}" fill="none" stroke="{_LINE}" stroke-width="1.5"/>'
         f"{dots}</svg>"
     )
 

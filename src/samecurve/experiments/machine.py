@@ -4,6 +4,7 @@ Only the subprocess that counts the model is started.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from samecurve.experiments.predicted import (
     machine_lines,
     row_lines,
 )
-from samecurve.report.canvas import need_matplotlib
-from samecurve.report.scaling import scaling_png
+from samecurve.report.blocks import Block, Line, Page, chart
+from samecurve.report.png import need_matplotlib, png
 from samecurve.run.describe import describe
 from samecurve.simulation.cluster import Cluster, read_cluster
 from samecurve.simulation.forecast import (
@@ -120,7 +121,7 @@ def read_request(
     if machine is None and flags:
         raise UserError(f"{flags[0]} is for another machine", "name it: --machine 8xH100", flags[0])
     if chart is not None:
-        need_matplotlib()
+        need_matplotlib("--chart")
         if chart.suffix.lower() != ".png" or chart.is_dir():
             raise UserError(f"{chart} is no name of a PNG", "--chart NAME.png", "--chart")
     if machine is None:
@@ -169,14 +170,44 @@ def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
     return prediction
 
 
+def scaling_chart(curves: Sequence[Curve], title: str, note: str) -> Block:
+    """Efficiency over the number of devices, a line a strategy. note: the assumptions."""
+    sizes = sorted({size for curve in curves for size, _ in curve.points})
+    lines: list[Line] = [
+        {
+            "label": _legend(curve, sizes),
+            "x": [float(size) for size, _ in curve.points],
+            "y": [efficiency for _, efficiency in curve.points],
+            "colour": index,
+            "points": True,
+        }
+        for index, curve in enumerate(curves)
+    ]
+    x_axis = {"kind": "own", "label": "devices", "log2": True, "ticks": sizes}
+    y_axis = {"format": "percent", "from_zero": True}
+    return chart("scaling", title, lines, y=y_axis, x=x_axis, note=note)
+
+
+def _legend(curve: Curve, sizes: Sequence[int]) -> str:
+    if not curve.points:
+        return f"{curve.name}: nowhere"
+    largest = curve.points[-1][0]
+    if len(curve.points) == len(sizes) or largest == sizes[-1]:
+        return curve.name
+    return f"{curve.name}, to {largest}"
+
+
 def _draw(prediction: Prediction, path: Path) -> None:
     cluster = prediction.cluster
+    machine = f"hosts of {cluster.devices_per_host} x {cluster.device.name}"
     drawn_for = f"{prediction.batch}; MFU {prediction.utilization.value:.3g}"
-    picture = scaling_png(
+    block = scaling_chart(
         prediction.curves,
-        machine=f"hosts of {cluster.devices_per_host} x {cluster.device.name}",
-        note=f"{drawn_for}; hsdp: one copy of the model a {prediction.copies}",
+        f"Predicted efficiency on {machine}",
+        f"{drawn_for}; hsdp: one copy of the model a {prediction.copies}",
     )
+    page: Page = {"title": block["title"], "blocks": [block], "runs": []}
+    picture = png([block], page, made_by="samecurve plan")
     try:
         path.write_bytes(picture)
     except OSError as error:

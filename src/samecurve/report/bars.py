@@ -1,177 +1,93 @@
-"""The charts that are bars.
-
-Each device's peak of memory beside what the plan expected, and what the seconds of a run were spent
-on.
-"""
+"""The bars of a page: memory of devices against what they have, and where the time went."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from samecurve.core.planning.plan import Plan
-from samecurve.report.canvas import (
-    COLOURS,
-    SERIES,
-    Picture,
-    canvas,
-    legend_label,
-    save_picture,
-)
+import numpy as np
+
+from samecurve.report.blocks import COLOURS, Bar, Block, Colour, Part, bars
 from samecurve.report.record import RunRecord
-from samecurve.report.summary import Summary, summary, where_time_went
+from samecurve.report.summary import summary, where_time_went
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
-_USES = {
-    "training": "s0",
-    "waiting for data": "s1",
+_MAX_DEVICES = 16  # that have a row each
+_USES: dict[str, Colour] = {
+    "training": 0,
+    "waiting for data": 1,
     "steps done again": "bad",
-    "evaluating": "s2",
-    "saving": "s4",
-    "starting": "s5",
-    "other": "s7",
+    "evaluating": 2,
+    "saving": 4,
+    "starting": 5,
+    "other": "quiet",
 }
-_MAX_NAMED_ROWS = 16
 
 
-def time_unit(longest: float) -> tuple[str, float]:
-    """The unit in which a duration is shown, and the seconds of that unit."""
-    if longest < 300:
-        return "seconds", 1.0
-    if longest < 3 * 3600:
-        return "minutes", 60.0
-    return "hours", 3600.0
-
-
-def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """Draw memory bars. One run: the plan's terms, and below them each device's peak.
+def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
+    """Memory bars. One run: the plan's terms against a device's memory, and each device's peak.
 
     Several runs: the largest peak of each run, and its plan's estimate. None: nothing is known.
     """
     runs = [summary(record) for record in records]
-    largest = max(max(run["memory_bytes"] or 0, run["memory_estimate_bytes"] or 0) for run in runs)
-    if not largest:
+    estimates = [run["memory_estimate_bytes"] for run in runs]
+    if not any(
+        run["memory_bytes"] or estimate for run, estimate in zip(runs, estimates, strict=True)
+    ):
         return None
-    unit_bytes, unit = next(pair for pair in _UNITS if largest >= pair[0])
-    with canvas() as (figure, axes):
-        if len(runs) == 1:
-            title = "Memory, peak of each device"
-            _draw_plan(axes, records[0].plan, unit_bytes)
-            num_rows = _draw_device_peaks(axes, runs[0], unit_bytes)
-            _draw_estimate(axes, runs[0], unit_bytes, rows=(0, num_rows - 1))
-        else:
-            title = "Memory, peak of the largest device"
-            _draw_peaks(axes, [run["memory_bytes"] or 0 for run in runs], 0, unit_bytes)
-            _name_rows(axes, [legend_label(name, 20) for name in names], "run")
-            for row, run in enumerate(runs):
-                _draw_estimate(axes, run, unit_bytes, rows=(row, row))
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"{unit} of one device")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4)
-        note = ""
-        if any(run["memory_estimate_bytes"] is None for run in runs):
-            note = "no estimate: what the model keeps for its backward pass is not known"
-        return save_picture(figure, "memory", title, note)
+    note = ""
+    if not all(estimates):
+        note = "no estimate: what the model keeps for its backward pass is not known"
+    rows: list[Bar] = []
+    if len(records) == 1:
+        rows = _device_rows(records[0], runs[0]["memory_bytes_by_device"], runs[0]["memory_bytes"])
+        return bars("memory", "Memory of each device", rows, form="bytes", note=note)
+    for name, run, estimate in zip(names, runs, estimates, strict=True):
+        row: Bar = {"label": name, "parts": [_peak(run["memory_bytes"] or 0)]}
+        if estimate:
+            row["marks"] = [{"label": "plan's estimate", "value": estimate}]
+        rows.append(row)
+    return bars("memory", "Memory of the largest device", rows, form="bytes", note=note)
 
 
-def _draw_device_peaks(axes: "Axes", run: Summary, unit_bytes: int) -> int:
-    """Draw a row for each device below the plan's row; return the number of rows."""
-    peaks = run["memory_bytes_by_device"]
-    legends = [f"device {index}" for index in range(len(peaks))]
-    if not peaks:
-        peaks, legends = [run["memory_bytes"] or 0], ["largest device"]
-    _draw_peaks(axes, peaks, 1, unit_bytes)
-    _name_rows(axes, ["plan", *legends], "device")
-    return 1 + len(peaks)
+def _device_rows(record: RunRecord, peaks: Sequence[int], largest: int | None) -> list[Bar]:
+    """The plan's row, and a row for each device's measured peak."""
+    devices = record.plan.layout.devices if record.plan else ()
+    limits = [device.memory for device in devices]
+    rows: list[Bar] = []
+    if record.plan:
+        on_cpu = devices[0].kind == "cpu"
+        terms = [term for term in record.plan.memory if term.bytes]
+        terms = [term for term in terms if on_cpu or term.name != "process"]
+        parts: list[Part] = [
+            {"label": term.name, "value": term.bytes, "colour": index % COLOURS}
+            for index, term in enumerate(terms)
+        ]
+        rows.append({"label": "plan, each device", "parts": parts, "limit": min(limits)})
+    labels = [f"device {index}, peak" for index in range(len(peaks))]
+    if not peaks and largest:
+        peaks, labels = [largest], ["largest device, peak"]
+    for index, (label, peak) in enumerate(zip(labels, peaks, strict=True)):
+        row: Bar = {"label": label, "parts": [_peak(peak)]}
+        if index < len(limits):
+            row["limit"] = limits[index]
+        rows.append(row)
+    return rows[: 1 + _MAX_DEVICES]
 
 
-def _draw_peaks(axes: "Axes", peaks: Sequence[int], first_row: int, unit_bytes: int) -> None:
-    axes.barh(
-        range(first_row, first_row + len(peaks)),
-        [peak / unit_bytes for peak in peaks],
-        height=0.6,
-        color=SERIES[5],
-        label="measured peak",
-    )
+def _peak(peak: int) -> Part:
+    return {"label": "measured peak", "value": peak, "colour": 5}
 
 
-def _draw_estimate(axes: "Axes", run: Summary, unit_bytes: int, *, rows: tuple[int, int]) -> None:
-    """Draw the plan's estimate as a line from the first row to the last, once in the legend."""
-    estimate = run["memory_estimate_bytes"]
-    if estimate:
-        first, last = rows
-        axes.plot(
-            [estimate / unit_bytes] * 2,
-            [first - 0.4, last + 0.4],
-            color=COLOURS["ink"],
-            linewidth=1.2,
-            linestyle=":",
-            label="_" if first else "plan's estimate",
-        )
-
-
-def _name_rows(axes: "Axes", names: Sequence[str], kind: str) -> None:
-    """Name the rows. kind: the axis label, where there are too many rows to name each."""
-    if len(names) <= _MAX_NAMED_ROWS:
-        axes.set_yticks(range(len(names)), names)
-    else:
-        axes.set_ylabel(kind)
-
-
-def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
-    """Draw the plan's terms, one after the other, in the first row."""
-    if plan is None:
-        return
-    left = 0.0
-    counts_process = plan.layout.devices[0].kind == "cpu"
-    terms = [term for term in plan.memory if term.bytes]
-    if not counts_process:
-        terms = [term for term in terms if term.name != "process"]
-    for index, term in enumerate(terms):
-        width = term.bytes / unit_bytes
-        axes.barh(
-            [0],
-            [width],
-            left=left,
-            height=0.6,
-            color=SERIES[index % len(SERIES)],
-            label=legend_label(term.name, 16),
-        )
-        left += width
-
-
-def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """Draw a bar for each run: seconds of all its starts, by use. None: no start is known."""
+def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
+    """A bar for each run: seconds of all its starts, by use. None: no start is known."""
     runs = [where_time_went(record) for record in records]
-    totals = [sum(uses.values()) for uses in runs]
-    if not any(totals):
+    if not any(sum(uses.values()) for uses in runs):
         return None
-    unit, unit_seconds = time_unit(max(totals))
-    with canvas() as (figure, axes):
-        left = [0.0] * len(runs)
+    rows: list[Bar] = []
+    for name, uses in zip(names, runs, strict=True):
+        total = sum(uses.values())
+        parts: list[Part] = []
         for use, colour in _USES.items():
-            widths = [uses[use] / unit_seconds for uses in runs]
-            label = use
-            if len(runs) == 1:
-                label = f"{use} {runs[0][use] / totals[0]:.0%}"
-            if any(widths):
-                axes.barh(
-                    range(len(runs)),
-                    widths,
-                    left=left,
-                    height=0.6,
-                    color=COLOURS[colour],
-                    label=label,
-                )
-            left = [before + width for before, width in zip(left, widths, strict=True)]
-        if 1 < len(runs) <= _MAX_NAMED_ROWS:
-            axes.set_yticks(range(len(runs)), [legend_label(name, 20) for name in names])
-        else:
-            axes.set_yticks([])
-        axes.set_ylim(len(runs), -1)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"{unit} in which processes ran, all starts")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-        return save_picture(figure, "time", "Where time went", "")
+            label = f"{use} {uses[use] / total:.0%}" if len(runs) == 1 and total else use
+            if np.isfinite(uses[use]) and uses[use] > 0:
+                parts.append({"label": label, "value": uses[use], "colour": colour})
+        rows.append({"label": name, "parts": parts})
+    note = "seconds in which processes ran, all starts"
+    return bars("time", "Where time went", rows, form="seconds", note=note)

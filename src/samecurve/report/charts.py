@@ -1,190 +1,250 @@
-"""All the charts of a report, in their order.
+"""The charts of one run, or of several in the same charts.
 
-A chart without numbers is left out, and the report names it.
+A chart without numbers is left out, and its name is given, so that the page can say so.
 """
 
-from collections import Counter
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
-from samecurve.report.bars import memory_bars, time_bars, time_unit
-from samecurve.report.canvas import Picture, canvas, legend_label
-from samecurve.report.curves import (
-    RunStyle,
-    XAxis,
-    file_name,
-    finish_chart,
-    loss_chart,
-    metric_chart,
-    step_chart,
-    style_runs,
-)
-from samecurve.report.record import MEANS, RunRecord, number
-from samecurve.report.summary import NOT_METRICS, samples_seen, sensor_readings
-from samecurve.report.thinning import Column, thin
+from samecurve.core.events import Event
+from samecurve.report.bars import memory_bars, time_bars
+from samecurve.report.blocks import COLOURS, Block, Line, Mark, chart
+from samecurve.report.columns import plain
+from samecurve.report.record import RunRecord
+from samecurve.report.steps import MEANS, Column, number
+from samecurve.report.summary import NOT_METRICS, sensor_readings
 
 _MAX_METRICS = 12
-_NEVER_MISSED = {"loss scale"}  # has numbers only in f16
+_MAX_MARKS = 200
+_MAX_DEVICES = 16  # that have a line or a row each
+_NEVER_MISSED = {"loss scale", "MFU", "memory over time", "temperature"}  # few runs have them
+_MARKS = {"resumed", "restarted", "warned", "slow", "failed", "stopped", "finished"}
+Charts = dict[str, Block | None]
 
-Chart = Callable[[], Picture | None]
 
-
-def draw(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
+def charts(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Block], list[str]]:
     """The charts, and the names of those that have no numbers."""
-    runs = style_runs(records, names)
-    charts: dict[str, Chart] = {
-        **_loss_charts(records, runs),
-        **_step_charts(records, runs),
-        "memory": partial(memory_bars, records, names),
-        "utilisation": partial(
-            sensor_chart, runs, "utilisation", title="Utilisation of devices, %", scale=100.0
-        ),
-        "power": partial(sensor_chart, runs, "power_watts", title="Power of all devices, W"),
-        "where time went": partial(time_bars, records, names),
+    drawn: Charts = {
+        **_loss_charts(records, names),
+        **_step_charts(records, names),
+        "memory": memory_bars(records, names),
+        **_sensor_charts(records, names),
+        "where time went": time_bars(records, names),
     }
-    drawn = {what: chart() for what, chart in charts.items()}
-    pictures = _with_distinct_names([picture for picture in drawn.values() if picture])
-    missing = [what for what, picture in drawn.items() if picture is None]
-    return pictures, [what for what in missing if what not in _NEVER_MISSED]
+    blocks = _with_distinct_names([block for block in drawn.values() if block])
+    missing = [what for what, block in drawn.items() if block is None]
+    return blocks, [what for what in missing if what not in _NEVER_MISSED]
 
 
-def _loss_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict[str, Chart]:
-    """Charts of the loss and of evaluations. Several runs: also over time and over samples."""
-    steps = _step_axis()
-    charts: dict[str, Chart] = {"loss": partial(loss_chart, runs, steps, name="loss", title="Loss")}
-    if len(records) > 1:
-        hours = _time_axis(records)
-        charts["loss over time"] = partial(
-            loss_chart, runs, hours, name="loss-time", title="Loss over time"
-        )
-    if len({record.plan_json.get("batch") for record in records}) > 1:
-        samples = XAxis("samples", samples_seen)
-        charts["loss over samples"] = partial(
-            loss_chart, runs, samples, name="loss-samples", title="Loss over samples"
-        )
-    means = list(dict.fromkeys(chain.from_iterable(record.means for record in records)))
+@dataclass(frozen=True)
+class _Shown:
+    """A column of steps as a chart shows it."""
+
+    column: str
+    name: str
+    title: str
+    form: str
+    smooth: bool = True
+    axis: dict[str, bool] = field(default_factory=dict)  # more keys of the y axis
+
+
+_FROM_ZERO = {"from_zero": True}
+_SHOWN = {
+    "learning rate": _Shown("lr", "lr", "Learning rate", "lr", smooth=False),
+    "gradient norm": _Shown(
+        "grad_norm", "grad-norm", "Gradient norm, before clipping", "number", axis={"log": True}
+    ),
+    "MFU": _Shown("mfu", "mfu", "MFU, share of the devices' peak", "percent", axis=_FROM_ZERO),
+    "data wait": _Shown(
+        "wait_percent",
+        "wait",
+        "Waiting for data, of a step (slowest rank)",
+        "percent100",
+        axis=_FROM_ZERO,
+    ),
+    "loss scale": _Shown("scale", "scale", "Loss scale (f16)", "number", smooth=False),
+}
+
+
+def _loss_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
+    drawn: Charts = {"loss": _loss_chart(records, names)}
+    means = list(dict.fromkeys(chain.from_iterable(record.steps.means for record in records)))
     for mean in means[:_MAX_METRICS]:
-        charts[f"training {mean}"] = partial(_mean_chart, runs, steps, mean)
+        shown = _Shown(MEANS + mean, f"training-{_file_name(mean)}", f"Training: {mean}", "number")
+        drawn[f"training {mean}"] = _step_chart(records, names, shown)
     if len(means) > _MAX_METRICS:
-        charts[f"{len(means) - _MAX_METRICS} more of training"] = _nothing
+        drawn[f"{len(means) - _MAX_METRICS} more of training"] = None
     for metric in _metrics(records):
-        charts[f"metric {metric}"] = partial(metric_chart, runs, steps, metric)
-    return charts
+        lines = _evaluation_lines(records, names, metric)
+        drawn[f"metric {metric}"] = chart(
+            f"metric-{_file_name(metric)}", f"Validation: {metric}", lines, y="number"
+        )
+    return drawn
 
 
-def _nothing() -> None:
-    """No chart: metrics beyond the limit are only counted."""
-
-
-def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture | None:
-    """The chart of a mean that the loss returns beside the loss value."""
-    return step_chart(
-        runs,
-        x_axis,
-        lambda record: record.column(MEANS + mean),
-        name=f"training-{file_name(mean)}",
-        title=f"Training: {legend_label(mean)}",
+def _loss_chart(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
+    alone = len(records) == 1
+    lines = _column_lines(records, ["training"] if alone else names, "loss")
+    validation = _evaluation_lines(
+        records, ["validation"] if alone else [f"{name}, validation" for name in names], "loss"
+    )
+    if not lines and not validation:
+        return None
+    if alone:
+        for line in validation:
+            line["colour"] = 1
+    return chart(
+        "loss",
+        "Loss",
+        [*lines, *validation],
+        y={"format": "number", "log": True},
+        smooth=True,
+        marks=_marks(records[0]) if alone else [],
     )
 
 
-def _step_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict[str, Chart]:
+def _column_lines(
+    records: Sequence[RunRecord], labels: Sequence[str], column: str, shown: str = ""
+) -> list[Line]:
+    """A line for each run that has the column."""
+    return [
+        {"label": label, "run": index, "column": shown or column, **_style(index)}
+        for index, (record, label) in enumerate(zip(records, labels, strict=True))
+        if record.steps.has_values(column)
+    ]
+
+
+def _style(index: int) -> Line:
+    """The colour of a run, and its dash where colours repeat."""
+    return {"colour": index % COLOURS, "dash": index // COLOURS}
+
+
+def _evaluation_lines(
+    records: Sequence[RunRecord], labels: Sequence[str], metric: str
+) -> list[Line]:
+    lines: list[Line] = []
+    for index, (record, label) in enumerate(zip(records, labels, strict=True)):
+        values = np.array([number(event.values.get(metric)) for event in record.evaluated])
+        if np.isfinite(values).any():
+            steps = [float(event.step) for event in record.evaluated]
+            line: Line = {"label": label, "run": index, "x": steps, "y": plain(values)}
+            lines.append({**line, **_style(index), "points": True})
+    return lines
+
+
+def _marks(record: RunRecord) -> list[Mark]:
+    """What interrupted a run: resumes, warnings, its end, and updates that were left out."""
+    skipped = record.steps.high("step")[record.steps.high("skipped") > 0]
+    marks: list[Mark] = [
+        {"run": 0, "step": int(step), "kind": "skipped", "text": "update left out"}
+        for step in skipped[-_MAX_MARKS:]
+    ]
+    events = [event for event in record.notable if event.kind in _MARKS][-_MAX_MARKS:]
+    for event in events:
+        kind = "resumed" if event.kind == "restarted" else event.kind
+        marks.append({"run": 0, "step": event.step, "kind": kind, "text": _mark_text(event)})
+    return marks
+
+
+def _mark_text(event: Event) -> str:
+    text = str(event.values.get("text") or event.values.get("cause") or "")
+    return f"{event.kind}: {text[:200]}" if text else event.kind
+
+
+def _step_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
     """Charts of each step's numbers beside the loss."""
-    chart = partial(step_chart, runs, _step_axis())
     unit = "samples"
-    if all(record.has_values("tokens_per_second") for record in records):
+    if all(record.steps.has_values("tokens_per_second") for record in records):
         unit = "tokens"
+    title = f"Throughput, {unit} a second"
+    throughput = _Shown(f"{unit}_per_second", "throughput", title, "count", axis=_FROM_ZERO)
+    shown = {"throughput": throughput, **_SHOWN}
+    return {what: _step_chart(records, names, each) for what, each in shown.items()}
+
+
+def _step_chart(records: Sequence[RunRecord], names: Sequence[str], shown: _Shown) -> Block | None:
+    """The chart of a column. None: no run has it."""
+    labels = names if len(records) > 1 else [shown.title]
+    lines = _column_lines(records, labels, shown.column)
+    if not lines:
+        return None
+    y = {"format": shown.form, **shown.axis}
+    return chart(shown.name, shown.title, lines, y=y, smooth=shown.smooth)
+
+
+@dataclass(frozen=True)
+class _Sensor:
+    """A sensor as a chart shows it."""
+
+    sensor: str
+    name: str
+    title: str
+    form: str
+    over_devices: Callable[..., Column]  # np.nanmean, np.nanmax, np.nansum
+
+
+_SENSORS = {
+    "utilisation": _Sensor(
+        "utilisation", "utilisation", "Utilisation of devices", "percent", np.nanmean
+    ),
+    "memory over time": _Sensor(
+        "memory_bytes", "memory-time", "Memory of devices", "bytes", np.nanmax
+    ),
+    "power": _Sensor("power_watts", "power-watts", "Power of devices", "watts", np.nansum),
+    "temperature": _Sensor("celsius", "celsius", "Temperature of devices", "celsius", np.nanmax),
+}
+
+
+def _sensor_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
+    readings = [sensor_readings(record) for record in records]
     return {
-        "learning rate": partial(
-            chart,
-            lambda record: record.column("lr"),
-            name="lr",
-            title="Learning rate",
-            smoothed=False,
-        ),
-        "gradient norm": partial(
-            chart,
-            lambda record: record.column("grad_norm"),
-            name="grad-norm",
-            title="Gradient norm, before clipping",
-        ),
-        "throughput": partial(
-            chart,
-            lambda record: record.column(f"{unit}_per_second"),
-            name="throughput",
-            title=f"Throughput, {unit} a second",
-            from_zero=True,
-        ),
-        "data wait": partial(
-            chart,
-            _wait_percent,
-            name="wait",
-            title="Waiting for data, % of a step (slowest rank)",
-            from_zero=True,
-        ),
-        "loss scale": partial(
-            chart,
-            lambda record: record.column("scale"),
-            name="scale",
-            title="Loss scale (f16)",
-            smoothed=False,
-        ),
+        what: _sensor_chart(records, names, [each[sensor.sensor] for each in readings], sensor)
+        for what, sensor in _SENSORS.items()
     }
 
 
-def sensor_chart(
-    runs: Sequence[RunStyle], sensor: str, *, title: str, scale: float = 1.0
-) -> Picture | None:
-    """The chart of a sensor. None: no run has readings.
-
-    Utilisation: the mean over a run's devices, and a band from the least to the most used device.
-    Power: the sum over a run's devices.
-    """
-    readings = [sensor_readings(run.record)[sensor] * scale for run in runs]
-    if not any(by_device.size for by_device in readings):
+def _sensor_chart(
+    records: Sequence[RunRecord],
+    names: Sequence[str],
+    readings: Sequence[Column],
+    sensor: _Sensor,
+) -> Block | None:
+    """The chart of a sensor: a line for each device, or for each run one over its devices."""
+    lines: list[Line] = []
+    notes = set()
+    unit, unit_seconds = _time_unit([_reading_times(record) for record in records])
+    for index, (record, by_device) in enumerate(zip(records, readings, strict=True)):
+        if not by_device.size:
+            continue
+        known = np.isfinite(by_device).any(axis=0)
+        values = by_device[:, known]
+        x = plain(_reading_times(record)[known] / unit_seconds)
+        if len(records) == 1 and len(values) <= _MAX_DEVICES:
+            lines += [
+                {"label": f"device {device}", "x": x, "y": plain(row), **_style(device)}
+                for device, row in enumerate(values)
+            ]
+            continue
+        line: Line = {"label": names[index], "x": x, **_style(index)}
+        line["y"] = plain(sensor.over_devices(values, axis=0))
+        if sensor.over_devices is np.nansum:
+            notes.add("all devices together")
+        elif len(values) > 1:
+            line["low"] = plain(np.nanmin(values, axis=0))
+            line["high"] = plain(np.nanmax(values, axis=0))
+            which = "mean" if sensor.over_devices is np.nanmean else "highest"
+            notes.add(f"{which} of the devices; band: from the lowest to the highest")
+        lines.append(line)
+    if not lines:
         return None
-    is_sum = sensor == "power_watts"
-    has_band = not is_sum and any(len(by_device) > 1 for by_device in readings)
-    unit, unit_seconds = time_unit(max(_reading_times(run.record).max(initial=0.0) for run in runs))
-    with canvas() as (figure, axes):
-        for run, by_device in zip(runs, readings, strict=True):
-            if not by_device.size:
-                continue
-            known = np.isfinite(by_device).any(axis=0)
-            x, values = _reading_times(run.record)[known] / unit_seconds, by_device[:, known]
-            over_devices = np.nansum if is_sum else np.nanmean
-            axes.plot(
-                *thin(x, over_devices(values, axis=0)),
-                color=run.colour,
-                linestyle=run.line,
-                label="_" if len(runs) == 1 else run.legend,
-                marker="o" if len(x) == 1 else None,
-            )
-            if not is_sum and len(values) > 1:
-                low_x, low = thin(x, np.nanmin(values, axis=0))
-                high_x, high = thin(x, np.nanmax(values, axis=0))
-                axes.fill(
-                    np.concatenate((low_x, high_x[::-1])),
-                    np.concatenate((low, high[::-1])),
-                    color=run.colour,
-                    alpha=0.2,
-                    linewidth=0,
-                )
-        axes.set_ylim(bottom=0)
-        notes = []
-        if has_band:
-            notes.append("mean of the devices; band: from the least to the most used")
-        return finish_chart(
-            figure,
-            axes,
-            x_label=f"{unit} since the first reading",
-            name=sensor.replace("_", "-"),
-            title=title,
-            notes=notes,
-        )
+    x_axis = {"kind": "own", "label": f"{unit} since the first reading"}
+    y_axis = {"format": sensor.form, "from_zero": sensor.form != "celsius"}
+    note = "; ".join(sorted(notes))
+    return chart(sensor.name, sensor.title, lines, y=y_axis, x=x_axis, note=note)
 
 
 def _reading_times(record: RunRecord) -> Column:
@@ -193,35 +253,29 @@ def _reading_times(record: RunRecord) -> Column:
     return times - times[:1]
 
 
-def _with_distinct_names(pictures: Sequence[Picture]) -> list[Picture]:
-    """Add a number to pictures whose file names would be equal."""
-    uses: Counter[str] = Counter()
-    distinct = []
-    for picture in pictures:
-        uses[picture.name] += 1
-        if uses[picture.name] == 1:
-            distinct.append(picture)
-        else:
-            distinct.append(replace(picture, name=f"{picture.name}-{uses[picture.name]}"))
+def _time_unit(times: Sequence[Column]) -> tuple[str, float]:
+    longest = max(float(each.max(initial=0.0)) for each in times)
+    if longest < 300:
+        return "seconds", 1.0
+    if longest < 3 * 3600:
+        return "minutes", 60.0
+    return "hours", 3600.0
+
+
+def _with_distinct_names(blocks: Sequence[Block]) -> list[Block]:
+    """Add a number to charts whose names would be equal."""
+    uses: dict[str, int] = {}
+    distinct: list[Block] = []
+    for block in blocks:
+        uses[block["name"]] = count = uses.get(block["name"], 0) + 1
+        name = block["name"] if count == 1 else f"{block['name']}-{count}"
+        distinct.append({**block, "name": name})
     return distinct
 
 
-def _step_axis() -> XAxis:
-    return XAxis("step", lambda record: record.column("step"))
-
-
-def _time_axis(records: Sequence[RunRecord]) -> XAxis:
-    unit, unit_seconds = time_unit(
-        max(float(np.nansum(record.column("seconds"))) for record in records)
-    )
-    return XAxis(
-        f"{unit} of training (steps alone)",
-        lambda record: np.cumsum(np.nan_to_num(record.column("seconds"))) / unit_seconds,
-    )
-
-
-def _wait_percent(record: RunRecord) -> Column:
-    return np.minimum(100.0, 100.0 * record.column("wait_seconds") / record.column("seconds"))
+def _file_name(metric: str) -> str:
+    """A metric's name, in characters that a file name may have."""
+    return re.sub("[^a-z0-9]+", "-", metric.lower()).strip("-")[:40] or "x"
 
 
 def _metrics(records: Sequence[RunRecord]) -> list[str]:

@@ -1,11 +1,10 @@
 """The numbers of a report.
 
-They are: one run's summary, where its time went, and what differs between runs. All numbers come
-from every step's exact numbers, not from the charts. An unknown number is None.
+They are: one run's summary, where its time went, and what differs between runs. Sums come from
+every step; medians from at most 2048 steps, evenly chosen. An unknown number is None.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
@@ -13,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.events import BESIDE_METRICS, Event
+from samecurve.report.journal_reader import device_names, devices
 from samecurve.report.reading import flat
-from samecurve.report.record import RunRecord, Start, as_mapping, number
-from samecurve.report.thinning import Column, window
+from samecurve.report.record import RunRecord, as_mapping
+from samecurve.report.steps import Column, number
 
 Grid = NDArray[np.float64]
 
 NOT_METRICS = {"loss", *BESIDE_METRICS}
 _MAX_DEVICES = 4096
-_MAX_SAMPLES = 1e12  # most samples of one step; a larger number is damaged
 
 
 class Decisions(TypedDict):
@@ -112,11 +111,11 @@ def outcome(record: RunRecord) -> str:
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
 def summary(record: RunRecord) -> Summary:
-    plan, steps = record.plan_json, record.column("step")
+    plan = record.plan_json
     return {
         "run": str(record.directory),
         "outcome": outcome(record),
-        "step": int(steps[-1]) if record.num_steps else 0,
+        "step": int(record.steps.last("step")) if record.num_steps else 0,
         **_decisions(plan),
         "devices": dict(devices(plan)),
         "world": sum(devices(plan).values()),
@@ -126,9 +125,9 @@ def summary(record: RunRecord) -> Summary:
         **_rates(record),
         **_memory(record),
         **_sensors(record),
-        "starts": len(record.starts),
-        "warnings": sum(event.kind in {"warned", "slow"} for event in record.notable),
-        "skipped": int((record.column("skipped") > 0).sum()),
+        "starts": record.totals.starts,
+        "warnings": record.counts["warned"] + record.counts["slow"],
+        "skipped": int(record.steps.total("skipped")),
     }
 
 
@@ -147,36 +146,40 @@ def _decisions(plan: Mapping[str, object]) -> Decisions:
     }
 
 
-def devices(plan: Mapping[str, object]) -> Counter[str]:
-    """The devices' names, each with its number of devices."""
-    entries = plan.get("devices")
-    if not isinstance(entries, list):
-        return Counter()
-    return Counter(str(as_mapping(entry).get("name")) for entry in entries)
-
-
 def _losses(record: RunRecord) -> Losses:
-    loss = record.column("loss")
-    width = window(record.num_steps)
-    evaluated = [
-        (number(event.values.get("loss"), math.inf), event.step) for event in record.evaluated
-    ]
-    best_loss, best_step = min(evaluated, default=(math.inf, 0))
+    steps = record.steps
+    points = -(-_window(len(steps)) // steps.each)
+    count = float(steps.counts("loss")[-points:].sum())
+    last, best_loss = steps.last("loss"), _loss_of(record.best)
     losses: Losses = {
-        "loss": _mean(loss[-1:]),
-        "loss_mean": _mean(loss[-width:]),
-        "loss_mean_steps": min(width, record.num_steps),
+        "loss": last if math.isfinite(last) else None,
+        "loss_mean": float(steps.sums("loss")[-points:].sum()) / count if count else None,
+        "loss_mean_steps": min(points * steps.each, len(steps)),
         "best_loss": None,
         "best_step": None,
         "evaluated_at": None,
         "evaluated": {},
     }
-    if math.isfinite(best_loss):
-        losses["best_loss"], losses["best_step"] = best_loss, best_step
+    if record.best and math.isfinite(best_loss):
+        losses["best_loss"], losses["best_step"] = best_loss, record.best.step
     if record.evaluated:
-        last = record.evaluated[-1]
-        losses["evaluated_at"], losses["evaluated"] = last.step, _metrics_of(last)
+        evaluation = record.evaluated[-1]
+        losses["evaluated_at"], losses["evaluated"] = evaluation.step, _metrics_of(evaluation)
     return losses
+
+
+def _window(count: int) -> int:
+    """The number of last steps whose mean is the run's loss.
+
+    It is about a fiftieth of all steps; 1 below 200 steps.
+    """
+    if count < 200:
+        return 1
+    return count // 50 | 1
+
+
+def _loss_of(evaluated: Event | None) -> float:
+    return math.inf if evaluated is None else number(evaluated.values.get("loss"), math.inf)
 
 
 def _metrics_of(evaluated: Event) -> dict[str, float | None]:
@@ -199,7 +202,7 @@ def _finite_or_none(value: object) -> float | None:
 def _times(record: RunRecord) -> Times:
     seconds_by_use = where_time_went(record)
     wall = sum(seconds_by_use.values())
-    training = float(np.nansum(record.column("seconds")))
+    training = record.steps.total("seconds")
     goodput = None
     if wall:
         goodput = min(1.0, training / wall)
@@ -213,22 +216,21 @@ def _times(record: RunRecord) -> Times:
 
 
 def _rates(record: RunRecord) -> Rates:
-    seconds = record.column("seconds")
-    wait_share = record.column("wait_seconds") / seconds
-    samples = samples_seen(record)
+    steps = record.steps
+    wait_share = steps.first("wait_percent") / 100
     return {
-        "samples_seen": int(samples[-1]) if record.num_steps else 0,
-        "step_seconds": _median(seconds),
-        "samples_per_second": _median(record.column("samples_per_second")),
-        "tokens_per_second": _median(record.column("tokens_per_second")),
-        "mfu": _median(record.column("mfu")),
-        "wait_share": _median(np.minimum(wait_share, 1.0)),
+        "samples_seen": int(steps.total("samples")),
+        "step_seconds": _median(steps.first("seconds")),
+        "samples_per_second": _median(steps.first("samples_per_second")),
+        "tokens_per_second": _median(steps.first("tokens_per_second")),
+        "mfu": _median(steps.first("mfu")),
+        "wait_share": _median(wait_share),
     }
 
 
 def _memory(record: RunRecord) -> Memory:
     peak_bytes = [int(number(peak, 0.0)) for peak in _peaks_by_device(record)]
-    of_steps = record.column("memory_bytes")
+    of_steps = record.steps.high("memory_bytes")
     largest = int(of_steps[np.isfinite(of_steps)].max(initial=0))
     return {
         "memory_bytes": max([*peak_bytes, largest]) or None,
@@ -267,7 +269,7 @@ def sensor_readings(record: RunRecord) -> dict[str, Grid]:
     """
     return {
         name: _grid([event.values.get(f"{name}_by_device") for event in record.sensors])
-        for name in ("utilisation", "power_watts", "celsius")
+        for name in ("utilisation", "memory_bytes", "power_watts", "celsius")
     }
 
 
@@ -282,39 +284,23 @@ def _grid(readings: Sequence[object]) -> Grid:
     return grid[np.isfinite(grid).any(axis=1)]
 
 
-def samples_seen(record: RunRecord) -> Column:
-    """The number of samples consumed up to each step.
-
-    The samples of a step are its rate times its seconds, rounded.
-    """
-    of_step = np.rint(np.nan_to_num(record.column("samples_per_second") * record.column("seconds")))
-    return np.cumsum(np.clip(of_step, 0, _MAX_SAMPLES))
-
-
 def where_time_went(record: RunRecord) -> dict[str, float]:
     """Seconds of the run's processes over all starts, by what they were spent on.
 
     Time between starts is not counted.
     """
-    wall = sum(start.last_time - start.time for start in record.starts)
-    seconds = record.column("seconds")
-    waiting = float(np.nansum(np.minimum(record.column("wait_seconds"), seconds)))
+    totals = record.totals
+    wall = totals.wall + sum(start.wall_seconds for start in record.starts)
+    training, waiting = record.steps.total("seconds"), record.steps.total("waited")
     parts = {
-        "training": float(np.nansum(seconds)) - waiting,
+        "training": training - waiting,
         "waiting for data": waiting,
-        "steps done again": record.totals.voided,
-        "evaluating": record.totals.evaluating,
-        "saving": record.totals.saving,
-        "starting": sum(_starting_seconds(start) for start in record.starts),
+        "steps done again": totals.voided,
+        "evaluating": totals.evaluating,
+        "saving": totals.saving,
+        "starting": totals.starting + sum(start.starting_seconds for start in record.starts),
     }
     return {**parts, "other": max(0.0, wall - sum(parts.values()))}
-
-
-def _starting_seconds(start: Start) -> float:
-    until = start.training_since
-    if until is None:
-        until = start.last_time
-    return max(0.0, until - start.time)
 
 
 def _mean(values: Column | Grid) -> float | None:
@@ -356,9 +342,7 @@ def plan_decisions(record: RunRecord) -> dict[str, object]:
     """The plan's decisions that affect results, speed or memory."""
     plan_json, plan = record.plan_json, record.plan
     decisions: dict[str, object] = {**_decisions(plan_json)}
-    decisions["devices"] = ", ".join(
-        f"{count} x {name}" for name, count in devices(plan_json).items()
-    )
+    decisions["devices"] = device_names(plan_json)
     for name in ("processes", "threads", "recompute", "compress"):
         decisions[name] = plan_json.get(name)
     if plan is not None:
@@ -377,9 +361,7 @@ def environment(record: RunRecord) -> dict[str, object]:
 
     If the start has no versions (older journals), they come from the newest checkpoint.
     """
-    values: dict[str, object] = {}
-    if record.starts:
-        values |= flat(record.starts[-1].environment)
+    values: dict[str, object] = {**flat(record.environment)}
     if not values and record.checkpoints:
         versions = record.checkpoints[0].versions
         values = {f"versions.{name}": version for name, version in versions.items()}

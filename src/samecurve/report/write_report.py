@@ -1,6 +1,6 @@
-"""`samecurve report RUN...`: one page and its charts, made from the files of runs.
+"""`samecurve report RUN...`: one page in one file, made from the files of runs.
 
-Files of runs are only read. Nothing is written until everything is drawn.
+Files of runs are only read. Nothing is written until everything is made.
 """
 
 import contextlib
@@ -13,49 +13,82 @@ from typing import TypedDict
 
 import numpy as np
 
+import samecurve
 from samecurve.core.system.files import regular_only
 from samecurve.errors import RunError, UserError
-from samecurve.report.canvas import MADE_BY, need_matplotlib
+from samecurve.report.blocks import Page
+from samecurve.report.compare_page import compare_page
+from samecurve.report.frozen import frozen_html
+from samecurve.report.png import need_matplotlib
 from samecurve.report.record import RunRecord
+from samecurve.report.run_page import picture_data, run_page
 from samecurve.report.summary import Summary, differences, summary
+from samecurve.report.words import show_moment
 
+MADE_BY = "samecurve report"
 _PAGE = "report.html"
 _PAGE_SUFFIXES = {".html", ".htm"}
 _MAKER_WITHIN = 2000  # first bytes of a file, which name the program that made it
 _FOR_SEVERAL = Path("report")
 
 
-def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
-    """Write the page and its pictures; returns what was written, the page first.
+def write_report(
+    records: Sequence[RunRecord],
+    to: Path | None,
+    *,
+    pictures: bool = False,
+    exact: Sequence[str] = (),
+) -> list[Path]:
+    """Write the page; returns what was written, the page first.
 
-    to: the directory, or a file x.html: then the page alone, which holds its pictures; None: the
-        run's own directory for one run, report/ for several
+    to: the directory, or a file x.html; None: the run's own directory for one run, report/ for
+        several
+    pictures: also write each chart as report-NAME.png beside the page
+    exact: lines that say whether the runs are equal to the last bit
 
-    UserError: no matplotlib, no directory to write to, or a file there that no report wrote.
-    RunError: the disk is full.
+    UserError: no directory to write to, a file there that no report wrote, or no matplotlib for
+    pictures. RunError: the disk is full.
     """
-    need_matplotlib()
+    if pictures:
+        need_matplotlib("--png")
     directory = to or _FOR_SEVERAL
     if to is None and len(records) == 1:
         directory = records[0].directory
     name = _PAGE
-    is_file = to is not None and to.suffix in _PAGE_SUFFIXES and not to.is_dir()
-    if is_file:
-        directory, name = directory.parent, directory.name
-    _check_directory(directory, name, pictures=not is_file)
-    from samecurve.report.charts import draw
-    from samecurve.report.page import page
-
+    if to is not None and to.suffix in _PAGE_SUFFIXES and not to.is_dir():
+        directory, name = to.parent, to.name
+    _check_directory(directory, name, pictures=pictures)
     names = short_names([record.directory for record in records])
-    with np.errstate(all="ignore"):  # a damaged journal may hold any number
-        pictures, missing = draw(records, names)
-        html = page(records, names, pictures, missing, now=time.time())
-    contents = {name: html.encode("utf-8", "replace")}
-    if is_file:
-        return _publish(directory, contents, replace_pictures=False)
-    for picture in pictures:
-        contents[f"report-{picture.name}.png"] = picture.png
-    return _publish(directory, contents, replace_pictures=True)
+    page = _page(records, names, exact)
+    of_runs = "run" if len(records) == 1 else "runs"
+    moment = show_moment(time.time())
+    foot = f"Made by {MADE_BY} {samecurve.__version__}, {moment}, from the files of the {of_runs}."
+    contents = {name: frozen_html(page, MADE_BY, foot).encode()}
+    if pictures:
+        contents |= _pictures(page)
+    return _publish(directory, contents, replace_pictures=pictures)
+
+
+@np.errstate(all="ignore")  # a damaged journal may hold any number
+def _page(records: Sequence[RunRecord], names: Sequence[str], exact: Sequence[str]) -> Page:
+    if len(records) == 1:
+        return run_page(records[0], names[0], picture_data(records[0].directory))
+    return compare_page(records, names, exact, picture_data)
+
+
+def _pictures(page: Page) -> dict[str, bytes]:
+    """A PNG for each chart; for several runs the loss over time and over samples, too."""
+    from samecurve.report.png import png
+
+    drawn = {}
+    for block in page["blocks"]:
+        if block["type"] not in {"chart", "bars"}:
+            continue
+        drawn[f"report-{block['name']}.png"] = png([block], page, made_by=MADE_BY)
+        if block["name"] == "loss" and len(page["runs"]) > 1:
+            for axis, word in (("seconds", "time"), ("samples", "samples")):
+                drawn[f"report-loss-{word}.png"] = png([block], page, made_by=MADE_BY, axis=axis)
+    return drawn
 
 
 class ReportNumbers(TypedDict, total=False):
@@ -81,7 +114,7 @@ def short_names(directories: Sequence[Path]) -> list[str]:
 
 
 def _check_directory(directory: Path, name: str, *, pictures: bool) -> None:
-    """Refuse a directory before the charts are drawn, which takes a while."""
+    """Refuse a directory before anything is made."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is no directory", "--to DIR", "--to")
     files = sorted(directory.glob("report-*.png")) if pictures else []

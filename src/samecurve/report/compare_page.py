@@ -1,0 +1,97 @@
+"""The page that compares several runs: their curves in the same charts, and what differs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from samecurve.report.blocks import Block, Cell, Page, details, header, heading, pre, table, text
+from samecurve.report.charts import charts
+from samecurve.report.record import RunRecord
+from samecurve.report.run_page import (
+    PictureSource,
+    badge,
+    happened,
+    missing_note,
+    notes,
+    plan_in_short,
+    run_of,
+    samples,
+)
+from samecurve.report.summary import differences, summary
+from samecurve.report.words import SUMMARY_ROWS, show_value
+
+_DASH = "\N{EN DASH}"
+_TITLES = {
+    "config": "What was asked for otherwise",
+    "plan": "What the plans made of it",
+    "environment": "What they ran in",
+}
+
+
+def compare_page(
+    records: Sequence[RunRecord],
+    names: Sequence[str],
+    exact: Sequence[str],
+    picture: Callable[[Path], PictureSource],
+) -> Page:
+    """The page of several runs.
+
+    exact: lines that say whether the runs are equal to the last bit; []: it was not asked
+    picture: gives a run directory's sources of pictures
+    """
+    drawn, missing = charts(records, names)
+    title = f"{len(records)} runs compared"
+    blocks: list[Block] = [header(title), _runs_table(records, names)]
+    for record, name in zip(records, names, strict=True):
+        blocks += notes(record, f"{name}: ")
+    if exact:
+        blocks += [heading("Equal to the last bit?"), pre("\n".join(exact), wrap=True)]
+    blocks += [heading("Charts"), *drawn, *missing_note(missing)]
+    blocks += _differences(differences(records), names)
+    for record, name in zip(records, names, strict=True):
+        inner = [
+            *plan_in_short(record),
+            *happened(record),
+            *samples(record, picture(record.directory)),
+        ]
+        hint = f"plan, what happened, samples; all of it: samecurve report {record.directory}"
+        blocks += [heading(name), details(hint, inner)]
+    runs = [
+        run_of(record, name, index)
+        for index, (record, name) in enumerate(zip(records, names, strict=True))
+    ]
+    return {"title": title, "blocks": blocks, "runs": runs}
+
+
+def _runs_table(records: Sequence[RunRecord], names: Sequence[str]) -> Block:
+    """The rows of the summary in which any run has a value, below how each run ended."""
+    runs = [summary(record) for record in records]
+    outcomes: list[Cell] = []
+    for record in records:
+        words, tone = badge(record)
+        outcomes.append({"text": words, "tone": tone})
+    rows: list[list[Cell]] = [["outcome", *outcomes]]
+    for row in SUMMARY_ROWS:
+        cells = [row.show(run) for run in runs]
+        if any(value for value, _ in cells):
+            rows.append([row.title, *(_cell(value, note) for value, note in cells)])
+    return table(["", *names], rows, numbers=True)
+
+
+def _cell(value: str, note: str) -> Cell:
+    return {"text": value or _DASH, "note": note} if note else value or _DASH
+
+
+def _differences(
+    parts: Mapping[str, Mapping[str, Sequence[object]]], names: Sequence[str]
+) -> Iterator[Block]:
+    """A table of the values that differ between the runs."""
+    for part, title in _TITLES.items():
+        yield heading(title)
+        rows: list[list[Cell]] = [
+            [key, *(show_value(value, key) for value in values)]
+            for key, values in parts[part].items()
+        ]
+        if rows:
+            yield table([part, *names], rows)
+        else:
+            yield text(f"The same {part} in all.", "quiet")

@@ -1,0 +1,115 @@
+"""Evaluations of a run: a table of all, and the arrays of the last (a confusion matrix)."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from samecurve.core.evaluation import class_names, class_scores, is_confusion
+from samecurve.core.events import BESIDE_METRICS, Event
+from samecurve.report.blocks import Block, Cell, RichCell, details, heading, table, text
+from samecurve.report.record import RunRecord
+from samecurve.report.steps import number
+from samecurve.report.summary import NOT_METRICS
+from samecurve.report.words import show_number, show_value
+from samecurve.units import counted
+
+WHERE_ALL_ARE = "journal.jsonl has them all"
+_MAX_ROWS = 300
+_MAX_COLUMNS = 65  # columns of an evaluation's array that are shown, row numbers included
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def evaluations(record: RunRecord) -> Iterator[Block]:
+    if not record.evaluated:
+        return
+    names: dict[str, None] = {"loss": None}
+    for event in record.evaluated:
+        for name, value in event.values.items():
+            if name not in NOT_METRICS and not isinstance(value, list):
+                names[name] = None
+    rows: list[list[Cell]] = [
+        [event.step, *(_show_finite(event.values.get(name)) for name in names)]
+        for event in record.evaluated
+    ]
+    yield heading("Evaluations")
+    summary = counted(record.evaluated.seen, "evaluation")
+    yield details(summary, [shortened_table(["step", *names], rows, WHERE_ALL_ARE)])
+    yield from _arrays(record.evaluated[-1], record)
+
+
+def tested(record: RunRecord) -> Iterator[Block]:
+    """The result of the best checkpoint on the task's test data."""
+    event = record.tested
+    if event is None:
+        return
+    rows: list[list[Cell]] = [
+        [name, _show_finite(value)]
+        for name, value in event.values.items()
+        if name not in BESIDE_METRICS and not isinstance(value, list)
+    ]
+    yield heading("Test")
+    yield text(f"The checkpoint of step {event.step}, on data that nothing was chosen by.")
+    yield table([], rows, numbers=True)
+    yield from _arrays(event, record)
+
+
+def shortened_table(head: list[str], rows: list[list[Cell]], where_all: str) -> Block:
+    """A table without its middle rows, if it is very long."""
+    if len(rows) > _MAX_ROWS:
+        half = _MAX_ROWS // 2
+        note = f"{len(rows) - 2 * half} rows left out here: {where_all}"
+        gap: list[Cell] = [_ELLIPSIS, "", note, *[""] * (len(head) - 3)]
+        rows = [*rows[:half], gap[: max(2, len(head))], *rows[-half:]]
+    return table(head, rows)
+
+
+def _arrays(event: Event, record: RunRecord) -> Iterator[Block]:
+    """Small arrays of an evaluation as tables."""
+    for name, value in event.values.items():
+        if not isinstance(value, list):
+            continue
+        yield heading(f"{name} at step {event.step}", 3)
+        if is_confusion(value) and len(value) < _MAX_COLUMNS:
+            yield from _confusion(value, record)
+            continue
+        rows = [row if isinstance(row, list) else [row] for row in value]
+        if all(isinstance(row, list) for row in value):
+            head = ["", *map(str, range(max(map(len, rows), default=0)))]
+        else:
+            head = ["", name]
+        nested = any(isinstance(item, list) for row in rows for item in row)
+        if nested or len(head) > _MAX_COLUMNS or len(rows) > _MAX_ROWS:
+            yield text("Too large for this page; journal.jsonl has it.", "quiet")
+        else:
+            cells = [[show_value(item) for item in row] for row in rows]
+            yield table(head, [[str(index), *row] for index, row in enumerate(cells)], numbers=True)
+
+
+def _confusion(matrix: list[list[int]], record: RunRecord) -> Iterator[Block]:
+    """A confusion matrix, shaded by the share of each row, and a table of the classes."""
+    names = class_names(record.plan.reference if record.plan else {}, len(matrix))
+    yield text("Rows: the label. Columns: the answer.", "quiet")
+    rows: list[list[Cell]] = [
+        [name, *_shaded(counts)] for name, counts in zip(names, matrix, strict=True)
+    ]
+    yield table(["", *names], rows, numbers=True)
+    scores: list[list[Cell]] = [
+        [
+            score.name,
+            score.samples,
+            *(f"{share:.4f}" for share in (score.precision, score.recall, score.f1)),
+        ]
+        for score in class_scores(matrix, names)
+    ]
+    yield table(["", "samples", "precision", "recall", "F1"], scores, numbers=True)
+
+
+def _shaded(counts: Sequence[int]) -> list[RichCell]:
+    whole = max(1, sum(counts))
+    return [{"text": str(count), "share": round(count / whole, 3)} for count in counts]
+
+
+def _show_finite(value: object) -> str:
+    as_number = number(value)
+    if math.isnan(as_number):
+        return "not finite"
+    return show_number(as_number)

@@ -1,0 +1,318 @@
+"""The page of one run.
+
+Its blocks come in three lists: those at the head, which change while the run is live; the charts;
+and those that stay as they are from the run's start on (plan, config, environment).
+"""
+
+import base64
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from samecurve.core.events import Event
+from samecurve.core.system.files import read_file_bytes
+from samecurve.observe.plan_text import banner, decisions
+from samecurve.report import blocks, summary
+from samecurve.report.blocks import (
+    Block,
+    Card,
+    Cell,
+    Page,
+    Run,
+    Tone,
+    details,
+    heading,
+    table,
+    text,
+)
+from samecurve.report.charts import charts
+from samecurve.report.columns import columns_of
+from samecurve.report.evaluation_blocks import (
+    WHERE_ALL_ARE,
+    evaluations,
+    shortened_table,
+    tested,
+)
+from samecurve.report.record import RunRecord, Start
+from samecurve.report.steps import number
+from samecurve.report.words import SUMMARY_ROWS, show_moment, show_number, show_value
+from samecurve.units import show_bytes, show_seconds
+
+PictureSource = Callable[[str], str | None]  # a picture's src by its name; None: it is not shown
+
+_MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
+_MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
+_PNG = b"\x89PNG\r\n\x1a\n"
+_TONES: dict[str, Tone] = {
+    "finished": "good",
+    "failed": "bad",
+    "cut off": "bad",
+    "not started": "bad",
+}
+_OUTCOMES = {
+    "running": "It is still running: the page is as of now.",
+    "starting": "It is starting.",
+    "not started": "Nothing was ever started here.",
+}
+
+
+def run_page(record: RunRecord, name: str, picture: PictureSource) -> Page:
+    """The whole page of a run, with its numbers."""
+    return {
+        "title": name,
+        "blocks": [
+            *head_blocks(record, name, picture),
+            *chart_blocks(record, name),
+            *static_blocks(record),
+        ],
+        "runs": [run_of(record, name)],
+    }
+
+
+def run_of(record: RunRecord, name: str, colour: int = 0) -> Run:
+    return {"name": name, "colour": colour, "columns": columns_of(record)}
+
+
+def head_blocks(record: RunRecord, name: str, picture: PictureSource) -> list[Block]:
+    """How the run went: outcome, summary, what happened, evaluations, samples."""
+    return [
+        blocks.header(name, badge(record), str(record.directory)),
+        *notes(record),
+        _summary_cards(record),
+        *plan_in_short(record),
+        *happened(record),
+        *_starts(record),
+        *evaluations(record),
+        *tested(record),
+        *samples(record, picture),
+        *_checkpoints(record),
+    ]
+
+
+def chart_blocks(record: RunRecord, name: str) -> list[Block]:
+    drawn, missing = charts([record], [name])
+    return [heading("Charts"), *drawn, *missing_note(missing)]
+
+
+def static_blocks(record: RunRecord) -> list[Block]:
+    """What was known when the run started: plan, config, environment."""
+    return [*_plan(record), *_config(record), *_environment(record)]
+
+
+def missing_note(missing: list[str]) -> Iterator[Block]:
+    if missing:
+        yield text(f"Not drawn, since there are no numbers for it: {', '.join(missing)}.", "quiet")
+
+
+def badge(record: RunRecord) -> tuple[str, Tone]:
+    how = summary.outcome(record)
+    return how, _TONES.get(how, "accent")
+
+
+def notes(record: RunRecord, name: str = "") -> Iterator[Block]:
+    """Notes that come before any number: failed, cut off, nothing trained, damaged files.
+
+    name: of the run, before each note
+    """
+    yield from _outcome_note(record, name)
+    if not record.num_steps and record.starts:
+        yield text(f"{name}No step was trained, so there are no curves.", "warn")
+    elif record.num_steps and not record.evaluated:
+        yield text(f"{name}It was never evaluated.", "quiet")
+    if record.began_from:
+        yield text(f"{name}It began from {record.began_from}.", "quiet")
+    for fault in record.faults:
+        yield text(name + fault, "bad")
+
+
+def _outcome_note(record: RunRecord, name: str) -> Iterator[Block]:
+    how = summary.outcome(record)
+    if how == "failed":
+        values = record.starts[-1].end_values
+        cause = str(values.get("cause", ""))
+        if values.get("remedy"):
+            cause = f"{cause} Remedy: {values['remedy']}"
+        yield text(cause, "bad", title=f"{name}Failed:")
+    elif how == "cut off":
+        words = (
+            f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
+            " the machine went down."
+        )
+        yield text(name + words, "warn")
+    elif how in _OUTCOMES:
+        yield text(name + _OUTCOMES[how], "quiet")
+
+
+def _summary_cards(record: RunRecord) -> Block:
+    run = summary.summary(record)
+    items: list[Card] = []
+    for row in SUMMARY_ROWS:
+        value, note = row.show(run)
+        if value:
+            items.append({"title": row.title, "value": value, "note": note})
+    return blocks.cards(items)
+
+
+def plan_in_short(record: RunRecord) -> Iterator[Block]:
+    if record.plan:
+        yield blocks.pre("\n".join(banner(record.plan)))
+
+
+def happened(record: RunRecord) -> Iterator[Block]:
+    """Resumes, restarts, warnings and ends, the oldest first."""
+    rows: list[list[Cell]] = [
+        [show_moment(event.time), event.step, event.kind, _describe(event)]
+        for event in record.notable
+    ]
+    if rows:
+        yield heading("What happened")
+        yield shortened_table(["when", "step", "what", ""], rows, WHERE_ALL_ARE)
+
+
+def _describe(event: Event) -> str:
+    values = event.values
+    if event.kind == "failed":
+        parts = [str(values[name]) for name in ("cause", "remedy") if values.get(name)]
+        return " Remedy: ".join(parts)
+    if event.kind in {"finished", "stopped"}:
+        seconds = show_seconds(number(values.get("seconds"), 0.0))
+        goodput = number(values.get("goodput"), 0.0)
+        return f"{show_value(values.get('steps'))} steps in {seconds}, goodput {goodput:.0%}"
+    return str(values.get("text", ""))
+
+
+def _starts(record: RunRecord) -> Iterator[Block]:
+    """A table of the run's starts: where each ran, how long, and how it ended."""
+    if len(record.starts) > 1:
+        ends = [start.end or "cut off" for start in record.starts]
+        ends[-1] = summary.outcome(record)
+        rows = [_start_row(start, end) for start, end in zip(record.starts, ends, strict=True)]
+        head = ["started", "from step", "to step", "seconds", "strategy", "devices", "ended"]
+        yield heading("Starts")
+        yield shortened_table(head, rows, WHERE_ALL_ARE)
+
+
+def _start_row(start: Start, end: str) -> list[Cell]:
+    return [
+        show_moment(start.time),
+        start.step,
+        start.last_step,
+        show_seconds(start.wall_seconds),
+        start.how,
+        start.devices,
+        end,
+    ]
+
+
+def samples(record: RunRecord, picture: PictureSource) -> Iterator[Block]:
+    """The model's last samples and its first."""
+    if not record.sampled:
+        return
+    yield heading("Samples")
+    events = [record.sampled[-1]]
+    if len(record.sampled) > 1:
+        events.append(record.sampled[0])
+    for event in events:
+        yield heading(f"at step {event.step}", 3)
+        for words in _list(event.values.get("texts"))[:_MAX_TEXTS]:
+            yield blocks.pre(str(words)[:_MAX_TEXT], wrap=True)
+        names = [str(name) for name in _list(event.values.get("pictures"))[:_MAX_PICTURES]]
+        sources = {name: picture(name) for name in names}
+        shown: list[blocks.Picture] = [
+            {"caption": name, "src": source} for name, source in sources.items() if source
+        ]
+        if shown:
+            yield blocks.pictures(shown, "small")
+        for name in names:
+            if not sources[name]:
+                limit = show_bytes(_MAX_PICTURE)
+                yield text(
+                    f"{name}: not shown (no PNG file of this run, or larger than {limit})", "quiet"
+                )
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def picture_data(run: Path) -> PictureSource:
+    """Sources that hold the pictures themselves, for a page in one file."""
+
+    def source(name: str) -> str | None:
+        content = read_picture(run, name)
+        if content is None:
+            return None
+        return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+    return source
+
+
+def read_picture(run: Path, name: str) -> bytes | None:
+    """A PNG file of the run. None: it is no PNG, is too large, or lies outside the run."""
+    path = run / name
+    try:
+        if run.resolve() not in path.resolve().parents:
+            return None
+        content = read_file_bytes(path, _MAX_PICTURE)
+    except (OSError, ValueError):
+        return None
+    if not content.startswith(_PNG):
+        return None
+    return content
+
+
+def _plan(record: RunRecord) -> Iterator[Block]:
+    """The plan: every decision with its reason, and the expected memory."""
+    reasons = record.plan_json.get("because")
+    values: dict[str, str] = {}
+    if record.plan:
+        values = decisions(record.plan)
+    yield heading("Plan")
+    if isinstance(reasons, dict):
+        names = sorted(reasons, key=lambda name: name not in values)
+        rows = [[name, values.get(name, ""), str(reasons[name])] for name in names]
+        yield table(["decision", "value", "because"], rows)
+    if record.plan:
+        terms = [[term.name, show_bytes(term.bytes), term.formula] for term in record.plan.memory]
+        yield heading("Memory of each device, estimated", 3)
+        yield table(["term", "bytes", "formula"], terms)
+    for name, formula in record.formulas.items():
+        yield text(f"{name}: {formula}", "quiet")
+
+
+def _config(record: RunRecord) -> Iterator[Block]:
+    """Config values and where each was set; defaults are folded away."""
+    if not record.config:
+        return
+    were_set: list[list[Cell]] = []
+    defaults: list[list[Cell]] = []
+    for key, value in record.config.items():
+        if key in record.origins:
+            were_set.append([key, show_value(value), record.origins[key]])
+        else:
+            defaults.append([key, show_value(value)])
+    yield heading("Config")
+    yield table(["key", "value", "from"], were_set)
+    yield details(f"{len(defaults)} defaults", [table(["key", "value"], defaults)])
+
+
+def _environment(record: RunRecord) -> Iterator[Block]:
+    values = summary.environment(record)
+    yield heading("Environment")
+    if not values:
+        yield text("Not recorded: the run was started by an older version.", "quiet")
+        return
+    yield table([], [[name, show_value(value, name)] for name, value in values.items()])
+
+
+def _checkpoints(record: RunRecord) -> Iterator[Block]:
+    yield heading("Checkpoints")
+    if not record.checkpoints:
+        yield text("None is kept.", "quiet")
+        return
+    rows: list[list[Cell]] = []
+    for checkpoint in record.checkpoints:
+        loss = "" if math.isnan(checkpoint.loss) else show_number(checkpoint.loss)
+        rows.append([checkpoint.path, checkpoint.step, show_bytes(checkpoint.bytes), loss])
+    head = ["path", "step", "size", "validation loss"]
+    yield shortened_table(head, rows, "the run directory has them all")
