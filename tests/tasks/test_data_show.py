@@ -313,6 +313,27 @@ def test_hidden_tokens_of_a_masked_model_are_those_that_it_learns(
     assert masks
 
 
+def test_texts_that_belong_together_are_shown_one_by_one(tmp_path: Path, own_cache: Path) -> None:
+    """The model is given each of them by itself, which is no array of its own."""
+    del own_cache
+    rows = [{"anchor": f"the sea {n}", "positive": f"salt water {n}"} for n in range(20)]
+    config = chats(tmp_path, [])
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config.with_values(
+        model={"architecture": "bert", "objective": "embed", "vocab_size": 300},
+        data={"source": str(tmp_path / "pairs.jsonl"), "chat_template": None},
+    )
+    blocks = data_blocks(config, samples=1)
+    texts = [
+        "".join(piece["text"] for line in block["lines"] for piece in line)
+        for block in blocks_of(blocks, "spans")
+    ]
+    number = texts[0].rpartition(" ")[2]
+    assert texts == [f"the sea {number}", f"salt water {number}"]
+    (arrays,) = blocks_of(blocks, "table")
+    assert [row[0] for row in arrays["rows"]] == ["input_ids", "documents"]
+
+
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     (tmp_path / "pictures.py").write_text(PICTURES)

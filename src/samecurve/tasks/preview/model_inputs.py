@@ -68,7 +68,7 @@ def as_given(
         return None
     shown = dict(rows)
     for name, tensor in given.items():
-        if len(tensor) == len(keys) and not any(_equal(tensor, own) for own in tensors.values()):
+        if len(tensor) == len(keys) and not any(_is_part(tensor, own) for own in tensors.values()):
             shown[_name_among(tensors, name, tensor)] = tensor.detach().numpy()
     return shown
 
@@ -81,8 +81,13 @@ def labels_of_loss(make: Callable[[Arrays], Any], rows: Columns, keys: RowKeys) 
     return labels
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _is_part(given: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether the arrays are equal, or the one is one of several in each row of the other."""
+    if given.shape == own.shape:
+        return bool((given == own).all())
+    if own.ndim != given.ndim + 1 or (len(own), *own.shape[2:]) != given.shape:
+        return False
+    return any(bool((given == own[:, number]).all()) for number in range(own.shape[1]))
 
 
 def _name_among(tensors: Mapping[str, torch.Tensor], name: str, given: torch.Tensor) -> str:
@@ -92,7 +97,9 @@ def _name_among(tensors: Mapping[str, torch.Tensor], name: str, given: torch.Ten
         for own_name, own in tensors.items()
         if own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
     ]
-    return alike[0] if len(alike) == 1 else name
+    if len(alike) == 1:
+        return alike[0]
+    return name if name in alike or name not in tensors else f"model's {name}"
 
 
 def _arguments(

@@ -17,7 +17,7 @@ from samecurve.tasks.preview.parts import CLASS
 from samecurve.tasks.preview.text_parts import TokenColumns, real_length
 
 MOST_READ, MOST_SECONDS = 2048, 10.0
-_TOGETHER = 64  # samples that are read at once
+_TOGETHER, _MOST_BYTES = 64, 1 << 26  # samples, and bytes about, that are read at once
 _MOST_CLASSES = 200  # different numbers, beyond which they are no classes
 
 
@@ -129,7 +129,10 @@ def _spread(rows: Rows) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
     """
     count = min(len(rows), MOST_READ)
     ids = np.unique(np.linspace(0, len(rows) - 1, count).astype(np.int64))
-    together = 1 if rows.by_microbatch else _TOGETHER
+    together = 1
+    if not rows.by_microbatch:
+        size = sum(array.nbytes for array in rows.read(ids[:1], 0).values())
+        together = max(1, min(_TOGETHER, _MOST_BYTES // max(1, size)))
     batches = -(-len(ids) // together)
     for first in range(batches):
         chosen = ids[first::batches]

@@ -47,7 +47,7 @@ def about_documents(data: HFData, prepared: PreparedData, learns: Learns) -> Abo
         if "loss_tokens" in reference and reads_tokens
         else None,
         lengths=np.concatenate(lengths) if lengths else None,
-        lengths_of="document" if reads_tokens else "row of texts",
+        lengths_of="document" if reads_tokens else "row",
         lines=lines,
         left_out=left_out,
     )
@@ -63,7 +63,9 @@ def _left_out(
     """The documents of a source that are left out or cut, by the reason."""
     corpus = part.corpus
     shortened = shortened_documents(corpus, data)
-    by_reason = _by_reason(part, data, shortened.without_loss)
+    by_reason = _without_answer(part, shortened.nothing_learnt)
+    late = f"what is to be learnt stands behind its first {data.seq_len} tokens"
+    by_reason[late] = shortened.learnt_too_late
     if learns == "tokens":  # texts of other rows are cut one by one, later
         by_reason[f"longer than {data.seq_len} tokens: its end is left out"] = shortened.cut
     empty = "empty: nothing to read"
@@ -88,29 +90,17 @@ def _left_out(
     return [each for each in left_out if each.rows]
 
 
-def _by_reason(part: SourcePart, data: HFData, numbers: Numbers) -> dict[str, Numbers]:
-    """Documents without a token that is learnt, by the reason. numbers: of the documents"""
-    corpus = part.corpus
-    is_conversation, is_prompt = corpus.of_kind("messages"), corpus.of_kind("completion")
-    later = f"what is to be learnt stands behind its first {data.seq_len} tokens"
-    by_reason: dict[str, list[int]] = {}
-    starts = np.cumsum(corpus.lengths) - corpus.lengths
-    for number in numbers.tolist():
-        begin, length = int(starts[number]), int(corpus.lengths[number])
-        if corpus.loss_mask is None:
-            learnt = length > 1
-        else:
-            learnt = bool(corpus.loss_mask[begin + 1 : begin + length].any())
-        if learnt:
-            reason = later
-        elif is_conversation[number]:
-            reason = "no token to be learnt: the assistant says nothing"
-        elif is_prompt[number]:
-            reason = "no token to be learnt: there is no completion"
-        else:
-            reason = "no token to be learnt: one token alone, with nothing before it"
-        by_reason.setdefault(reason, []).append(number)
-    return {reason: np.array(found, np.int64) for reason, found in by_reason.items()}
+def _without_answer(part: SourcePart, numbers: Numbers) -> dict[str, Numbers]:
+    """Documents without a token that could be learnt, by the reason. numbers: of the documents"""
+    is_conversation = part.corpus.of_kind("messages")[numbers]
+    is_prompt = part.corpus.of_kind("completion")[numbers]
+    return {
+        "no token to be learnt: the assistant says nothing": numbers[is_conversation],
+        "no token to be learnt: there is no completion": numbers[is_prompt],
+        "no token to be learnt: one token alone, with nothing before it": (
+            numbers[~is_conversation & ~is_prompt]
+        ),
+    }
 
 
 def _places(

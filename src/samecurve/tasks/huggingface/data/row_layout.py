@@ -199,10 +199,12 @@ def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _S
 class Shortened:
     """Documents of a source that are not trained on as a whole, by their numbers.
 
-    without_loss: those without a token that is learnt. cut: those whose end is left out
+    nothing_learnt: those without a token that could be learnt. learnt_too_late: those whose tokens
+    to be learnt all stand behind the end of a row. cut: those whose end is left out
     """
 
-    without_loss: Numbers
+    nothing_learnt: Numbers
+    learnt_too_late: Numbers
     cut: Numbers
 
 
@@ -214,7 +216,13 @@ def shortened_documents(corpus: TokenizedSource, data: HFData) -> Shortened:
     is_used[pieces.document] = True
     lasts_longer = corpus.lengths[:count] > data.seq_len
     is_text = corpus.of_kind("text")[:count]
-    return Shortened(np.flatnonzero(~is_used), np.flatnonzero(is_used & lasts_longer & ~is_text))
+    starts = np.cumsum(corpus.lengths) - corpus.lengths
+    learns = _count_loss_tokens(corpus, starts, corpus.lengths)[:count] > 0
+    return Shortened(
+        nothing_learnt=np.flatnonzero(~is_used & ~learns),
+        learnt_too_late=np.flatnonzero(~is_used & learns),
+        cut=np.flatnonzero(is_used & lasts_longer & ~is_text),
+    )
 
 
 def _documents(corpus: TokenizedSource, data: HFData) -> int:
