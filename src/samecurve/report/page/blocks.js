@@ -2,7 +2,7 @@
 
 import { barsFigure } from "./bars.js";
 import { Chart, ChartView } from "./charts.js";
-import { el } from "./dom.js";
+import { el, withCode } from "./dom.js";
 import { formatDigits } from "./numbers.js";
 import { ChartTools } from "./tools.js";
 
@@ -114,11 +114,11 @@ function heading({ text: words, level, id }) {
 
 function text({ text: words, tone, title }) {
   if (!tone || tone === "quiet") {
-    return el("p", { class: tone }, title && el("strong", {}, `${title} `), words);
+    return el("p", { class: tone }, title && el("strong", {}, `${title} `), withCode(words));
   }
   return el("div", { class: `note ${tone}`, role: tone === "bad" ? "alert" : null },
     el("span", { class: "note-sign", "aria-hidden": "true" }, toneSigns[tone]),
-    el("div", {}, title && el("strong", {}, title), el("p", {}, words)));
+    el("div", {}, title && el("strong", {}, withCode(title)), el("p", {}, withCode(words))));
 }
 
 function cards({ items }) {

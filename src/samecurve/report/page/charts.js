@@ -300,8 +300,10 @@ export class Chart {
       if (value && !this.hidden.has(index)) place = Math.max(place ?? value.x, value.x);
       fill(this.values[index], value ? formatValue(value.y, this.block.y.format) : "–");
     });
-    const name = this.kind === "own" ? this.block.x.label : axisLabel(this.kind).toLowerCase();
-    fill(this.place, place === null ? "" : `${name} ${formatValue(place, this.xFormat)}`);
+    const shown = formatValue(place, this.xFormat);
+    const words = this.kind === "own" ? `${shown} ${this.block.x.label}`
+      : `${axisLabel(this.kind).toLowerCase()} ${shown}`;
+    fill(this.place, place === null ? "" : words);
     this.showTip();
   }
 

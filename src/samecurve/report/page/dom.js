@@ -21,6 +21,13 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** The parts of a text, in which commands between backticks become code. */
+export function withCode(words) {
+  const parts = words.split("`");
+  if (parts.length % 2 === 0) return [words];
+  return parts.map((part, index) => (index % 2 ? el("code", {}, part) : part));
+}
+
 /** A colour of the style sheet ("s0", "bad", ...) as the browser computes it now. */
 export function themeColour(name) {
   let probe = document.getElementById("colour-probe");

@@ -1,6 +1,6 @@
 /** The choice of what a new run begins from: a preset, a config of a folder, a run to repeat. */
 
-import { el, fill } from "/page/dom.js";
+import { el, fill, withCode } from "/page/dom.js";
 import { read } from "./api.js";
 
 /** All bases, and the one that is chosen. changed(base): {kind, id}. */
@@ -51,7 +51,7 @@ export class BaseChoice {
       presets.map(({ id, title, text, task }) => el("button", { type: "button", class: "preset",
         "aria-pressed": String(this.isChosen("preset", id)),
         onclick: () => this.choose("preset", id) }, el("strong", {}, title),
-      el("span", { class: "quiet" }, text), el("span", { class: "preset-task" }, task))));
+      el("span", { class: "quiet" }, withCode(text)), el("span", { class: "preset-task" }, task))));
   }
 
   select(rows, words) {

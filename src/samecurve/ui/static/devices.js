@@ -16,7 +16,7 @@ export function deviceChoice(state, use, { several = true, changed = () => {} } 
   const boxes = gpus.map((gpu) => el("input", { type: several ? "checkbox" : "radio",
     name: "devices", value: gpu.index, checked: chosen.indices.has(gpu.index), onchange }));
   const cpu = el("input", { type: several ? "checkbox" : "radio", name: "devices", value: "cpu",
-    checked: chosen.ranks > 0, disabled: !gpus.length, onchange });
+    checked: chosen.ranks > 0, onchange });
   const ranks = el("input", { type: "number", min: 1, max: 64, value: Math.max(1, chosen.ranks),
     "aria-label": "CPU ranks", title: "Processes that act as devices", oninput: onchange });
   const rankPart = el("span", { class: "ranks" }, "as", ranks, "ranks");
@@ -45,8 +45,8 @@ export function deviceChoice(state, use, { several = true, changed = () => {} } 
     el("p", { class: "quiet" }, state.detected),
     gpus.map((gpu, index) => el("label", { class: "device" }, boxes[index],
       el("span", {}, `${gpu.index}: ${gpu.name}`, el("small", {}, deviceUse(gpu))))),
-    el("div", { class: "device" }, el("label", { class: "device" }, cpu,
-      el("span", {}, "CPU", el("small", {}, about))), rankPart));
+    el("div", { class: "device" }, el("label", { class: "device" },
+      gpus.length > 0 && cpu, el("span", {}, "CPU", el("small", {}, about))), rankPart));
   return { element, value };
 }
 

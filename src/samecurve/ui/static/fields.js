@@ -1,6 +1,6 @@
 /** Fields of a form: one control a field, with label, help, unit and its errors beside it. */
 
-import { el, fill } from "/page/dom.js";
+import { el, fill, withCode } from "/page/dom.js";
 
 const numberText = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const wholeText = /^[+-]?\d[\d_]*$/;
@@ -8,24 +8,30 @@ const wholeText = /^[+-]?\d[\d_]*$/;
 /**
  * A field of a Form.
  *
- * changed(key, value): called at each change. `errors` of the server go to `showErrors`.
+ * changed(key, value): called at each change. origin: where the value was set, if anywhere.
  */
 export class FormField {
-  constructor(field, value, changed) {
+  constructor(field, value, changed, origin) {
     this.field = field;
     this.changed = changed;
     this.id = `field-${field.key.replaceAll(".", "-")}`;
     this.control = this.makeControl(value);
     this.problem = el("p", { class: "field-error", id: `${this.id}-error`, hidden: true });
     const isSwitch = field.kind === "switch";
-    const label = el("label", { for: this.id }, field.label);
+    const label = el("label", { for: this.id, title: origin && `set in ${origin}` }, field.label);
     const help = field.help && el("p", { class: "quiet", id: `${this.id}-help` },
-      withCode(sentence(field.help)));
+      withCode(this.begins(field.help)));
     this.element = el("div", { class: `field ${field.kind}`, "data-key": field.key },
       isSwitch ? el("div", { class: "switch-row" }, this.control, label) : [label,
         el("div", { class: "control-row" }, this.control,
           field.unit && el("span", { class: "unit quiet" }, field.unit))],
       this.problem, help);
+  }
+
+  /** The help text as a sentence; a value that it begins with keeps its spelling. */
+  begins(help) {
+    const [word] = help.split(/[\s,;:]/);
+    return this.field.choices?.some(({ value }) => value === word) ? help : sentence(help);
   }
 
   makeControl(value) {
@@ -115,14 +121,9 @@ export function fieldGroup({ title, text }, fields) {
     el("div", { class: "fields" }, fields.map(({ element }) => element)));
 }
 
-/** "what is trained" -> "What is trained". A word with a dot or a comma after it stays. */
+/** "what is trained" -> "What is trained". A key, such as batch.samples, stays as it is. */
 export function sentence(words) {
   return /^[a-z][a-z]*[ ;,]/.test(words) ? words[0].toUpperCase() + words.slice(1) : words;
-}
-
-/** Text between backticks as code. */
-function withCode(words) {
-  return words.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 }
 
 function textOf(value) {

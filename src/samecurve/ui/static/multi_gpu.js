@@ -4,77 +4,74 @@ import { el, fill } from "/page/dom.js";
 import { deviceChoice } from "./devices.js";
 import { FormField } from "./fields.js";
 
-const statement = "Data is always distributed: each device reads only its own samples of a step. "
-  + "Every sample is used exactly once an epoch, whatever the number of devices, so there is no "
-  + "switch for it.";
-
 /**
  * The section: {element, fields}.
  *
- * multiGpu: of the Form, {fields, statement?}. values: of the Form. changed(key, value).
+ * multiGpu: of the Form: {enabled, on, off, fields, statement, strategies}; `on` and `off` are
+ * values of devices.use. values: of the Form. changed(key, value): called at each change.
  */
 export function multiGpuSection(multiGpu, values, state, changed) {
-  const fields = (multiGpu.fields ?? [])
-    .filter(({ key }) => key !== "devices.use")
-    .map((field) => new FormField(field, values[field.key] ?? field.default, (key, value) => {
+  const all = multiGpu.fields.filter(({ key }) => key !== "devices.use").map((field) => {
+    const own = field.key === "devices.strategy" ? { ...field, help: "" } : field;
+    return new FormField(own, values[field.key] ?? field.default, (key, value) => {
       changed(key, value);
-      showBaseBatch();
-    }));
-  const use = String(values["devices.use"] ?? "auto");
-  const gpus = state.devices.filter(({ kind }) => kind !== "cpu").length;
+      explain();
+    });
+  });
+  const find = (key) => all.find(({ field }) => field.key === key);
+  const about = el("p", { class: "quiet" });
   const enable = el("input", { type: "checkbox", id: "multi-gpu",
     onchange: () => choose(enable.checked) });
-  enable.checked = isSeveral(use, gpus);
-  const problem = el("p", { class: "field-error", id: "devices-error", hidden: true });
   const devices = el("div");
-  const rest = el("div", { class: "fields" });
-  let choice = null;
+  const problem = el("p", { class: "field-error", hidden: true, role: "alert" });
+  const rest = el("div", { class: "fields" }, all.map(({ element }) => element),
+    el("div", { class: "field list" },
+      el("div", { class: "switch-row" }, el("span", { class: "good", "aria-hidden": "true" }, "✓"),
+        el("strong", {}, "Distributed data")),
+      el("p", { class: "quiet" }, multiGpu.statement)));
+  find("devices.strategy")?.element.append(about);
+  enable.checked = multiGpu.enabled;
 
-  function draw(current) {
+  function draw(use) {
     const several = enable.checked;
-    choice = deviceChoice(state, current, { several, changed: (value) => {
+    const choice = deviceChoice(state, use, { several, changed: (value) => {
       changed("devices.use", value);
     } });
-    fill(devices, choice.element, problem);
+    fill(devices, choice.element);
     rest.hidden = !several;
   }
 
-  /** The base batch has a meaning only where the learning rate is scaled. */
-  function showBaseBatch() {
-    const find = (key) => fields.find(({ field }) => field.key === key);
-    const scaled = find("schedule.scale_lr")?.value() !== "none";
-    const base = find("schedule.base_batch");
-    if (base) base.element.hidden = !scaled;
-  }
-
   function choose(several) {
-    draw(several && gpus < 2 ? "cpu:2" : "all");
-    changed("devices.use", choice.value());
+    const use = several ? multiGpu.on : multiGpu.off;
+    draw(use);
+    changed("devices.use", use);
   }
 
-  fill(rest, fields.map(({ element }) => element), el("div", { class: "field list" },
-    el("div", { class: "switch-row" }, el("span", { class: "good", "aria-hidden": "true" }, "✓"),
-      el("strong", {}, "Distributed data")),
-    el("p", { class: "quiet" }, multiGpu.statement ?? statement)));
-  draw(use);
-  showBaseBatch();
-  const devicesField = {
+  /** Say what the chosen strategy does; the base batch is for a learning rate that is scaled. */
+  function explain() {
+    const row = multiGpu.strategies.find(({ value }) => {
+      return value === find("devices.strategy")?.value();
+    });
+    fill(about, row ? `Holds ${row.holds}. Sends ${row.sends}. Suits ${row.suits}.` : "");
+    const base = find("schedule.base_batch");
+    if (base) base.element.hidden = find("schedule.scale_lr")?.value() === "none";
+  }
+
+  draw(String(values["devices.use"] ?? "auto"));
+  explain();
+  const use = {
     field: { key: "devices.use" },
+    localError: () => null,
     showErrors(errors) {
       problem.hidden = !errors.length;
-      fill(problem, errors.map(({ cause, remedy }) => `${cause}${remedy ? `: ${remedy}` : ""}`));
+      fill(problem, errors.map(({ cause, remedy }) => el("span", {}, cause,
+        remedy && `: ${remedy}`)));
     },
-    localError: () => null,
   };
   const element = el("fieldset", { class: "group" }, el("legend", {}, "Multi-GPU Training"),
     el("div", { class: "field switch" }, el("div", { class: "switch-row" }, enable,
       el("label", { for: "multi-gpu" }, "Enable")),
     el("p", { class: "quiet" }, "Train on several devices. The loss curve stays the same.")),
-    devices, rest);
-  return { element, fields: [...fields, devicesField] };
-}
-
-function isSeveral(use, gpus) {
-  if (use === "auto" || use === "all") return gpus > 1;
-  return use.startsWith("cpu:") ? Number(use.slice(4)) > 1 : use.includes(",");
+    devices, problem, rest);
+  return { element, fields: [...all, use] };
 }

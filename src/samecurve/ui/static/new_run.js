@@ -21,26 +21,20 @@ export class NewRunPage {
     this.fields = new Map();
     this.plan = new PlanPanel();
     this.bases = new BaseChoice((base) => this.begin(base));
-    this.name = el("input", { type: "text", id: "run-name", autocomplete: "off", maxlength: 100,
-      placeholder: "named after its config", oninput: () => {
-        changeDraft({ name: this.name.value.trim() });
-        this.later();
-      } });
     this.form = el("form", { class: "run-form", onsubmit: (event) => event.preventDefault() });
     this.buttons = ["Save as YAML", "Queue", "Start"].map((label) => {
       return el("button", { type: "button", class: label === "Start" && "primary",
         onclick: (event) => this.send(label, event.currentTarget) }, label);
     });
-    this.nameField = el("div", { class: "field" }, el("label", { for: "run-name" }, "Name"),
-      this.name);
     this.baseTitle = el("strong");
+    this.notes = el("div");
     this.choice = el("details", { class: "base-choice", open: true },
       el("summary", {}, el("span", {}, "Begins from "), this.baseTitle), this.bases.element);
     this.work = el("div", { hidden: true },
       el("div", { class: "work" }, this.form, this.plan.element),
       el("div", { class: "start-bar" }, this.plan.brief, this.buttons));
     this.element = el("div", {}, el("div", { class: "page-head" }, el("h1", {}, "New run")),
-      this.choice, this.work);
+      this.choice, this.notes, this.work);
   }
 
   async start() {
@@ -66,17 +60,17 @@ export class NewRunPage {
 
   /** Ask for the form of the draft and draw it. */
   async loadForm() {
-    const { base, values, name } = draft();
+    const { base, values } = draft();
     try {
       const [form, state] = await Promise.all([write("/api/form", { base, values }),
         this.app.state()]);
       this.app.failed(null);
       this.shown = form;
-      this.name.value = name;
       this.drawForm(form, state);
       this.work.hidden = false;
       this.choice.open = false;
       fill(this.baseTitle, form.title);
+      fill(this.notes, (form.notes ?? []).map((note) => el("p", { class: "quiet" }, note)));
       this.request();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -84,9 +78,10 @@ export class NewRunPage {
     }
   }
 
-  drawForm({ groups, more, multi_gpu: multiGpu, values }, state) {
+  drawForm({ groups, more, multi_gpu: multiGpu, values, from = {}, name: named }, state) {
     const changed = (key, value) => this.changed(key, value);
-    const make = (field) => new FormField(field, values[field.key] ?? null, changed);
+    const make = (field) => new FormField(field, values[field.key] ?? null, changed,
+      from[field.key]);
     const draw = (group) => {
       const fields = group.fields.map(make);
       for (const field of fields) this.fields.set(field.field.key, field);
@@ -94,10 +89,13 @@ export class NewRunPage {
     };
     const wasOpen = this.more?.open ?? false;
     this.fields.clear();
-    const multi = multiGpuSection(multiGpu ?? {}, values, state, changed);
+    const multi = multiGpuSection(multiGpu, values, state, changed);
     for (const field of multi.fields) this.fields.set(field.field.key, field);
     const [first, ...basic] = groups.map(draw);
-    first.querySelector(".fields").prepend(this.nameField);
+    const name = make({ key: "name", kind: "text", label: "Name", help: "", placeholder: named });
+    name.control.value = draft().name;
+    this.fields.set("name", name);
+    first.querySelector(".fields").prepend(name.element);
     this.more = el("details", { class: "more", open: wasOpen }, el("summary", {}, "More settings"),
       more.map(draw));
     this.more.hidden = !more.length;
@@ -106,7 +104,8 @@ export class NewRunPage {
   }
 
   changed(key, value) {
-    setValue(key, value, this.shown.values[key] ?? null);
+    if (key === "name") changeDraft({ name: value.trim() });
+    else setValue(key, value, this.shown.values[key] ?? null);
     if (reshaping.has(key)) this.loadForm();
     else {
       this.showSections();
@@ -170,8 +169,7 @@ export class NewRunPage {
     if (answer.path) tell(`Saved as ${answer.path}`);
     else {
       tell(label === "Start" ? `${answer.job.name} starts` : `${answer.job.name} is in the queue`);
-      const { run_id: run } = answer.job;
-      location.hash = run ? `#/run/${run}` : "#/runs";
+      location.hash = label === "Start" ? `#/runs?follow=${answer.job.id}` : "#/runs";
     }
   }
 }

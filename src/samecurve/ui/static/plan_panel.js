@@ -41,7 +41,7 @@ export class PlanPanel {
     this.content.removeAttribute("aria-busy");
     this.showErrors(others);
     if (!ok && !blocks.length) {
-      this.say("not possible as it is", "bad");
+      this.say("the plan is not possible as it is", "bad");
       return;
     }
     this.content.classList.remove("outdated");
@@ -56,13 +56,13 @@ export class PlanPanel {
   /** The request failed: it is no answer about the run. */
   fail(error) {
     this.content.removeAttribute("aria-busy");
-    this.say("not planned", "bad");
+    this.say("the plan could not be made", "bad");
     this.showErrors(error.errors ?? [{ cause: error.message, remedy: "" }]);
   }
 
   say(words, tone = "quiet") {
     fill(this.status, words);
-    fill(this.brief, el("span", { class: tone }, `The plan: ${words}`));
+    fill(this.brief, el("span", { class: tone }, words[0].toUpperCase() + words.slice(1)));
   }
 
   showErrors(errors) {

@@ -18,13 +18,14 @@ export class Queue {
     this.isActive = false;
   }
 
-  /** Show the jobs that have not finished; of those that failed, what they said last. */
+  /** Show the jobs that wait, and those that the list of runs does not have. */
   show(jobs) {
     const text = JSON.stringify(jobs);
     if (text === this.before) return;
     this.before = text;
-    const shown = jobs.filter(({ state }) => state !== "finished" && state !== "stopped");
-    this.isActive = shown.some(({ state }) => state !== "failed");
+    const shown = jobs.filter(({ state, run_id: run }) => state === "waiting" || state === "starting"
+      || (!run && (state === "running" || state === "failed")));
+    this.isActive = jobs.some(({ state }) => ["waiting", "starting", "running"].includes(state));
     this.element.hidden = !shown.length;
     const focused = document.activeElement?.dataset?.job;
     fill(this.list, shown.map((job) => this.row(job, shown)));

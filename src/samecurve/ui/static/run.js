@@ -11,7 +11,7 @@ import { SensorsPanel } from "./sensors.js";
 import { isLive, stateBadge } from "./states.js";
 
 const tabs = ["Curves", "Devices", "Samples", "Logs", "Plan"];
-const deviceGroup = /device|sensor/i;
+const deviceCharts = new Set(["memory", "utilisation", "memory-time", "power-watts", "celsius"]);
 
 /** Page #/run/ID. */
 export class RunPage {
@@ -43,7 +43,7 @@ export class RunPage {
   build() {
     this.name = el("h1", {}, "…");
     this.badge = el("span");
-    this.about = el("span", { class: "quiet" });
+    this.about = el("p", { class: "quiet" });
     this.reading = el("p", { class: "quiet", hidden: true });
     const part = () => el("div");
     this.parts = { top: part(), cards: part(), charts: part(), rest: part(), devices: part(),
@@ -59,10 +59,9 @@ export class RunPage {
       ["Plan", el("section", { "aria-label": "Plan" }, parts.plan)],
     ]);
     this.element = el("div", {},
-      el("div", { class: "page-head" },
-        el("div", { class: "page-header" }, this.name, this.badge, this.about),
-        this.actions.element),
-      this.reading, parts.top,
+      el("div", { class: "page-head" }, el("div", {},
+        el("div", { class: "page-header" }, this.name, this.badge), this.about),
+      this.actions.element), this.reading, parts.top,
       el("nav", { class: "segments tabs", "aria-label": "Parts of the run" },
         [...this.tabs.values()]),
       [...this.panels.values()]);
@@ -123,7 +122,7 @@ export class RunPage {
       this.state = state;
       this.logs.isLive = live || isLive(state);
     }
-    this.actions.show(actions);
+    this.actions.show(actions, live);
     const part = reading === undefined ? 1 : reading;
     this.reading.hidden = part >= 1;
     if (part < 1) fill(this.reading, `Reading the journal: ${Math.floor(part * 100)} %`);
@@ -138,19 +137,20 @@ export class RunPage {
     this.actions.name = title;
     const [first, ...sections] = splitSections(head.filter((block) => block !== header));
     const samples = sections.filter(isSamples);
-    this.put("top", first.filter(({ type }) => type === "text"));
-    this.put("cards", first.filter(({ type }) => type !== "text"));
+    const isNote = ({ type, tone }) => type === "text" && tone !== "quiet";
+    this.put("top", first.filter(isNote));
+    this.put("cards", first.filter(({ type }) => type === "cards"));
     this.put("rest", sections.filter((section) => !isSamples(section)).flat());
     this.put("samples", samples.length ? samples.flat() : [nothing("No samples yet. The config's "
       + "train.sample_every says how often the model shows what it makes; while the run goes on, "
       + "“Sample now” asks for some.")]);
-    const ofDevices = charts.filter(({ group, type }) => type === "chart"
-      && deviceGroup.test(group ?? ""));
-    const curves = charts.filter((block) => !ofDevices.includes(block));
+    const ofDevices = charts.filter(({ name }) => deviceCharts.has(name));
+    const curves = charts.filter((block) => block.type !== "heading" && !ofDevices.includes(block));
     this.put("charts", curves.length ? curves : [nothing("The first points are drawn after the "
       + "first steps.")]);
-    this.put("devices", ofDevices);
-    this.put("plan", fixed);
+    this.put("devices", ofDevices.length ? ofDevices : [nothing("Curves of utilisation and power "
+      + "appear here where the devices tell them.")]);
+    this.put("plan", [...first.filter(({ type }) => type === "pre"), ...fixed]);
     this.context.keepOnly([...charts, ...head, ...fixed]);
   }
 

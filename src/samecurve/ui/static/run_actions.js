@@ -14,6 +14,11 @@ const labels = {
   kill: ["Kill", "Ends the processes at once. Steps since the last checkpoint are lost."],
 };
 
+const ofEnded = {
+  evaluate: ["Evaluate", "Evaluates the last checkpoint in a process of its own."],
+  sample: ["Sample", "Shows what the model of the last checkpoint makes."],
+};
+
 /** The buttons of a run. `show(actions)` shows those that the run takes now. */
 export class RunActions {
   /** done(): called after a request was taken. */
@@ -22,12 +27,13 @@ export class RunActions {
     this.element = el("div", { class: "actions" });
   }
 
-  show(actions) {
-    if (actions.join() === this.shown) return;
-    this.shown = actions.join();
+  show(actions, live) {
+    const form = [live, ...actions].join();
+    if (form === this.shown) return;
+    this.shown = form;
     const order = Object.keys(labels).filter((action) => actions.includes(action));
     fill(this.element, order.map((action) => {
-      const [label, help] = labels[action];
+      const [label, help] = (live ? null : ofEnded[action]) ?? labels[action];
       const tone = { stop: "primary", resume: "primary", kill: "danger-plain" }[action];
       return el("button", { type: "button", class: tone, title: help,
         onclick: (event) => this.act(action, event.currentTarget) }, label);

@@ -19,12 +19,13 @@ const columns = [
   { title: "Duration", by: (run) => run.seconds, number: true },
 ];
 
-/** Page #/runs. */
+/** Page #/runs. `?follow=JOB`: goes on to the run of that job as soon as it has one. */
 export class RunsPage {
   title = "Runs";
 
-  constructor(app) {
+  constructor(app, { query }) {
     this.app = app;
+    this.follow = query.get("follow");
     this.roots = new Map();
     this.rows = new Map();
     this.chosen = new Set();
@@ -80,11 +81,14 @@ export class RunsPage {
     const { runs, jobs } = await read("/api/runs", { signal });
     this.runs = runs;
     this.queue.show(jobs);
+    const started = jobs.find(({ id }) => id === this.follow);
+    if (started?.run_id) location.replace(`#/run/${started.run_id}`);
     const text = JSON.stringify(runs);
     const changed = text !== this.before;
     this.before = text;
     if (changed) this.show();
     if (changed && runs.some(({ state }) => isLive(state))) return 1000;
+    if (this.follow) return 500;
     return this.queue.isActive || runs.some(({ state }) => isLive(state)) ? 2000 : 5000;
   }
 
@@ -96,8 +100,9 @@ export class RunsPage {
     this.empty.hidden = this.runs.length > 0;
     this.list.hidden = this.filters.hidden = !this.runs.length;
     const all = formatInteger(this.runs.length);
-    fill(this.count, found.length === this.runs.length ? `${all} runs`
-      : `${formatInteger(found.length)} of ${all} runs`);
+    const noun = this.runs.length === 1 ? "run" : "runs";
+    fill(this.count, found.length === this.runs.length ? `${all} ${noun}`
+      : `${formatInteger(found.length)} of ${all} ${noun}`);
     const elements = found.map((run) => this.row(run));
     if (elements.some((row, index) => row !== this.body.children[index])
       || elements.length !== this.body.children.length) this.body.replaceChildren(...elements);

@@ -42,7 +42,7 @@ function metersOf(device) {
   return [
     known(utilisation) && { label: "Utilisation", share: utilisation,
       text: formatValue(utilisation, "percent") },
-    known(memory) && { label: "Memory", share: total ? memory / total : 0,
+    known(memory) && { label: "Memory", share: total ? memory / total : null,
       text: total ? `${formatBytes(memory)} of ${formatBytes(total)}` : formatBytes(memory) },
     known(power) && { label: "Power", share: null, text: formatValue(power, "watts") },
     known(celsius) && { label: "Temperature", share: celsius / hottest,
