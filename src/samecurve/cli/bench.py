@@ -60,9 +60,12 @@ from samecurve.terminal import echo
     type=Path,
     metavar="DIR",
     help=(
-        "where bench.json, bench.html and bench.png go; bench/NAME-TIME if not given; of a suite"
+        "where bench.json and bench.html go; bench/NAME-TIME if not given; of a suite"
         " bench/suite-NAME, where it goes on if it was cut off"
     ),
+)
+@click.option(
+    "--png", is_flag=True, help="also bench.png, the charts as one picture (needs matplotlib)"
 )
 @click.option(
     "--json",
@@ -87,6 +90,8 @@ def bench(
     Trains a few steps of each in throw-away processes.
     """
     from samecurve.worker.cluster_env import alone
+
+    picture = flags.pop("png")
 
     alone("bench")
     if suite:
@@ -115,6 +120,7 @@ def bench(
         strategies=strategies,
         to=to,
         as_json=as_json,
+        picture=picture,
     )
     sys.exit(code)
 
@@ -160,7 +166,12 @@ def _bench_suite(
 
 def _check_suite_flags(context: click.Context) -> None:
     """Refuse flags that contradict the suite."""
-    for parameter, what in (("file", "has models of its own"), ("collectives", "trains models")):
+    contradicting = {
+        "file": "has models of its own",
+        "collectives": "trains models",
+        "png": "writes no pictures",
+    }
+    for parameter, what in contradicting.items():
         if _is_typed(context, parameter):
             name = next(each.opts[0] for each in context.command.params if each.name == parameter)
             raise click.UsageError(f"--suite {what}: leave out {name}, or --suite")

@@ -16,27 +16,31 @@ from samecurve.terminal import echo
     metavar="DIR|FILE.html",
     help="where to write; the run's own directory for one run, report/ for several, if not given",
 )
+@click.option("--png", is_flag=True, help="also each chart as report-NAME.png (needs matplotlib)")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="the summary's numbers as JSON, and no page unless --to asks for one",
+    help="the summary's numbers as JSON, and no page unless --to or --png asks for one",
 )
-def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
-    """One page (HTML, PNG) for a RUN, or several compared: curves, throughput, memory, plan,
+def report(runs: tuple[Path, ...], *, to: Path | None, png: bool, as_json: bool) -> None:
+    """One page (HTML) for a RUN, or several compared: curves, throughput, memory, plan,
     environment.
     """
     import json
 
     from samecurve.report.reading import read_runs
     from samecurve.report.write_report import report_numbers, write_report
+    from samecurve.run.compare_runs import exact_lines
     from samecurve.run.directory.lock import is_live
     from samecurve.run.directory.run_directory import Run
 
     for run in runs:
         Run(run).check("RUN")
     records = read_runs(runs, lambda home: is_live(Run(home)))
-    written = [] if as_json and to is None else write_report(records, to)
+    written = []
+    if not as_json or to or png:
+        written = write_report(records, to, pictures=png, exact=exact_lines(records))
     if as_json:
         echo(json.dumps({**report_numbers(records), "files": list(map(str, written))}, indent=1))
     else:

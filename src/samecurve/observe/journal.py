@@ -219,7 +219,7 @@ def read_events(path: Path) -> list[Event]:
     """
     events: list[Event] = []
     resumed: float = math.inf  # the lowest step at which the run resumed later
-    for event in reversed(list(_lines(path))):
+    for event in reversed(list(events_of_file(path))):
         if event.step > resumed and event.kind in VOIDED:
             continue
         if event.kind == "resumed":
@@ -228,7 +228,8 @@ def read_events(path: Path) -> list[Event]:
     return events[::-1]
 
 
-def _lines(path: Path) -> Iterator[Event]:
+def events_of_file(path: Path) -> Iterator[Event]:
+    """All events, one by one, those too that a later resume makes void."""
     with open(path, "rb", opener=regular_only) as file:
         for line in read_lines(file):
             if line.endswith(b"\n") and (event := event_of(line)):

@@ -21,13 +21,11 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
-from samecurve.experiments.bench.bench_page import UNDRAWN, bench_files, drawable
+from samecurve.experiments.bench.bench_page import bench_files
 from samecurve.experiments.bench.bench_results import (
     Bench,
     LayoutPlan,
     LayoutResult,
-    Row,
-    measured_rows,
     row_of,
 )
 from samecurve.experiments.bench.bench_text import as_json as bench_json
@@ -45,6 +43,8 @@ from samecurve.experiments.profile.profile import plan_profile, run_profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
+from samecurve.report.bench_blocks import Row, measured_rows
+from samecurve.report.png import need_matplotlib
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import surroundings
 from samecurve.tasks import entry_of
@@ -65,24 +65,25 @@ def bench(
     strategies: str | None,
     to: Path | None,
     as_json: bool,
+    picture: bool = False,
 ) -> int:
     """Measure and print layouts; return the exit code: 1 if a layout failed.
 
     worlds, strategies: values of the flags; None: those of this machine and config
     to: directory for the files; None: bench/NAME-TIME, or no files with as_json
+    picture: also write bench.png
 
     UserError: no layout is possible.
     """
+    if picture:
+        need_matplotlib("--png")
     machine = probe()
     output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
     layouts = choose_layouts(loaded.config, machine, worlds, strategies)
     facts = describe(loaded.config)
     plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
     bench = describe_bench(loaded, machine, facts, plans, schedule)
-    hints = list(loaded.notes)
-    if output and not drawable():
-        hints.append(UNDRAWN)
-    for hint in hints:
+    for hint in loaded.notes:
         echo(f"note   {hint}", err=True)
     if not as_json:
         echo(head(bench))
@@ -94,7 +95,7 @@ def bench(
     written = []
     is_any_measured = bool(measured_rows(rows))
     if output and is_any_measured:
-        written = output.publish(bench_files(bench, rows))
+        written = output.publish(bench_files(bench_json(bench, rows), picture=picture))
     if as_json:
         echo(dump_json(bench_json(bench, rows)))
     else:

@@ -1,7 +1,7 @@
 """Results of a benchmark. Each number is computed once, in a row; all output shows rows."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ _SHARES = {
     "optimizer": "compute",
     "device": "compute",
 }
-Row = Mapping[str, Any]  # the results of a layout, with the keys of bench.json
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,3 @@ def _shares(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for name, part in parts.items():
         shares[_SHARES.get(name, name)] += part["share"]  # type: ignore[assignment]
     return dict(shares)
-
-
-def measured_rows(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["status"] == "measured"]

@@ -5,15 +5,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING
-from samecurve.experiments.bench.bench_results import Bench, Row, measured_rows
+from samecurve.experiments.bench.bench_results import Bench
 from samecurve.experiments.bench.doubts import busy_machine, doubtful_speedups, speedup_bound
 from samecurve.observe.text_table import Column, table_text
+from samecurve.report.bench_blocks import Row, figures, measured_rows, unit_of
 from samecurve.units import counted, show_bytes, show_count
 
 
 def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
     """The content of bench.json."""
-    first, measured = bench.plans[0], measured_rows(rows)
+    measured = measured_rows(rows)
+    return {
+        **_about(bench),
+        "baseline": measured[0]["layout"] if measured else None,
+        "layouts": list(rows),
+        "notes": notes(bench, rows),
+        "environment": dict(bench.environment),
+    }
+
+
+def _about(bench: Bench) -> dict[str, Any]:
+    """The content of bench.json without what was measured."""
+    first = bench.plans[0]
     flops, peak = first.flops_per_step, first.peak_flops
     return {
         "config": bench.name,
@@ -25,51 +38,17 @@ def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
         "cores": bench.cores,
         "load": bench.load,
         "scaling": "weak" if bench.weak else "strong",
+        "balance": bench.config.devices.balance,
         "tokens_per_sample": first.tokens_per_sample,
         "steps": {"warm_up": bench.schedule.warm, "timed": bench.schedule.timed},
-        "baseline": measured[0]["layout"] if measured else None,
         "flops_per_sample": flops / first.batch.global_batch_size if flops else None,
         "flops_formula": bench.formulas.get("flops"),
         "peak_flops_per_device": peak / first.layout.num_devices if peak else None,
-        "layouts": list(rows),
-        "notes": notes(bench, rows),
-        "environment": dict(bench.environment),
     }
 
 
 def dump_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1)
-
-
-def figures(bench: Bench, row: Row) -> dict[str, str]:
-    """The figures of a measured layout by the titles of their columns."""
-    first = bench.plans[0]
-    shown = {}
-    if bench.config.devices.balance != "even":
-        shown["microbatches"] = " + ".join(map(str, row["slots"]))
-    if bench.cpu and first.layout.engine == "torch":
-        shown["threads"] = f"{row['world']} x {row['threads']}"
-    median, least, most = (row["seconds"][key] * 1e3 for key in ("median", "min", "max"))
-    shares = row["shares"]
-    shown |= {
-        "ms a step (min to max)": f"{median:.4g} ({least:.4g} to {most:.4g})",
-        f"{_unit(bench)}/s": show_count(row[f"{_unit(bench)}_per_second"]),
-        "speed-up": f"{row['speedup']:.2f}",
-        "efficiency": f"{row['efficiency']:.1%}",
-        **{
-            name: f"{shares[name]:.1%}" if name in shares else "-"
-            for name in ("compute", "sync", "data", "other")
-        },
-    }
-    if first.peak_flops and first.flops_per_step:
-        shown["MFU"] = f"{row['mfu']:.1%}" if row["mfu"] else "-"
-    elif first.flops_per_step:
-        shown["TFLOP/s"] = f"{row['flops_per_second'] / 1e12:.3g}"
-    return shown
-
-
-def _unit(bench: Bench) -> str:
-    return "tokens" if bench.plans[0].tokens_per_sample > 1 else "samples"
 
 
 def _memory_cell(row: Row) -> str:
@@ -106,8 +85,9 @@ def head(bench: Bench) -> str:
 def line(bench: Bench, row: Row) -> str:
     """The result of a layout as soon as it is there, with notes about the layout below it."""
     if row["status"] == "measured":
-        rate = show_count(row[f"{_unit(bench)}_per_second"])
-        result = f"{row['seconds']['median'] * 1e3:.4g} ms a step, {rate} {_unit(bench)}/s"
+        unit = unit_of(_about(bench))
+        rate = show_count(row[f"{unit}_per_second"])
+        result = f"{row['seconds']['median'] * 1e3:.4g} ms a step, {rate} {unit}/s"
         more = [f"without {option}" for option in row["without"]]
     else:
         first, *more = row["why"].splitlines()
@@ -119,9 +99,9 @@ def line(bench: Bench, row: Row) -> str:
 
 def table(bench: Bench, rows: Sequence[Row]) -> str:
     """The table of all measured layouts. At least one is measured."""
-    measured = measured_rows(rows)
-    columns = [Column(title, right=True) for title in figures(bench, measured[0])]
-    cells = [[row["layout"], *figures(bench, row).values(), _memory_cell(row)] for row in measured]
+    measured, about = measured_rows(rows), _about(bench)
+    columns = [Column(title, right=True) for title in figures(about, measured[0])]
+    cells = [[row["layout"], *figures(about, row).values(), _memory_cell(row)] for row in measured]
     return table_text([Column("layout"), *columns, Column("memory of a device")], cells)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samecurve.experiments.bench.bench_results import Row
+from samecurve.report.bench_blocks import Row
 
 _ODD = 1.1  # a speed-up beyond this multiple of its bound is doubtful
 

@@ -1,29 +1,33 @@
-"""`samecurve compare-runs A B`: are two runs equal to the last bit, and if not, where do they part?
+"""Compare two runs: are they equal to the last bit, and if not, where do they part?
 
 The comparison reads files of runs: every step's loss and gradient norm in full precision, hashes of
 the state's arrays (train.exact), and the arrays of the last step at which both runs saved. Nothing
 is trained, and live runs may be compared.
 """
 
-import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.events import Event
 from samecurve.core.weights import digest
-from samecurve.errors import UserError
-from samecurve.observe.journal import read_events
+from samecurve.errors import SamecurveError, UserError
+from samecurve.observe.journal import events_of_file
+from samecurve.report.record import RunRecord
+from samecurve.report.steps import number
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import identity_of
-from samecurve.terminal import echo
 from samecurve.units import some
+
+# steps, and below each the metrics; nan: not finite
+StepMetrics = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _METRICS = ("loss", "grad_norm")
 # config keys that affect no result
@@ -85,26 +89,13 @@ class Comparison:
         }
 
 
-def compare_runs(first: Path, second: Path, *, as_json: bool) -> int:
-    """Print the comparison of two runs.
-
-    Returns the exit code: 0 if everything that both runs have is equal, else 1.
-    """
-    comparison = compare(first, second)
-    if as_json:
-        echo(json.dumps(comparison.to_json(), indent=1))
-    else:
-        echo("\n".join(describe_comparison(comparison, first, second)))
-    return 0 if comparison.equal else 1
-
-
 def compare(first: Path, second: Path) -> Comparison:
     """Compare two runs. UserError: one is no run, or they have nothing in common."""
     runs = [_open_run(first), _open_run(second)]
-    events = [read_events(run.journal) for run in runs]
+    journals = [_read_journal(run.journal) for run in runs]
     comparison = Comparison(_different_settings(*runs))
-    _compare_steps(comparison, *(_by_step(each, "step") for each in events))
-    _compare_hashes(comparison, *(_by_step(each, "hashed") for each in events))
+    _compare_steps(comparison, *(journal.steps for journal in journals))
+    _compare_hashes(comparison, *(journal.hashes for journal in journals))
     if not comparison.arrays:
         _compare_saved(comparison, *(_checkpoints_by_step(run) for run in runs))
     if not (comparison.steps or comparison.hashes or comparison.saved):
@@ -114,6 +105,24 @@ def compare(first: Path, second: Path) -> Comparison:
             str(second),
         )
     return comparison
+
+
+def exact_lines(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs with train.exact are equal to the last bit: the first against each other one.
+
+    []: a run is not exact, or there is only one.
+    """
+    first, *others = records
+    if not all(record.plan_json.get("exact") for record in records):
+        return []
+    lines = []
+    for other in others:
+        directories = first.directory, other.directory
+        try:
+            lines += describe_comparison(compare(*directories), *directories)
+        except SamecurveError as error:
+            lines.append(f"note   {error.cause}")
+    return lines
 
 
 def _open_run(path: Path) -> Run:
@@ -127,9 +136,33 @@ def _open_run(path: Path) -> Run:
     return run
 
 
-def _by_step(events: Sequence[Event], kind: str) -> dict[int, Event]:
-    """The last event of each step: earlier ones were made void by a resume."""
-    return {event.step: event for event in events if event.kind == kind}
+@dataclass
+class _Journal:
+    """What two journals are compared by, without what a resume made void."""
+
+    steps: StepMetrics
+    hashes: dict[int, Mapping[str, str]]  # digests of arrays, by step
+
+
+def _read_journal(path: Path) -> _Journal:
+    """Read the steps' metrics in full precision, 24 bytes a step."""
+    steps, metrics = array("q"), [array("d") for _ in _METRICS]
+    hashes: dict[int, Mapping[str, str]] = {}
+    for event in events_of_file(path):
+        if event.kind == "step":
+            steps.append(event.step)
+            for name, column in zip(_METRICS, metrics, strict=True):
+                column.append(number(event.values.get(name)))
+        elif event.kind == "hashed" and isinstance(event.values.get("arrays"), dict):
+            hashes[event.step] = event.values["arrays"]
+        elif event.kind == "resumed":
+            while steps and steps[-1] > event.step:
+                steps.pop()
+                for column in metrics:
+                    column.pop()
+            hashes = {step: arrays for step, arrays in hashes.items() if step <= event.step}
+    # backwards: of a step that is there twice the last one is compared
+    return _Journal((np.array(steps)[::-1], np.array(metrics)[:, ::-1]), hashes)
 
 
 def _checkpoints_by_step(run: Run) -> dict[int, Path]:
@@ -177,33 +210,32 @@ def _dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _compare_steps(
-    comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
-) -> None:
-    common = sorted(first.keys() & second.keys())
+def _compare_steps(comparison: Comparison, first: StepMetrics, second: StepMetrics) -> None:
+    common, places, others = np.intersect1d(first[0], second[0], return_indices=True)
     comparison.steps = len(common)
-    for step in common:
-        for name in _METRICS:
-            value, other = first[step].values.get(name), second[step].values.get(name)
-            if value != other:
-                comparison.metric = Difference(step, name, value, other)
-                return
+    values, other_values = first[1][:, places], second[1][:, others]
+    unequal = (values != other_values) & ~(np.isnan(values) & np.isnan(other_values))
+    if not unequal.any():
+        return
+    at = int(unequal.any(axis=0).argmax())
+    metric = int(unequal[:, at].argmax())
+    value, other = (
+        None if np.isnan(each[metric, at]) else float(each[metric, at])
+        for each in (values, other_values)
+    )
+    comparison.metric = Difference(int(common[at]), _METRICS[metric], value, other)
 
 
 def _compare_hashes(
-    comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
+    comparison: Comparison,
+    first: Mapping[int, Mapping[str, str]],
+    second: Mapping[int, Mapping[str, str]],
 ) -> None:
     """Compare hashes up to the first step at which an array differs."""
-    common = sorted(
-        step
-        for step in first.keys() & second.keys()
-        if all(isinstance(each[step].values.get("arrays"), dict) for each in (first, second))
-    )
+    common = sorted(first.keys() & second.keys())
     comparison.hashes = len(common)
     for step in common:
-        _compare_arrays(
-            comparison, step, first[step].values["arrays"], second[step].values["arrays"]
-        )
+        _compare_arrays(comparison, step, first[step], second[step])
         if comparison.arrays:
             return
 
