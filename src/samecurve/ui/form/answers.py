@@ -173,7 +173,7 @@ class Answers:
 
     def _draft(self, request: Mapping[str, Any]) -> Draft:
         name = BaseName.of(request.get("base"))
-        return make_draft(self._bases, name, request.get("values") or {}, enter=self._enter)
+        return make_draft(self._bases, name, request.get("values", {}), enter=self._enter)
 
     def _enter(self, home: Path, task: object) -> None:
         """Begin relative paths at a root, and note the user's files that are about to be read."""

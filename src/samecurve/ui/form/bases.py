@@ -124,7 +124,7 @@ class Bases:
             if _id(root, path) != identity:
                 continue
             short = path.relative_to(root)
-            document = read_file(path)
+            document = _named(read_file(path), path, short.as_posix())
             find_pickled_class(document, path.parent)
             converted = convert(document)
             if converted is None:
@@ -138,7 +138,8 @@ class Bases:
     def _run(self, identity: str) -> Base:
         for found in self._runs():
             if found.id == identity:
-                document = found.run.read_document()
+                file = found.run.config
+                document = _named(found.run.read_document(), file, f"{found.name}/{file.name}")
                 name = re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", found.home.name) or "run"
                 return Base(document, name, f"The run {found.name} again", found.root.path)
         raise UserError("this run is no longer there", _GONE, "base")
@@ -151,6 +152,13 @@ class Bases:
 
 def _id(root: Path, path: Path) -> str:
     return opaque_id(root, path.relative_to(root).as_posix())
+
+
+def _named(document: Document, path: Path, name: str) -> Document:
+    """The document whose places name the file as the page shows it."""
+    for key, place in document.origins.items():
+        document.origins[key] = place.replace(str(path), name, 1)
+    return document
 
 
 def _recognise(path: Path) -> dict[str, str] | None:

@@ -19,7 +19,13 @@ from samecurve.ui.form.bases import Base, BaseName, Bases
 from samecurve.ui.form.fields import FormFields, form_fields
 from samecurve.ui.form.places import check_places
 from samecurve.ui.form.task_places import check_task
-from samecurve.ui.form.values import apply_values, extra_keys, is_given, read_values
+from samecurve.ui.form.values import (
+    apply_values,
+    check_values,
+    extra_keys,
+    is_given,
+    read_values,
+)
 
 # flags that errors of the plan name as their place
 _KEYS_OF_FLAGS = {
@@ -68,7 +74,7 @@ def make_draft(
     """
     base = bases.open(name)
     document, home, roots = base.document, base.home, bases.roots
-    given: Any = values if isinstance(values, Mapping) else {}
+    given = check_values(values)
     if "task" in given and given["task"] != document.value.get("task"):
         document.set("task", given["task"], "task")
         document.value["model"], document.value["data"] = {}, {}  # those of another task

@@ -14,19 +14,24 @@ Values = Mapping[str, Any]  # dotted keys of the config, as the browser sends th
 _MOST_VALUES, _MOST_TEXT = 300, 20_000
 
 
-def read_values(values: object, fields: FormFields) -> dict[str, Any]:
+def check_values(values: object) -> Values:
+    """What the browser sends as values. UserError: it is no mapping of texts, or a huge one."""
+    if not isinstance(values, Mapping) or len(values) > _MOST_VALUES:
+        raise UserError("the request's values are no mapping of keys", "load the page again")
+    return {str(key): value for key, value in values.items()}
+
+
+def read_values(values: Values, fields: FormFields) -> dict[str, Any]:
     """The values that the browser sends, each of its field's kind.
 
     A text that is no number where one is needed stays a text: loading the config says so beside
-    the field. UserError: a value of no known key, or far too many.
+    the field. UserError: a value of no known key, or a huge one.
     """
-    if not isinstance(values, Mapping) or len(values) > _MOST_VALUES:
-        raise UserError("the request's values are no mapping of keys", "load the page again")
     read: dict[str, Any] = {}
     for key, value in values.items():
         field = fields.by_key.get(key)
         if field is None:
-            raise UserError(f"{str(key)[:80]}: unknown key", "load the page again", str(key)[:80])
+            raise UserError(f"{key[:80]}: unknown key", "load the page again", key[:80])
         if isinstance(value, str) and len(value) > _MOST_TEXT:
             raise UserError(f"{key}: more than {_MOST_TEXT} characters", "a shorter text", key)
         read[key] = _read(field, value)

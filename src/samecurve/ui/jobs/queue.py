@@ -26,6 +26,7 @@ QUEUE = "queue"  # the directory, in the folder where runs are started
 _FOLDERS: tuple[Folder, ...] = ("waiting", "running", "done")
 _MOST_DONE = 100  # jobs whose files are kept
 _SHEPHERD = "samecurve.ui.jobs.shepherd"
+_NOT_STARTED = 127  # the exit code of a command that can't be started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,6 @@ class Queue:
             raise UserError(
                 f"{home} is there, and is no queue of jobs", "--queue DIR names another", "--queue"
             )
-        self._children: list[subprocess.Popen[bytes]] = []
 
     def add(self, new: NewJob) -> Job:
         """Put a job at the end of the queue."""
@@ -118,9 +118,6 @@ class Queue:
 
     def settle(self) -> None:
         """Move the jobs that have ended to done/. Any process may, at any time."""
-        for child in list(self._children):
-            if child.poll() is not None:
-                self._children.remove(child)
         for job in self._in("running"):
             if job.outcome().state in ENDED:
                 with suppress(FileNotFoundError):
@@ -171,20 +168,20 @@ class Queue:
         """Start the shepherd of a job, in a session of its own."""
         try:
             with open(job.log, "ab") as log:
-                child = subprocess.Popen(
+                subprocess.run(
                     [sys.executable, "-P", "-m", _SHEPHERD, str(job.path.resolve())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=job.cwd,
                     start_new_session=True,
+                    check=True,
                 )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             now = time.time()
-            job.log.write_text(f"it can't be started: {error}\n")
-            write_json(job.path, replace(job, exit=127, started=now, ended=now).to_json())
-            return
-        self._children.append(child)
+            with suppress(OSError), open(job.log, "a") as log:
+                log.write(f"it can't be started: {error}\n")
+            write_json(job.path, replace(job, exit=_NOT_STARTED, started=now, ended=now).to_json())
 
     def _write(self, new: NewJob, folder: Folder, starter: ProcessName | None = None) -> Job:
         """Write the file of a new job. UserError: it can't be written."""

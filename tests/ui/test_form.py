@@ -1,0 +1,394 @@
+"""The form of a new run: presets, fields, plans, config files; a user's code stays outside."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samecurve.cli.load_config import load_config
+from samecurve.cli.main import find_verb
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
+from samecurve.core.config.section import flatten
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.planner import plan
+from samecurve.run.prepare import make_plan
+from samecurve.tasks import Tasks
+from samecurve.ui.form.bases import all_presets
+from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
+from samecurve.ui.form.worlds import find_measured, world_blocks
+
+SOURCE = Path(__file__).parents[2]
+SMALL = {"kind": "preset", "id": "small-language-model"}
+TINY = """\
+# A tiny config
+task: language
+model: {hidden_size: 32, num_layers: 1, num_heads: 2, max_seq_len: 16}
+data: {source: squares.txt, prompts: ["the "]}
+batch: {samples: 8}
+train: {steps: 20}
+"""
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 4096,
+}
+BERT = {**LLAMA, "model_type": "bert", "architectures": ["BertModel"]}
+# what presets need of the user
+GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "small-language-model": {"data.source": "squares.txt"},
+    "gpt2-class-language-model": {"data.source": "squares.txt", "data.tokenizer": "bpe:300"},
+    "library-model-from-scratch": {"data.source": "squares.txt", "data.tokenizer": "bpe:300"},
+    "chat-24gb": {
+        "model.path": "llama",
+        "data.source": "sums.jsonl",
+        "data.chat_template": "plain.jinja",
+        "data.tokenizer": "bytes",
+    },
+    "continue-pretraining-lora": {
+        "model.path": "llama",
+        "data.source": "squares.txt",
+        "data.seq_len": 128,
+        "data.tokenizer": "bytes",
+    },
+    "text-classifier": {
+        "model.path": "bert",
+        "data.source": "labels.jsonl",
+        "data.tokenizer": "bytes",
+    },
+    "sentence-embeddings": {
+        "model.path": "bert",
+        "data.source": "number-names.jsonl",
+        "data.tokenizer": "bytes",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    home = tmp_path_factory.mktemp("root")
+    shutil.copy(corpus, home / "squares.txt")
+    (home / "tiny.yaml").write_text(TINY)
+    for name, values in (("llama", LLAMA), ("bert", BERT)):
+        (home / name).mkdir()
+        (home / name / "config.json").write_text(json.dumps(values))
+    for file in ("models/chats/sums.jsonl", "models/chats/plain.jinja"):
+        shutil.copy(SOURCE / file, home)
+    shutil.copy(SOURCE / "examples/number-names.jsonl", home)
+    rows = [{"text": f"number {n}", "label": "even" if n % 2 else "odd"} for n in range(40)]
+    (home / "labels.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return home
+
+
+@pytest.fixture(scope="module")
+def worker(root: Path, cache: Path) -> Iterator[PlanWorker]:
+    del cache
+    worker = PlanWorker([root])
+    yield worker
+    worker.close()
+
+
+def config_base(worker: PlanWorker, path: str) -> dict[str, str]:
+    configs = worker.ask("bases", {})["configs"]
+    return {"kind": "config", "id": next(row["id"] for row in configs if row["path"] == path)}
+
+
+def own_task(home: Path, name: str, text: str) -> None:
+    """A task of the user's own, and its config."""
+    (home / f"{name}.py").write_text(text)
+    config = f"task: {name}.py:Mine\nbatch: {{samples: 4}}\ntrain: {{steps: 2}}\n"
+    (home / f"{name}.yaml").write_text(config)
+
+
+def errors_of(worker: PlanWorker, base: object, values: Mapping[str, Any]) -> list[dict[str, str]]:
+    answer = worker.ask("plan", {"base": base, "values": values})
+    assert answer["ok"] is not bool(answer["errors"])
+    errors: list[dict[str, str]] = answer["errors"]
+    return errors
+
+
+@pytest.mark.parametrize("name", list(all_presets()))
+def test_every_preset_has_a_form_and_a_plan(worker: PlanWorker, name: str) -> None:
+    base = {"kind": "preset", "id": name}
+    form = worker.ask("form", {"base": base})
+    fields = [field for group in form["groups"] for field in group["fields"]]
+    assert {"task", "batch.samples", "optimizer.lr", "train.steps"} <= {f["key"] for f in fields}
+    assert all(field["label"] and field["kind"] for field in fields)
+    needs = all_presets()[name].needs
+    missing = {error["key"] for error in errors_of(worker, base, {})} if needs else set()
+    assert missing == set(needs)
+    answer = worker.ask("plan", {"base": base, "values": GIVEN.get(name, {})})
+    assert answer["ok"], answer["errors"]
+    kinds = [block["type"] for block in answer["blocks"]]
+    assert {"cards", "bars", "table"} <= set(kinds)
+    assert answer["command"].startswith(f"samecurve train -f configs/{name}.yaml")
+
+
+def test_there_are_presets_for_three_tasks() -> None:
+    presets = all_presets().values()
+    assert len(presets) >= 7
+    assert {preset.task for preset in presets} == {"language", "timeseries", "huggingface"}
+
+
+def test_a_form_has_each_key_once_and_the_values_of_its_base(worker: PlanWorker) -> None:
+    form = worker.ask("form", {"base": config_base(worker, "tiny.yaml")})
+    groups = [*form["groups"], *form["more"], {"fields": form["multi_gpu"]["fields"]}]
+    keys = [field["key"] for group in groups for field in group["fields"]]
+    assert len(keys) == len(set(keys))
+    config = load(read_file(SOURCE / "models/tiny.yaml"), Tasks()).config
+    optional = {"train.early_stop"}  # a section, whose fields have keys of their own
+    assert set(flatten(config)) - optional <= set(keys)
+    assert form["values"]["model.hidden_size"] == 32
+    assert form["values"]["data.prompts"] == ["the "]
+    assert form["values"]["optimizer.lr"] == 3e-4
+    assert form["from"]["batch.samples"].startswith("tiny.yaml:5:")
+    assert "optimizer.lr" not in form["from"]
+
+
+def test_errors_stand_beside_their_fields(worker: PlanWorker) -> None:
+    values = {
+        "batch.samples": "many",
+        "optimizer.lr": -1,
+        "train.steps": "2eps",
+        "devices.memory": "40 apples",
+        "devices.strategy": "dpp",
+        "data.source": "/etc/passwd",
+    }
+    errors = errors_of(worker, SMALL, values)
+    assert {error["key"] for error in errors} == set(values)
+    assert all(error["cause"] and error["remedy"] for error in errors)
+    sizes = {"model.hidden_size": 36, "model.num_heads": 4}
+    assert [e["key"] for e in errors_of(worker, SMALL, sizes)] == ["model.hidden_size"]
+    assert [e["key"] for e in errors_of(worker, SMALL, {"devices.use": "7"})] == ["devices.use"]
+    scale = {"schedule.scale_lr": "linear"}
+    assert [e["key"] for e in errors_of(worker, SMALL, scale)] == ["schedule.scale_lr"]
+
+
+def test_the_plan_changes_with_the_batch(worker: PlanWorker) -> None:
+    base = config_base(worker, "tiny.yaml")
+    cards = {}
+    for batch in (8, 12):
+        answer = worker.ask("plan", {"base": base, "values": {"batch.samples": batch}})
+        cards[batch] = {card["title"]: card["value"] for card in answer["blocks"][0]["items"]}
+    assert cards[8]["Batch"] == "8 samples"
+    assert cards[12]["Batch"] == "12 samples"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"devices.use": "cpu:2", "batch.samples": 12, "data.prompts": ["it's", "a: b", "# c"]},
+        {"optimizer.name": "muon", "optimizer.betas": [0.8, 0.99], "train.amp": True},
+        {"batch.samples": None, "batch.per_device": 4, "batch.accumulate": 2},
+        {"train.steps": "2ep", "devices.memory": "2GiB", "schedule.warmup": "0.5ep"},
+        {"train.early_stop": True, "train.early_stop.patience": 2, "train.eval_every": 10},
+    ],
+)
+def test_command_and_saved_file_give_the_same_config(
+    worker: PlanWorker, root: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line sets what the form sets, and the saved YAML says no more than it must."""
+    monkeypatch.chdir(root)
+    base = config_base(worker, "tiny.yaml")
+    answer = worker.ask("plan", {"base": base, "values": values})
+    assert answer["ok"], answer["errors"]
+    started = worker.ask("start", {"base": base, "values": values, "name": "x"})
+    verb = find_verb("train")
+    flags = verb.make_context("train", list(started["arguments"][1:])).params
+    typed = load_config(flags, say=False).config
+    path = worker.ask("save", {"base": base, "values": values, "name": "saved"})["path"]
+    text = (root / path).read_text()
+    saved = load(read_file(root / path), Tasks()).config
+    assert flatten(saved) == flatten(typed)
+    assert text.startswith("# Made by `samecurve ui`")
+    assert "task: language" in text
+    assert "keep" not in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_file_with_other_content_is_never_overwritten(worker: PlanWorker, root: Path) -> None:
+    base = config_base(worker, "tiny.yaml")
+    paths = [
+        worker.ask("save", {"base": base, "values": {"train.seed": seed}, "name": "twice"})["path"]
+        for seed in (1, 2, 1)
+    ]
+    assert paths == ["configs/twice.yaml", "configs/twice-2.yaml", "configs/twice.yaml"]
+    assert "seed: 1" in (root / paths[0]).read_text()
+    for name in ("../out", "/etc/x", "a/../../b", "", "..", "x\0y"):
+        path = "configs/none.yaml"
+        with suppress(PlanRefusedError):
+            path = worker.ask("save", {"base": base, "values": {}, "name": name})["path"]
+        assert (root / path).resolve().parent == root / "configs"
+
+
+def test_places_outside_of_the_roots_are_refused(
+    worker: PlanWorker, root: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "imported"
+    (tmp_path / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Mine: ...\n")
+    (root / "link.py").symlink_to(tmp_path / "own.py")
+    (root / "link").symlink_to(tmp_path)
+    (root / "outside.yaml").write_text(f"task: {tmp_path}/own.py:Mine\nbatch: {{samples: 4}}\n")
+    up = f"../{tmp_path.name}/own.py:Mine"
+    for task in (f"{tmp_path}/own.py:Mine", "link.py:Mine", "link/own.py:Mine", up):
+        for base in (SMALL, {"kind": "empty", "id": task}):
+            errors = errors_of(worker, base, {"task": task})
+            assert errors[0]["key"] == "task"
+            assert "outside" in errors[0]["cause"]
+    outside = errors_of(worker, config_base(worker, "outside.yaml"), {})
+    assert outside[0]["key"] == "task"
+    for source in ("/etc/*", "~/x", "../x.txt", "link", "link/*.txt", "a*/../../b", '["/etc"]'):
+        errors = errors_of(worker, config_base(worker, "tiny.yaml"), {"data.source": source})
+        assert errors[0]["key"] == "data.source", source
+        assert "outside" in errors[0]["cause"]
+    assert not marker.exists()
+    for module in ("os:path", "antigravity:Mine", "samecurve.api.process:Process"):
+        assert errors_of(worker, SMALL, {"task": module})[0]["cause"]
+
+
+def test_requests_that_name_nothing_are_refused(worker: PlanWorker) -> None:
+    for base in ({"kind": "config", "id": "../../etc"}, {"kind": "x", "id": ""}, None, [], "x"):
+        errors = errors_of(worker, base, {})
+        assert errors[0]["cause"]
+    for values in ({"no.such.key": 1}, {"model": {}}, {"__class__": 1}, [1], "x"):
+        errors = errors_of(worker, SMALL, values)  # type: ignore[arg-type]
+        assert errors[0]["cause"]
+
+
+OWN = """\
+import samecurve
+
+print("loaded from a file of the user's")
+
+
+class Mine:
+    class Model(samecurve.Section):
+        width: int = 8
+        \"\"\"of the hidden layer\"\"\"
+
+    def __init__(self, model, data):
+        self.width = model.width
+
+    def model(self):
+        import torch
+        return torch.nn.Linear(4, self.width)
+
+    def train_data(self):
+        import torch
+        return torch.utils.data.TensorDataset(torch.zeros(40, 4))
+
+    def loss(self, model, batch):
+        out = model(batch[0])
+        return samecurve.Mean((out ** 2).sum(), len(out))
+"""
+
+
+def test_a_users_own_task_shows_its_fields_and_is_read_anew(worker: PlanWorker, root: Path) -> None:
+    own_task(root, "own", OWN)
+    base = config_base(worker, "own.yaml")
+    form = worker.ask("form", {"base": base})
+    fields = {f["key"]: f for group in form["groups"] for f in group["fields"]}
+    assert fields["model.width"]["help"] == "of the hidden layer"
+    assert fields["model.width"]["kind"] == "integer"
+    answer = worker.ask("plan", {"base": base, "values": {"model.width": 16}})
+    assert answer["ok"], answer["errors"]
+    (root / "own.py").write_text(
+        OWN.replace("width: int = 8", "depth: int = 2\n        width: int = 8")
+    )
+    form = worker.ask("form", {"base": base})
+    assert "model.depth" in {f["key"] for group in form["groups"] for f in group["fields"]}
+
+
+def test_the_worker_survives_code_that_raises_ends_or_hangs(root: Path, cache: Path) -> None:
+    del cache
+    section = (
+        "import samecurve\nclass Mine:\n    class Model(samecurve.Section):\n        n: int = 1\n"
+    )
+    own_task(root, "raises", f"{section}raise ValueError('no')\n")
+    own_task(root, "leaves", f"{section}raise SystemExit(3)\n")
+    own_task(root, "ends", f"{section}import os\nos._exit(3)\n")
+    own_task(root, "waits", f"{section}import time\ntime.sleep(600)\n")
+    worker = PlanWorker([root], patience=2.5, idle=0.5)
+    try:
+        for name in ("raises", "leaves", "ends", "waits"):
+            base = config_base(worker, f"{name}.yaml")
+            began = time.monotonic()
+            try:
+                errors = worker.ask("plan", {"base": base, "values": {}})["errors"]
+            except PlanRefusedError as refused:
+                errors = refused.errors
+            assert errors[0]["cause"], name
+            assert time.monotonic() - began < 8
+            assert worker.ask("form", {"base": SMALL})["task"] == "language"
+        assert worker.pid is not None
+        time.sleep(1.0)
+        assert worker.pid is None  # nobody has asked for a while
+        assert worker.ask("form", {"base": SMALL})["task"] == "language"
+    finally:
+        worker.close()
+
+
+def test_another_tools_config_is_converted(worker: PlanWorker, root: Path) -> None:
+    text = (
+        "model: {hidden_size: 32, num_layers: 1, num_heads: 2, vocab_size: 256, max_seq_len: 16}\n"
+    )
+    text += (
+        "trainer: {learning_rate: 0.001, batch_size: 4, max_steps: 10}\ndata: {path: squares.txt}\n"
+    )
+    (root / "oxidizr.yaml").write_text(text)
+    base = config_base(worker, "oxidizr.yaml")
+    form = worker.ask("form", {"base": base})
+    assert "Oxidizr" in form["notes"][0]
+    assert form["values"]["optimizer.lr"] == 0.001
+    assert form["values"]["train.steps"] == 10
+
+
+def test_speed_on_more_devices_is_predicted_or_measured(
+    worker: PlanWorker, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.ask("plan", {"base": config_base(worker, "tiny.yaml"), "values": {}})  # finds the facts
+    monkeypatch.chdir(root)
+    loaded = load(read_file(root / "tiny.yaml"), Tasks(), "tiny")
+    config = loaded.config.with_values(train={"precision": "bf16"})
+    _, facts = make_plan(replace(loaded, config=config.with_values(devices={"use": "cpu"})))
+    gpus = tuple(
+        Device(kind="cuda", index=n, name="NVIDIA H100 80GB HBM3", memory=80 << 30)
+        for n in range(4)
+    )
+    machine = Machine(devices=gpus, links=(), host_bytes=1 << 38, cores=32)
+    chosen = plan(config, machine, facts)
+    measured = find_measured("tiny", root, ["-f", "tiny.yaml"], gpus[0].name)
+    table, source = world_blocks(config, machine, facts, chosen, measured=measured)
+    assert len(table["rows"]) == 3
+    assert all(row[4] and row[5] and row[6] for row in table["rows"])
+    assert "Predicted" in source["text"]
+    assert "samecurve bench -f tiny.yaml" in source["text"]
+
+    here = Machine(devices=(), links=(), host_bytes=1 << 34, cores=2, cpu="A CPU")
+    on_cpu = config.with_values(devices={"use": "cpu:2"}, train={"precision": "f32"})
+    chosen = plan(on_cpu, here, facts)
+    nothing = world_blocks(on_cpu, here, facts, chosen, measured=measured)
+    assert nothing[0]["rows"][1][4] == ""
+    assert "can't be predicted" in nothing[1]["text"]
+    rows = [{"world": n, "seconds_per_step": 0.1 / n, "speedup": float(n)} for n in (1, 2)]
+    (root / "bench" / "tiny-1").mkdir(parents=True)
+    bench = {"config": "tiny", "device": "A CPU", "layouts": rows}
+    (root / "bench" / "tiny-1" / "bench.json").write_text(json.dumps(bench))
+    measured = find_measured("tiny", root, ["-f", "tiny.yaml"], "A CPU")
+    table, source = world_blocks(on_cpu, here, facts, chosen, measured=measured)
+    assert [row[4] for row in table["rows"]] == ["100 ms", "50 ms"]
+    assert [row[6] for row in table["rows"]] == ["1.00", "2.00"]
+    assert "Measured on A CPU" in source["text"]
