@@ -11,7 +11,7 @@ from typing import Any
 
 from samecurve.terminal import printable, width_of, wrapped
 
-# Any: blocks are JSON, of many forms (report/blocks.py)
+# Any: blocks are JSON, of many forms
 Block = Mapping[str, Any]
 
 _WIDTH = 80  # columns of a pipe

@@ -15,15 +15,30 @@ from samecurve.core.planning.planner import check_before_facts
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.probe import probe
+from samecurve.report.blocks import (
+    COLOURS,
+    Bar,
+    Block,
+    Card,
+    Span,
+    bars,
+    cards,
+    chart,
+    heading,
+    pictures,
+    spans,
+    table,
+    text,
+)
+from samecurve.report.blocks import Line as ChartLine
+from samecurve.report.blocks import Picture as ShownPicture
 from samecurve.run.describe import check_installed
+from samecurve.tasks.preview.about import LeftOut
 from samecurve.tasks.preview.open_data import Preview, Split, preview
 from samecurve.tasks.preview.parts import Curves, Picture, Sample, Value
 from samecurve.tasks.preview.statistics import MOST_SECONDS, ArrayStatistics, Statistics
 from samecurve.tasks.preview.text_parts import Text
 from samecurve.units import counted
-
-# Any: blocks are JSON, of many forms (report/blocks.py)
-Block = dict[str, Any]
 
 _WORDS: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
 _MOST_PICTURES, _MOST_PIXELS = 8, 256  # of the page; of a picture's longer side
@@ -72,7 +87,7 @@ def _global_batch_size(config: Config) -> int | None:
 
 
 def _cards(shown: Preview) -> Block:
-    items: list[dict[str, str]] = []
+    items: list[Card] = []
     for name, count in shown.counts.items():
         items.append({"title": f"{_WORDS[name]} samples", "value": f"{count:,}"})
     batch = shown.global_batch_size
@@ -87,31 +102,28 @@ def _cards(shown: Preview) -> Block:
         )
     about = shown.about
     if about.tokens is not None:
-        card = {"title": "tokens an epoch", "value": f"{about.tokens:,}"}
+        card: Card = {"title": "tokens an epoch", "value": f"{about.tokens:,}"}
         if about.loss_tokens is not None:
             share = about.loss_tokens / max(1, about.tokens)
             card["note"] = f"{about.loss_tokens:,} ({share:.1%}) count in the loss"
         items.append(card)
-    return {"type": "cards", "items": items}
+    return cards(items)
 
 
 def _sample_blocks(shown: Preview) -> list[Block]:
-    blocks: list[Block] = [{"type": "heading", "level": 2, "text": "First samples"}]
-    blocks.append({"type": "text", "tone": "quiet", "text": _order_words(shown)})
+    blocks = [heading("First samples"), text(_order_words(shown), "quiet")]
     values = _value_table(shown)
     if values:
         blocks.append(values)
-    pictures = [
+    items = [
         _picture(sample, part, shown.samples)
         for sample in shown.samples
         for part in sample.of(Picture)
     ]
-    if pictures:
-        blocks.append({"type": "pictures", "items": pictures[:_MOST_PICTURES], "size": "small"})
-        more = len(pictures) - _MOST_PICTURES
-        if more > 0:
-            text = f"{counted(more, 'picture')} more {'is' if more == 1 else 'are'} not shown."
-            blocks.append({"type": "text", "tone": "quiet", "text": text})
+    if items:
+        blocks.append(pictures(items[:_MOST_PICTURES]))
+    if len(items) > _MOST_PICTURES:
+        blocks.append(text(f"Pictures that are not shown: {len(items) - _MOST_PICTURES}.", "quiet"))
     for sample in shown.samples:
         blocks += [_spans(sample, part) for part in sample.of(Text)]
         blocks += [_chart(sample, part) for part in sample.of(Curves)]
@@ -159,10 +171,10 @@ def _value_table(shown: Preview) -> Block | None:
         row = [_name(sample), *([str(sample.step)] if steps else [])]
         rows.append([*row, *(texts.get(column, "") for column in columns)])
     head = ["", *(["step"] if steps else []), *columns]
-    return {"type": "table", "head": head, "rows": rows}
+    return table(head, rows)
 
 
-def _picture(sample: Sample, part: Picture, samples: Sequence[Sample]) -> Block:
+def _picture(sample: Sample, part: Picture, samples: Sequence[Sample]) -> ShownPicture:
     values = [f"{value.name} {value.text}" for value in sample.of(Value)[:2]]
     name = [part.name] if len(samples[0].of(Picture)) > 1 else []
     caption = "\n".join([", ".join([_name(sample), *name, *values]), part.form])
@@ -180,28 +192,33 @@ def _png(pixels: NDArray[np.uint8]) -> str:
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _spans(sample: Sample, text: Text) -> Block:
-    """A text, line by line, with what is trained on."""
-    lines: list[list[dict[str, str]]] = [[]]
-    for piece in text.pieces:
-        tone = {} if piece.trained is None else {"tone": "loss" if piece.trained else "quiet"}
+def _span_lines(shown: Text) -> list[list[Span]]:
+    """The pieces of a text, line by line, with what is trained on."""
+    lines: list[list[Span]] = [[]]
+    for piece in shown.pieces:
         for number, line in enumerate(piece.text.split("\n")):
             if number:
                 lines.append([])
-            if line:
-                lines[-1].append({"text": line, **tone})
-    words = [f"{_name(sample)}, {text.name}: {counted(text.tokens, 'token')}"]
-    if text.follows:
+            if line and piece.trained is None:
+                lines[-1].append({"text": line})
+            elif line:
+                lines[-1].append({"text": line, "tone": "loss" if piece.trained else "quiet"})
+    return lines
+
+
+def _spans(sample: Sample, shown: Text) -> Block:
+    words = [f"{_name(sample)}, {shown.name}: {counted(shown.tokens, 'token')}"]
+    if shown.follows:
         words[0] += " and the one behind"
-    if text.documents > 1:
-        words.append(counted(text.documents, "document"))
-    if text.trained is not None:
-        words.append(f"{text.trained:,} trained on")
-    if text.padding:
-        words.append(f"{text.padding:,} of padding")
-    if text.more:
-        words.append(f"{text.more:,} not shown")
-    return {"type": "spans", "lines": lines, "caption": ", ".join(words)}
+    if shown.documents > 1:
+        words.append(counted(shown.documents, "document"))
+    if shown.trained is not None:
+        words.append(f"{shown.trained:,} trained on")
+    if shown.padding:
+        words.append(f"{shown.padding:,} of padding")
+    if shown.more:
+        words.append(f"{shown.more:,} not shown")
+    return spans(_span_lines(shown), ", ".join(words))
 
 
 def _chart(sample: Sample, curves: Curves) -> Block:
@@ -209,24 +226,25 @@ def _chart(sample: Sample, curves: Curves) -> Block:
     values = [value.text for value in sample.of(Value) if value.name in {"label", "class"}]
     notes = [f"every {curves.every}th time step"] if curves.every > 1 else []
     notes += [f"{counted(curves.more, 'channel')} more"] if curves.more else []
-    block = {
-        "type": "chart",
-        "name": f"sample-{sample.id}-{curves.name}",
-        "title": ", ".join([_name(sample), *values]),
-        "x": {"kind": "own", "label": "time step"},
-        "y": {"format": "number", "label": curves.name},
-        "lines": [
-            {
-                "label": label,
-                "x": list(range(0, len(line) * curves.every, curves.every)),
-                "y": _numbers(line),
-                "colour": number,
-                "width": 1,
-            }
-            for number, (label, line) in enumerate(zip(curves.labels, curves.values, strict=True))
-        ],
-    }
-    return {**block, "note": "; ".join(notes)} if notes else block
+    lines: list[ChartLine] = [
+        {
+            "label": label,
+            "x": list(range(0, len(line) * curves.every, curves.every)),
+            "y": _numbers(line),
+            "colour": number % COLOURS,
+            "dash": number // COLOURS,
+            "width": 1,
+        }
+        for number, (label, line) in enumerate(zip(curves.labels, curves.values, strict=True))
+    ]
+    return chart(
+        f"sample-{sample.id}-{curves.name}",
+        ", ".join([_name(sample), *values]),
+        lines,
+        y={"format": "number", "label": curves.name},
+        x={"kind": "own", "label": "time step"},
+        note="; ".join(notes),
+    )
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
@@ -249,19 +267,13 @@ def _length_blocks(statistics: Statistics) -> list[Block]:
         return []
     extent = _extent(statistics, has_all=statistics.all_lengths)
     low, median, high = (int(n) for n in np.percentile(lengths, (0, 50, 100), method="lower"))
-    cards = {"lowest": low, "median": median, "highest": high}
+    limits = {"lowest": low, "median": median, "highest": high}
     noun = statistics.lengths_of
+    rows = [_bar(label, f"{noun}s", count) for label, count in _histogram(lengths)]
     return [
-        {"type": "heading", "level": 2, "text": f"Tokens of a {noun}"},
-        {"type": "cards", "items": [{"title": k, "value": f"{v:,}"} for k, v in cards.items()]},
-        {
-            "type": "bars",
-            "name": "lengths",
-            "title": f"{noun}s by their tokens",
-            "note": extent,
-            "format": "count",
-            "rows": [_bar(label, f"{noun}s", count) for label, count in _histogram(lengths)],
-        },
+        heading(f"Tokens of a {noun}"),
+        cards([{"title": title, "value": f"{length:,}"} for title, length in limits.items()]),
+        bars("lengths", f"{noun}s by their tokens", rows, form="count", note=extent),
     ]
 
 
@@ -281,7 +293,7 @@ def _histogram(lengths: NDArray[np.int64]) -> list[tuple[str, int]]:
     return list(zip(labels, counts.tolist(), strict=True))
 
 
-def _bar(label: str, what: str, count: int) -> Block:
+def _bar(label: str, what: str, count: int) -> Bar:
     return {"label": label, "parts": [{"label": what, "value": int(count), "colour": 0}]}
 
 
@@ -292,22 +304,12 @@ def _class_blocks(statistics: Statistics) -> list[Block]:
     note = _extent(statistics, has_all=statistics.all_classes)
     if len(statistics.classes) > len(shown):
         note += f"; {len(statistics.classes) - len(shown)} classes more are not shown"
-    bars = [_bar(name, "samples", count) for name, count in shown]
+    rows = [_bar(name, "samples", count) for name, count in shown]
+    title = f"{len(statistics.classes)} classes"
+    blocks = [heading("Classes"), bars("classes", title, rows, form="count", note=note)]
     missing = [name for name, count in statistics.classes if not count]
-    blocks: list[Block] = [
-        {"type": "heading", "level": 2, "text": "Classes"},
-        {
-            "type": "bars",
-            "name": "classes",
-            "title": f"{len(statistics.classes)} classes",
-            "note": note,
-            "format": "count",
-            "rows": bars,
-        },
-    ]
     if missing:
-        text = f"No sample here of {', '.join(missing[:_MOST_BARS])}."
-        blocks.append({"type": "text", "tone": "warn", "text": text})
+        blocks.append(text(f"No sample here of {', '.join(missing[:_MOST_BARS])}.", "warn"))
     return blocks
 
 
@@ -316,21 +318,16 @@ def _left_out_blocks(shown: Preview) -> list[Block]:
     left_out = shown.about.left_out
     if left_out is None:
         return []
-    heading: Block = {"type": "heading", "level": 2, "text": "Left out or cut"}
+    title = heading("Left out or cut")
     if not left_out:
-        text = "Nothing. What can't be read is refused, with its place."
-        return [heading, {"type": "text", "text": text}]
-    rows = [
-        [
-            f"{each.rows:,}",
-            each.reason,
-            ", ".join(each.places) + (", ..." if len(each.places) < each.rows else "")
-            if each.places
-            else "",
-        ]
-        for each in left_out
-    ]
-    return [heading, {"type": "table", "head": ["rows", "why", "where"], "rows": rows}]
+        return [title, text("Nothing. What can't be read is refused, with its place.")]
+    rows = [[f"{each.rows:,}", each.reason, _places(each)] for each in left_out]
+    return [title, table(["rows", "why", "where"], rows)]
+
+
+def _places(left_out: LeftOut) -> str:
+    more = [*left_out.places, "..."] if 0 < len(left_out.places) < left_out.rows else []
+    return ", ".join(more or left_out.places)
 
 
 def _array_blocks(statistics: Statistics, what: str) -> list[Block]:
@@ -338,19 +335,16 @@ def _array_blocks(statistics: Statistics, what: str) -> list[Block]:
         [array.name, array.dtype, _shape(array), _limit(array.low), _limit(array.high)]
         for array in statistics.arrays
     ]
-    blocks: list[Block] = [
-        {"type": "heading", "level": 2, "text": f"Arrays of a {what} sample"},
-        {"type": "table", "head": ["array", "type", "shape", "lowest", "highest"], "rows": rows},
-    ]
+    head = ["array", "type", "shape", "lowest", "highest"]
+    blocks = [heading(f"Arrays of a {what} sample"), table(head, rows)]
     if statistics.read < statistics.samples:
         extent = f"Lowest and highest {_extent(statistics, has_all=False)}."
-        blocks.append({"type": "text", "tone": "quiet", "text": extent})
+        blocks.append(text(extent, "quiet"))
     broken = [
         f"{array.name} has {array.not_finite:,}" for array in statistics.arrays if array.not_finite
     ]
     if broken:
-        text = f"Numbers that are not finite: {', '.join(broken)}."
-        blocks.append({"type": "text", "tone": "bad", "text": text})
+        blocks.append(text(f"Numbers that are not finite: {', '.join(broken)}.", "bad"))
     return blocks
 
 
@@ -365,7 +359,4 @@ def _limit(number: float | None) -> str:
 
 
 def _line_blocks(lines: Sequence[str]) -> list[Block]:
-    if not lines:
-        return []
-    heading = {"type": "heading", "level": 2, "text": "What was read"}
-    return [heading, *({"type": "text", "text": line} for line in lines)]
+    return [heading("What was read"), *map(text, lines)] if lines else []
