@@ -65,8 +65,8 @@ def har(*, directory: Path) -> None:
 def show(
     *, samples: int, split: Literal["train", "eval", "test"], as_json: bool, **flags: Any
 ) -> None:
-    """What the task of a config will read: its first samples as they go into the model, counts,
-    lengths, classes, and what is left out and why. Builds no model.
+    """Show what a run will read: its first samples as they go into the model, counts, lengths,
+    classes, and what is left out and why. Builds no model.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # reading data needs no GPU
     try:
