@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from samecurve.report.blocks import COLOURS, Bar, Block, Colour, Part, bars
+from samecurve.report.blocks import Bar, Block, Colour, Part, bars
+from samecurve.report.plan_blocks import memory_parts
 from samecurve.report.record import RunRecord
 from samecurve.report.summary import summary, where_time_went
 
@@ -52,13 +53,7 @@ def _device_rows(record: RunRecord, peaks: Sequence[int], largest: int | None) -
     limits = [device.memory for device in devices]
     rows: list[Bar] = []
     if record.plan:
-        on_cpu = devices[0].kind == "cpu"
-        terms = [term for term in record.plan.memory if term.bytes]
-        terms = [term for term in terms if on_cpu or term.name != "process"]
-        parts: list[Part] = [
-            {"label": term.name, "value": term.bytes, "colour": index % COLOURS}
-            for index, term in enumerate(terms)
-        ]
+        parts = memory_parts(record.plan.memory, on_cpu=devices[0].kind == "cpu")
         rows.append({"label": "plan, each device", "parts": parts, "limit": min(limits)})
     labels = [f"device {index}, peak" for index in range(len(peaks))]
     if not peaks and largest:

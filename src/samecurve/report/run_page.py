@@ -33,6 +33,7 @@ from samecurve.report.evaluation_blocks import (
     shortened_table,
     tested,
 )
+from samecurve.report.plan_blocks import memory_table, reasons_table
 from samecurve.report.record import RunRecord, Start
 from samecurve.report.steps import number
 from samecurve.report.words import SUMMARY_ROWS, show_moment, show_number, show_value
@@ -42,6 +43,8 @@ PictureSource = Callable[[str], str | None]  # a picture's src by its name; None
 
 _MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
 _MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
+_MAX_PICTURES_BYTES = 16 << 20  # of all that a file holds
+_MAX_BETWEEN = 10  # samples between the first and the last
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TONES: dict[str, Tone] = {
     "finished": "good",
@@ -58,15 +61,11 @@ _OUTCOMES = {
 
 def run_page(record: RunRecord, name: str, picture: PictureSource) -> Page:
     """The whole page of a run, with its numbers."""
-    return {
-        "title": name,
-        "blocks": [
-            *head_blocks(record, name, picture),
-            *chart_blocks(record, name),
-            *static_blocks(record),
-        ],
-        "runs": [run_of(record, name)],
-    }
+    head = head_blocks(record, name, picture)
+    sections = next(i for i, block in enumerate(head) if block["type"] == "heading")
+    drawn = chart_blocks(record, name)
+    shown = [*head[:sections], *drawn, *head[sections:], *static_blocks(record)]
+    return {"title": name, "blocks": shown, "runs": [run_of(record, name)]}
 
 
 def run_of(record: RunRecord, name: str, colour: int = 0) -> Run:
@@ -205,30 +204,34 @@ def _start_row(start: Start, end: str) -> list[Cell]:
 
 
 def samples(record: RunRecord, picture: PictureSource) -> Iterator[Block]:
-    """The model's last samples and its first."""
+    """The model's samples over time: the last, the first, and folded away some between."""
     if not record.sampled:
         return
     yield heading("Samples")
-    events = [record.sampled[-1]]
-    if len(record.sampled) > 1:
-        events.append(record.sampled[0])
-    for event in events:
-        yield heading(f"at step {event.step}", 3)
-        for words in _list(event.values.get("texts"))[:_MAX_TEXTS]:
-            yield blocks.pre(str(words)[:_MAX_TEXT], wrap=True)
-        names = [str(name) for name in _list(event.values.get("pictures"))[:_MAX_PICTURES]]
-        sources = {name: picture(name) for name in names}
-        shown: list[blocks.Picture] = [
-            {"caption": name, "src": source} for name, source in sources.items() if source
-        ]
-        if shown:
-            yield blocks.pictures(shown, "small")
-        for name in names:
-            if not sources[name]:
-                limit = show_bytes(_MAX_PICTURE)
-                yield text(
-                    f"{name}: not shown (no PNG file of this run, or larger than {limit})", "quiet"
-                )
+    last, *others = list(record.sampled)[::-1]
+    yield from _sample(last, picture)
+    if others:
+        yield from _sample(others[-1], picture)
+    between = others[:-1][:: 1 + len(others) // _MAX_BETWEEN]
+    if between:
+        shown = [block for event in between for block in _sample(event, picture)]
+        yield details(f"{len(between)} samples between", shown)
+
+
+def _sample(event: Event, picture: PictureSource) -> Iterator[Block]:
+    yield heading(f"at step {event.step}", 3)
+    for words in _list(event.values.get("texts"))[:_MAX_TEXTS]:
+        yield blocks.pre(str(words)[:_MAX_TEXT], wrap=True)
+    names = [str(name) for name in _list(event.values.get("pictures"))[:_MAX_PICTURES]]
+    sources = {name: picture(name) for name in names}
+    shown: list[blocks.Picture] = [
+        {"caption": name, "src": source} for name, source in sources.items() if source
+    ]
+    if shown:
+        yield blocks.pictures(shown)
+    for name in names:
+        if not sources[name]:
+            yield text(f"{name}: not shown (no PNG file of this run, or too large)", "quiet")
 
 
 def _list(value: object) -> list[object]:
@@ -236,12 +239,15 @@ def _list(value: object) -> list[object]:
 
 
 def picture_data(run: Path) -> PictureSource:
-    """Sources that hold the pictures themselves, for a page in one file."""
+    """Sources that hold the pictures themselves, for a page in one file that is not too large."""
+    room = _MAX_PICTURES_BYTES
 
     def source(name: str) -> str | None:
+        nonlocal room
         content = read_picture(run, name)
-        if content is None:
+        if content is None or len(content) > room:
             return None
+        room -= len(content)
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
     return source
@@ -269,13 +275,10 @@ def _plan(record: RunRecord) -> Iterator[Block]:
         values = decisions(record.plan)
     yield heading("Plan")
     if isinstance(reasons, dict):
-        names = sorted(reasons, key=lambda name: name not in values)
-        rows = [[name, values.get(name, ""), str(reasons[name])] for name in names]
-        yield table(["decision", "value", "because"], rows)
+        yield reasons_table(reasons, values)
     if record.plan:
-        terms = [[term.name, show_bytes(term.bytes), term.formula] for term in record.plan.memory]
         yield heading("Memory of each device, estimated", 3)
-        yield table(["term", "bytes", "formula"], terms)
+        yield memory_table(record.plan.memory)
     for name, formula in record.formulas.items():
         yield text(f"{name}: {formula}", "quiet")
 

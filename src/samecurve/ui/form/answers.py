@@ -21,7 +21,7 @@ from samecurve.ui.form.bases import BaseName, Bases
 from samecurve.ui.form.draft import Draft, each, error_json, make_draft
 from samecurve.ui.form.fields import table
 from samecurve.ui.form.places import Roots
-from samecurve.ui.form.plan_blocks import device_names, plan_blocks
+from samecurve.ui.form.plan_blocks import plan_blocks
 from samecurve.ui.form.task_places import Stamps, stamps_of
 from samecurve.ui.form.values import shown_values
 from samecurve.ui.form.worlds import find_measured, world_blocks
@@ -120,7 +120,6 @@ class Answers:
             "notes": [*draft.base.notes, *notes],
             "blocks": plan_blocks(plan, dict(facts.formulas)),
             "worlds": world_blocks(loaded.config, machine, facts, plan, measured=measured),
-            "devices": device_names(plan),
         }
 
     def _make_plan(self, loaded: LoadedConfig) -> tuple[Plan, Facts]:

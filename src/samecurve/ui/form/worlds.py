@@ -21,10 +21,10 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import strategy_text
+from samecurve.report.blocks import Block, Cell, table, text
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.forecast import check_predictable, plan_on_cluster
 from samecurve.simulation.step_time import ASSUMED, step_cost
-from samecurve.ui.form.plan_blocks import Block, table
 from samecurve.units import show_bytes, show_count, show_time
 
 _MOST = 8  # devices that are listed without being chosen
@@ -124,10 +124,11 @@ def _predicted(
     return replace(world, seconds=cost.seconds, efficiency=cost.efficiency)
 
 
-def _row(world: World, chosen: Plan, measured: "Measured") -> list[Any]:
+def _row(world: World, chosen: Plan, measured: "Measured") -> list[Cell]:
     count = world.devices
-    number = {"text": f"{count} (chosen)", "tone": "accent"}
-    first: Any = number if count == chosen.layout.num_devices else str(count)
+    first: Cell = str(count)
+    if count == chosen.layout.num_devices:
+        first = {"text": f"{count} (chosen)", "tone": "accent"}
     if world.plan is None:
         return [first, {"text": "refused", "note": world.why, "tone": "warn"}, "", "", "", "", ""]
     size = world.plan.global_batch_size
@@ -157,20 +158,17 @@ def _source(
     """Where the speeds are from, or why there are none, and what measures them."""
     if any(world.seconds is not None for world in worlds):
         assumed = f"a device reaches {ASSUMED.value:.0%} of its peak while it computes"
-        text = f"Predicted, not measured: {assumed}. {measured.command} measures it."
-        return {"type": "text", "text": text, "tone": "quiet"}
+        words = f"Predicted, not measured: {assumed}. {measured.command} measures it."
+        return text(words, "quiet")
     if measured.rows:
-        text = (
-            f"Measured on {measured.device} ({measured.where}). {measured.command} measures anew."
-        )
-        return {"type": "text", "text": text, "tone": "quiet"}
+        where = f"{measured.device} ({measured.where})"
+        return text(f"Measured on {where}. {measured.command} measures anew.", "quiet")
     why = next((world.why for world in worlds if world.plan and world.why), "")
     if on_cpu:
         why = "the speed of CPU ranks can't be predicted: no peak of a CPU is on file"
     elif spec is None:
         why = f"no data sheet of {chosen.layout.devices[0].name} is on file"
-    text = f"No speed is shown: {why}. {measured.command} measures it."
-    return {"type": "text", "text": text, "tone": "quiet"}
+    return text(f"No speed is shown: {why}. {measured.command} measures it.", "quiet")
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,9 @@ class WorkerThread:
 
     def _run(self) -> None:
         while not self._ending.is_set():
+            if not (self._queue.home / "waiting").is_dir():  # nobody has added a job yet
+                self._ending.wait(_LOOK)
+                continue
             try:
                 with working(self._queue, "the page of `samecurve ui`"):
                     while not self._ending.wait(_LOOK):
