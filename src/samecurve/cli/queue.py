@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, Option, Verb
+from samecurve.cli.options import ConfigVerb, HelpContext, Option, Verb
 from samecurve.errors import keeping
 from samecurve.terminal import echo
 
@@ -37,7 +37,13 @@ class AddVerb(ConfigVerb):
         return super().parse_args(ctx, args)
 
 
-@click.group()
+class _Group(click.Group):
+    """A verb that has verbs of its own."""
+
+    context_class = HelpContext
+
+
+@click.group(cls=_Group)
 def queue() -> None:
     """Jobs that wait for devices and run in order: add, list, remove, work."""
 
@@ -92,7 +98,7 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the jobs as JSON")
 @_queue_option
 def list_jobs(*, as_json: bool, home: Path) -> None:
-    """Show the jobs: those that run, those that wait, those that have ended."""
+    """Show the jobs that run, wait, or have ended."""
     from samecurve.observe.text_table import Column, table_text
     from samecurve.ui.jobs.queue import Queue, job_rows
     from samecurve.ui.jobs.work import has_worker
@@ -116,7 +122,10 @@ def list_jobs(*, as_json: bool, home: Path) -> None:
 @click.argument("job", metavar="JOB")
 @_queue_option
 def remove(*, job: str, home: Path) -> None:
-    """Remove a job that waits, or the record of one that has ended. JOB: its id or its name."""
+    """Remove a job that waits or has ended.
+
+    JOB: its id, the beginning of its id, or its name.
+    """
     from samecurve.ui.jobs.queue import Queue
 
     jobs = Queue(home)
@@ -129,7 +138,9 @@ def remove(*, job: str, home: Path) -> None:
 @click.option("--forever", is_flag=True, help="wait for new jobs when none is left")
 @_queue_option
 def work(*, forever: bool, home: Path) -> None:
-    """Start the jobs, each when its devices are free, until none is left.
+    """Start each job when its devices are free.
+
+    It ends when no job is left.
 
     Ctrl-C ends this command, and leaves the jobs running.
     """

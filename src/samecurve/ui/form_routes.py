@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from samecurve.ui.answers import json_answer, json_body
@@ -21,6 +20,7 @@ from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.jobs.desk import Desk
 from samecurve.ui.redact import redact_blocks
 
+Body = Annotated[dict[str, Any], Depends(json_body)]
 _SENT = ("base", "values", "name")  # what a request about a draft may have
 _DATA_SECONDS = 180.0
 _MOST_DATA = 1 << 26  # bytes
@@ -43,36 +43,28 @@ def _add_draft(router: APIRouter, desk: Desk) -> None:
         return _answered(lambda: desk.ask("bases", {}))
 
     @router.post("/api/form")
-    async def form(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        return await run_in_threadpool(_answered, lambda: desk.ask("form", sent))
+    def form(body: Body) -> Response:
+        return _answered(lambda: desk.ask("form", _draft(body)))
 
     @router.post("/api/plan")
-    async def plan(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        return await run_in_threadpool(_answered, lambda: _plan(desk, sent))
+    def plan(body: Body) -> Response:
+        return _answered(lambda: _plan(desk, _draft(body)))
 
     @router.post("/api/save")
-    async def save(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        return await run_in_threadpool(_answered, lambda: desk.ask("save", sent))
+    def save(body: Body) -> Response:
+        return _answered(lambda: desk.ask("save", _draft(body)))
 
     @router.post("/api/start")
-    async def start(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        submit = lambda: {"job": desk.submit(sent, at_once=True)}  # noqa: E731
-        return await run_in_threadpool(_answered, submit)
+    def start(body: Body) -> Response:
+        return _answered(lambda: {"job": desk.submit(_draft(body), at_once=True)})
 
     @router.post("/api/queue")
-    async def enqueue(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        submit = lambda: {"job": desk.submit(sent, at_once=False)}  # noqa: E731
-        return await run_in_threadpool(_answered, submit)
+    def enqueue(body: Body) -> Response:
+        return _answered(lambda: {"job": desk.submit(_draft(body), at_once=False)})
 
     @router.post("/api/data")
-    async def data(request: Request) -> Response:
-        sent = _draft(await json_body(request))
-        return await run_in_threadpool(_answered, lambda: _data(desk, sent))
+    def data(body: Body) -> Response:
+        return _answered(lambda: _data(desk, _draft(body)))
 
 
 def _add_queue(router: APIRouter, desk: Desk) -> None:
@@ -83,12 +75,14 @@ def _add_queue(router: APIRouter, desk: Desk) -> None:
         return json_answer({"jobs": redact_blocks(desk.rows()), "paused": desk.is_paused()})
 
     @router.delete("/api/queue/{job_id}")
-    def remove(job_id: str) -> Response:
+    def remove(job_id: str, body: Body) -> Response:
+        del body  # read, so that it is checked
         desk.remove(_job_id(job_id))
         return json_answer({"message": "removed"})
 
     @router.post("/api/queue/{job_id}/{direction}")
-    def move(job_id: str, direction: Literal["up", "down"]) -> Response:
+    def move(job_id: str, direction: Literal["up", "down"], body: Body) -> Response:
+        del body
         desk.move(_job_id(job_id), direction)
         return json_answer({"message": f"moved {direction}"})
 
