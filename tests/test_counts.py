@@ -19,7 +19,7 @@ from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import line_of, read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png
-from samecurve.report.page_sections import evaluations
+from samecurve.report.evaluation_blocks import evaluations
 from samecurve.report.reading import read_run
 from tiny import MACHINE, config_of, ragged_task, tiny_values, train_counting
 from worlds import Pool
@@ -149,9 +149,10 @@ def test_a_report_shows_small_arrays(
     home = tmp_path / "torch-single-1-False"
     (home / "plan.json").write_text(json.dumps({"plan": made(corpus, cache).to_json()}))
     story = read_run(home, live=False)
-    page = "".join(map(str, evaluations(story)))
-    assert "pairs at step 2" in page
-    assert f">{reference['pairs'][1][2]}<" in page
+    blocks = list(evaluations(story))
+    first = [block.get("text") for block in blocks].index("pairs at step 2")
+    counts, scores = [block["rows"] for block in blocks[first:] if block["type"] == "table"][:2]
+    assert [cell["text"] for cell in counts[1][1:]] == list(map(str, reference["pairs"][1]))
     right, samples = reference["pairs"][1][1], sum(reference["pairs"][1])
-    assert f">{samples}</td>" in page
-    assert f">{right / samples:.4f}</td>" in page
+    assert (scores[1][1], scores[1][3]) == (samples, f"{right / samples:.4f}")
+    assert counts[1][2]["share"] == round(right / samples, 3)

@@ -27,8 +27,7 @@ from samecurve.errors import UserError
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
-from samecurve.report.reading import JournalReader
-from samecurve.report.record import RunRecord
+from samecurve.report.steps import Steps
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
@@ -215,13 +214,11 @@ def test_more_means_are_shown() -> None:
     assert "loss 1.5000  kl 0.2500  bad not finite  grad" in console_lines(event, made, HERE)[0]
     assert plotted(event)["train/kl"] == 0.25
     assert "train/bad" not in plotted(event)
-    record = RunRecord(directory=HERE, live=False)
-    reader = JournalReader(record)
-    for event in (Event("step", 1, {"loss": 2.0}), Event("step", 2, values)):
-        reader.add(event)
-    record.steps = reader.columns()
-    assert record.means == ["kl", "bad"]
-    np.testing.assert_array_equal(record.column("metrics/kl"), [np.nan, 0.25])
+    steps = Steps()
+    rows = steps.rows_of([{"step": 1, "loss": 2.0}, {"step": 2, **values}])
+    steps.add(rows, np.arange(2))
+    assert steps.means == ["kl", "bad"]
+    np.testing.assert_array_equal(steps.first("metrics/kl"), [np.nan, 0.25])
 
 
 @pytest.fixture(scope="module")

@@ -169,9 +169,10 @@ def chart(
     *,
     y: str | Mapping[str, Any],
     note: str = "",
+    marks: Sequence[Mark] = (),
     **more: Any,
 ) -> Block:
-    """A chart. y: a format, or the whole description of the axis. more: group, x, marks, smooth."""
+    """A chart. y: a format, or the whole description of the axis. more: group, x, smooth."""
     return {
         "type": "chart",
         "name": name,
@@ -179,6 +180,7 @@ def chart(
         "note": printable(note),
         "y": {"format": y} if isinstance(y, str) else y,
         "lines": [{**line, "label": printable(line["label"])} for line in lines],
+        "marks": [_printable(mark) for mark in marks],
         **more,
     }
 

@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 
 from samecurve.report.blocks import Page
+from samecurve.terminal import printable
 
 _MAIN = "frozen.js"
 _UPLOT = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css")
@@ -41,7 +42,7 @@ def frozen_html(page: Page, made_by: str, foot: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="{html.escape(made_by)}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{html.escape(page["title"])} \N{MIDDLE DOT} samecurve</title>
+<title>{html.escape(printable(page["title"]))} \N{MIDDLE DOT} samecurve</title>
 <style>{style}</style>
 </head>
 <body>

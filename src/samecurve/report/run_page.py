@@ -37,6 +37,7 @@ from samecurve.report.plan_blocks import memory_table, reasons_table
 from samecurve.report.record import RunRecord, Start
 from samecurve.report.steps import number
 from samecurve.report.words import SUMMARY_ROWS, show_moment, show_number, show_value
+from samecurve.terminal import printable
 from samecurve.units import show_bytes, show_seconds
 
 PictureSource = Callable[[str], str | None]  # a picture's src by its name; None: it is not shown
@@ -69,7 +70,7 @@ def run_page(record: RunRecord, name: str, picture: PictureSource) -> Page:
 
 
 def run_of(record: RunRecord, name: str, colour: int = 0) -> Run:
-    return {"name": name, "colour": colour, "columns": columns_of(record)}
+    return {"name": printable(name), "colour": colour, "columns": columns_of(record)}
 
 
 def head_blocks(record: RunRecord, name: str, picture: PictureSource) -> list[Block]:
