@@ -4,6 +4,7 @@ or failed, and leaves whole files or none.
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import slow
 import torch.distributed as dist
 
 from commands import refused, samecurve, write_config
+from frozen_page import FrozenPage, read_page
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile, Step
@@ -29,13 +31,14 @@ from samecurve.experiments.bench.bench_collectives import (
     measure_curves,
 )
 from samecurve.experiments.bench.bench_page import bench_files
-from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, row_of
 from samecurve.experiments.bench.bench_text import as_json, line, notes, table
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile.profile import plan_profile, run_profile
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.profile.profile_text import as_json as profile_json
+from samecurve.report.bench_blocks import Row, bench_blocks
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.collective_bench import time_collective
 from tiny import MACHINE, config_of, tiny_values
@@ -212,7 +215,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
     assert as_json(about, rows)["scaling"] == "weak"
 
 
-def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
+def test_a_page_is_made_from_bench_json_alone(corpus: Path) -> None:
     config = tiny(corpus)
     facts = describe(config)
     layout_plan = bench.plan_layout(config, MACHINE, facts, Layout("single", 1), SCHEDULE)
@@ -221,14 +224,17 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     profile = Profile(layout_plan.plan, SCHEDULE, (rank,))
     loaded = LoadedConfig(config, "<b>", {})
     about = bench.describe_bench(loaded, MACHINE, facts, [layout_plan], SCHEDULE)
-    rows = [row_of(LayoutResult(layout_plan, profile), profile)]
-    with patch("samecurve.experiments.bench.bench_page.drawable", return_value=False):
-        files = bench_files(about, rows)
-    page = files["bench.html"].decode()
+    content = as_json(about, [row_of(LayoutResult(layout_plan, profile), profile)])
+    with patch.dict(sys.modules, matplotlib=None):
+        files = bench_files(content)
+    page = FrozenPage(files["bench.html"].decode())
     assert set(files) == {"bench.json", "bench.html"}
-    assert "matplotlib is not installed" in page
-    assert "256.0 MiB" in page
-    assert "<b>" not in page
+    assert "256.0 MiB" in page.text
+    assert page.blocks[0]["title"] == "<b>"
+    again = bench_blocks(json.loads(files["bench.json"]))
+    assert json.loads(json.dumps(again)) == page.page["blocks"]
+    with pytest.raises(ValueError, match=r"no bench\.json"):
+        bench_blocks({"layouts": [{"status": "measured"}]})
 
 
 def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: Path) -> None:
@@ -248,6 +254,7 @@ def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: 
         "1",
         "--to",
         "out",
+        "--png",
     )
     printed = samecurve("bench", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path).stdout
     values = json.loads((tmp_path / "out" / "bench.json").read_text())
@@ -266,10 +273,9 @@ def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: 
         printed,
         re.MULTILINE,
     ), printed
-    page = (tmp_path / "out" / "bench.html").read_text()
-    assert page.count("<svg") == 3
-    assert not re.search(r"(src|href)=\"(?!#)", page)
-    assert not re.search(r"https?://(?!www\.w3\.org/)", page)  # of SVG: names, not places
+    page = read_page(tmp_path / "out" / "bench.html")
+    assert page.named("chart").keys() | page.named("bars").keys() == {"scaling", "shares", "memory"}
+    assert "hsdp:2 refused:" in page.text
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "out"}
     assert not list((cache / "bench").iterdir())
