@@ -13,7 +13,7 @@ import pytest
 
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
 from samecurve.core.planning.machine import Device, Machine
@@ -219,6 +219,41 @@ def test_command_and_saved_file_give_the_same_config(
     assert len(text.splitlines()) < 40
 
 
+def test_a_run_is_repeated(worker: PlanWorker, root: Path) -> None:
+    """A run's config names every value; what is saved names those that are no defaults."""
+    config = load(read_file(root / "tiny.yaml"), Tasks()).config
+    home = root / "runs" / "tiny-20260101-000000"
+    home.mkdir(parents=True)
+    (home / "config.yaml").write_text(dump(config.model_dump(mode="json")))
+    (home / "plan.json").write_text("{}")
+    run = next(r for r in worker.ask("bases", {})["runs"] if r["name"].endswith(home.name))
+    request = {"base": {"kind": "run", "id": run["id"]}, "values": {"train.seed": 5}}
+    answer = worker.ask("plan", request)
+    assert answer["ok"], answer["errors"]
+    assert answer["command"] == "samecurve train -f configs/tiny.yaml"
+    path = root / worker.ask("save", request)["path"]
+    assert "epsilon" not in path.read_text()
+    assert len(path.read_text().splitlines()) < 25
+    saved = load(read_file(path), Tasks()).config
+    assert flatten(saved) == flatten(config.with_values(train={"seed": 5}))
+
+
+def test_another_task_brings_its_own_fields(worker: PlanWorker) -> None:
+    values = {"task": "timeseries", "optimizer.lr": 0.01}
+    form = worker.ask("form", {"base": SMALL, "values": values})
+    assert form["task"] == "timeseries"
+    assert form["values"]["model.name"] == "resnet"
+    assert form["values"]["optimizer.lr"] == 0.01
+    for task in ("language", "timeseries"):
+        empty = {"kind": "empty", "id": task}
+        assert worker.ask("form", {"base": empty, "values": {}})["task"] == task
+    chat = {"kind": "preset", "id": "chat-24gb"}
+    form = worker.ask("form", {"base": chat, "values": {"model.adapter": False}})
+    assert form["values"]["model.adapter"] is False
+    form = worker.ask("form", {"base": chat, "values": {"model.adapter.rank": 4}})
+    assert (form["values"]["model.adapter"], form["values"]["model.adapter.rank"]) == (True, 4)
+
+
 def test_a_file_with_other_content_is_never_overwritten(worker: PlanWorker, root: Path) -> None:
     base = config_base(worker, "tiny.yaml")
     paths = [
@@ -250,10 +285,30 @@ def test_places_outside_of_the_roots_are_refused(
             assert "outside" in errors[0]["cause"]
     outside = errors_of(worker, config_base(worker, "outside.yaml"), {})
     assert outside[0]["key"] == "task"
-    for source in ("/etc/*", "~/x", "../x.txt", "link", "link/*.txt", "a*/../../b", '["/etc"]'):
+    for source in (
+        "/etc/*",
+        "~/x",
+        "../x.txt",
+        "link",
+        "link/*.txt",
+        "a*/../../b",
+        "~no user/x",
+        '["/etc"]',
+    ):
         errors = errors_of(worker, config_base(worker, "tiny.yaml"), {"data.source": source})
         assert errors[0]["key"] == "data.source", source
         assert "outside" in errors[0]["cause"]
+    evil = root / "runs" / "evil"
+    evil.mkdir(parents=True)
+    (evil / "own.py").write_text((tmp_path / "own.py").read_text())
+    (evil / "config.yaml").write_text("task: runs/evil/own.py:Mine\nbatch: {samples: 4}\n")
+    (evil / "plan.json").write_text("{}")
+    run = next(r for r in worker.ask("bases", {})["runs"] if r["name"].endswith("evil"))
+    errors = errors_of(worker, {"kind": "run", "id": run["id"]}, {})
+    assert "it came with the run" in errors[0]["cause"]
+    (root / "task.pickle").write_bytes(b"cos\nsystem\n")
+    errors = errors_of(worker, SMALL, {"task": "task.pickle:Mine"})
+    assert "no session of yours" in errors[0]["cause"]
     assert not marker.exists()
     for module in ("os:path", "antigravity:Mine", "samecurve.api.process:Process"):
         assert errors_of(worker, SMALL, {"task": module})[0]["cause"]

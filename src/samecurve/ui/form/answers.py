@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.loading import LoadedConfig
@@ -172,11 +171,11 @@ class Answers:
 
     def _draft(self, request: Mapping[str, Any]) -> Draft:
         name = BaseName.of(request.get("base"))
-        return make_draft(self._bases, name, request.get("values", {}), enter=self._enter)
+        values = request.get("values", {})
+        return make_draft(self._bases, name, values, enter=os.chdir, look_at=self._look_at)
 
-    def _enter(self, home: Path, task: object) -> None:
-        """Begin relative paths at a root, and note the user's files that are about to be read."""
-        os.chdir(home)
+    def _look_at(self, task: object) -> None:
+        """Note the user's files that are about to be read."""
         self.stamps = stamps_of(task)
 
     def _accepted(self, request: Mapping[str, Any]) -> Draft:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samecurve.core.config.document import Document, parse, read_file
 from samecurve.errors import UserError
+from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import find_pickled_class
 from samecurve.ui.form.places import Roots
@@ -63,6 +64,7 @@ class Base:
     notes: tuple[str, ...] = ()
     converted: "ConvertedConfig | None" = None
     needs: tuple[str, ...] = ()  # keys that the user has to give
+    run: Run | None = None  # the run that is repeated
 
 
 @dataclass
@@ -141,7 +143,8 @@ class Bases:
                 file = found.run.config
                 document = _named(found.run.read_document(), file, f"{found.name}/{file.name}")
                 name = re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", found.home.name) or "run"
-                return Base(document, name, f"The run {found.name} again", found.root.path)
+                title, home = f"The run {found.name} again", found.root.path
+                return Base(document, name, title, home, run=found.run)
         raise UserError("this run is no longer there", _GONE, "base")
 
     def _runs(self) -> list[FoundRun]:

@@ -14,6 +14,7 @@ from typing import Any
 from samecurve.core.config.document import Document, join_key
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.errors import InvalidConfigError, SamecurveError, UserError
+from samecurve.run.trust import check_trusted
 from samecurve.tasks import Tasks
 from samecurve.ui.form.bases import Base, BaseName, Bases
 from samecurve.ui.form.fields import FormFields, form_fields
@@ -64,11 +65,17 @@ class Draft:
 
 
 def make_draft(
-    bases: Bases, name: BaseName, values: object, *, enter: Callable[[Path, object], None]
+    bases: Bases,
+    name: BaseName,
+    values: object,
+    *,
+    enter: Callable[[Path], None],
+    look_at: Callable[[object], None],
 ) -> Draft:
     """Make a draft of what the browser sent.
 
-    enter: is called with the folder where paths begin, and the task, before the task is looked at
+    enter: is called with the folder where paths begin, before any path is looked at
+    look_at: is called with a task that may be looked at, before it is
 
     UserError: the base can't be read, or its task is not known, so that there are no fields.
     """
@@ -79,8 +86,11 @@ def make_draft(
         document.set("task", given["task"], "task")
         document.value["model"], document.value["data"] = {}, {}  # those of another task
     task = document.value.get("task", "language")
+    enter(home)
+    if base.run is not None:
+        check_trusted(base.run, trust=False, where="base")
     check_task(task, roots, home)
-    enter(home, task)
+    look_at(task)
     if not Tasks().knows(task):
         load(document, Tasks())  # says what tasks there are
     engine = given.get("engine", document.value.get("engine", "torch"))

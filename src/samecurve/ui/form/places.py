@@ -98,16 +98,15 @@ def _lies_outside(text: str, roots: Roots, home: Path) -> bool:
     """Whether a text names a place outside of the roots. Words, and names of hubs, name none."""
     if not text or "\0" in text:
         return bool(text)
-    path = Path(text).expanduser()
-    parts = []
-    for part in path.parts:  # a pattern names the folder before its first wildcard
-        if _WILDCARD.search(part):
-            break
-        parts.append(part)
-    fixed = Path(*parts) if parts else Path()
     try:
-        is_outside = roots.root_of(home / fixed) is None
-    except (OSError, RuntimeError, ValueError):  # too long for a path, or links in a circle
+        path = Path(text).expanduser()
+        parts = []
+        for part in path.parts:  # a pattern names the folder before its first wildcard
+            if _WILDCARD.search(part):
+                break
+            parts.append(part)
+        is_outside = roots.root_of(home.joinpath(*parts)) is None
+    except (OSError, RuntimeError, ValueError):  # no such user, too long, links in a circle
         return text.startswith(("/", "~"))
     # below the wildcard, too, `..` may lead out
     return is_outside or (len(parts) < len(path.parts) and ".." in path.parts)

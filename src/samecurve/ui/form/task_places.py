@@ -4,7 +4,7 @@ from pathlib import Path
 
 from samecurve.errors import UserError
 from samecurve.tasks import built_in, installed
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class.class_place import is_pickled, place_of
 from samecurve.tasks.user_class.local_imports import local_files
 from samecurve.ui.form.places import Roots
 
@@ -12,7 +12,7 @@ Stamps = tuple[tuple[str, int], ...]  # files, each with the time of its last ch
 
 
 def check_task(task: object, roots: Roots, home: Path) -> None:
-    """UserError: the task is a class in a file that lies below no root.
+    """UserError: the task is a class in a file below no root, or a pickled one of somebody else's.
 
     To be called before the task is looked at: that may run the file.
 
@@ -21,7 +21,9 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
     if not isinstance(task, str) or task in built_in() or task in installed():
         return
     place = place_of(task)
-    if place is not None and roots.root_of(home / place.path) is None:
+    if place is None:
+        return
+    if roots.root_of(home / place.path) is None:
         raise UserError(
             f"task: the file of {task} lies outside of the page's folders, and using it would run"
             " its code",
@@ -29,6 +31,16 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
             " or train on the command line",
             "task",
         )
+    if is_pickled(place.path):
+        from samecurve.tasks.user_class.pickled_class import is_remembered
+
+        if not is_remembered((home / place.path).resolve()):
+            raise UserError(
+                f"task: no session of yours has kept the class {task}, and using it would run its"
+                " code",
+                "train on the command line, if you know whom it is from",
+                "task",
+            )
 
 
 def stamps_of(task: object) -> Stamps:
