@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,9 @@ from samecurve.cli.main import find_verb
 from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
-from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.planner import plan
-from samecurve.run.prepare import make_plan
 from samecurve.tasks import Tasks
 from samecurve.ui.form.bases import all_presets
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
-from samecurve.ui.form.worlds import find_measured, world_blocks
 
 SOURCE = Path(__file__).parents[2]
 SMALL = {"kind": "preset", "id": "small-language-model"}
@@ -418,41 +413,3 @@ def test_another_tools_config_is_converted(worker: PlanWorker, root: Path) -> No
     assert "Oxidizr" in form["notes"][0]
     assert form["values"]["optimizer.lr"] == 0.001
     assert form["values"]["train.steps"] == 10
-
-
-def test_speed_on_more_devices_is_predicted_or_measured(
-    worker: PlanWorker, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker.ask("plan", {"base": config_base(worker, "tiny.yaml"), "values": {}})  # finds the facts
-    monkeypatch.chdir(root)
-    loaded = load(read_file(root / "tiny.yaml"), Tasks(), "tiny")
-    config = loaded.config.with_values(train={"precision": "bf16"})
-    _, facts = make_plan(replace(loaded, config=config.with_values(devices={"use": "cpu"})))
-    gpus = tuple(
-        Device(kind="cuda", index=n, name="NVIDIA H100 80GB HBM3", memory=80 << 30)
-        for n in range(4)
-    )
-    machine = Machine(devices=gpus, links=(), host_bytes=1 << 38, cores=32)
-    chosen = plan(config, machine, facts)
-    measured = find_measured("tiny", root, ["-f", "tiny.yaml"], gpus[0].name)
-    table, source = world_blocks(config, machine, facts, chosen, measured=measured)
-    assert len(table["rows"]) == 3
-    assert all(row[4] and row[5] and row[6] for row in table["rows"])
-    assert "Predicted" in source["text"]
-    assert "samecurve bench -f tiny.yaml" in source["text"]
-
-    here = Machine(devices=(), links=(), host_bytes=1 << 34, cores=2, cpu="A CPU")
-    on_cpu = config.with_values(devices={"use": "cpu:2"}, train={"precision": "f32"})
-    chosen = plan(on_cpu, here, facts)
-    nothing = world_blocks(on_cpu, here, facts, chosen, measured=measured)
-    assert nothing[0]["rows"][1][4] == ""
-    assert "can't be predicted" in nothing[1]["text"]
-    rows = [{"world": n, "seconds_per_step": 0.1 / n, "speedup": float(n)} for n in (1, 2)]
-    (root / "bench" / "tiny-1").mkdir(parents=True)
-    bench = {"config": "tiny", "device": "A CPU", "layouts": rows}
-    (root / "bench" / "tiny-1" / "bench.json").write_text(json.dumps(bench))
-    measured = find_measured("tiny", root, ["-f", "tiny.yaml"], "A CPU")
-    table, source = world_blocks(on_cpu, here, facts, chosen, measured=measured)
-    assert [row[4] for row in table["rows"]] == ["100 ms", "50 ms"]
-    assert [row[6] for row in table["rows"]] == ["1.00", "2.00"]
-    assert "Measured on A CPU" in source["text"]
