@@ -1,0 +1,206 @@
+"""The web page as a person uses it, in Chromium: set up a run, watch, stop, resume, compare, queue;
+an error beside its field; a failed run's cause; a narrow screen; a report without a network.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="pip install 'samecurve[dev]'")
+
+from playwright.sync_api import Page, expect
+
+import browsing
+from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_texts, write_root
+from commands import samecurve
+from samecurve.observe.journal import read_events
+
+needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=browsing.MISSING)
+STEPS = 400
+
+
+@pytest.mark.long
+def test_there_is_a_browser() -> None:
+    """What is skipped in the quick tests without Chromium fails in the long ones."""
+    assert CHROMIUM.exists(), browsing.MISSING
+
+
+def losses(run: Path) -> list[float]:
+    events = read_events(run / "journal.jsonl")
+    return [event.values["loss"] for event in events if event.kind == "step"]
+
+
+def new_run(site: Site) -> Page:
+    """The form of a new run that begins from tiny.yaml, with its plan."""
+    site.open("new")
+    page = site.page
+    page.get_by_role("button", name="A config").click()
+    config = page.get_by_role("combobox", name="Begin from")
+    config.select_option(label=config.locator("option", has_text="tiny.yaml").inner_text())
+    expect(page.get_by_role("complementary", name="Plan")).to_contain_text("batch 10 = 1 device")
+    return page
+
+
+@needs_chromium
+def test_a_run_is_set_up_watched_stopped_resumed_and_compared(tmp_path: Path, corpus: Path) -> None:
+    root = tmp_path / "root"
+    config = write_root(root, corpus, STEPS)
+    samecurve("train", "-f", config, "--devices", "cpu", "--save-dir", "runs/alone", cwd=root)
+    with opened(root) as site:
+        page = new_run(site)
+        plan = page.get_by_role("complementary", name="Plan")
+        page.get_by_label("Enable").check()
+        page.get_by_label("CPU ranks").fill("2")
+        expect(plan).to_contain_text("batch 10 = 2 devices x 5 x 1 round")
+        page.get_by_label("Batch over all devices").fill("12")
+        expect(plan).to_contain_text("batch 12 = 2 devices x 6 x 1 round")
+        page.get_by_label("Batch over all devices").fill("10")
+        expect(plan).to_contain_text("batch 10 = 2 devices")
+        expect(plan).to_contain_text("samecurve train -f tiny.yaml")
+        page.get_by_label("Name").fill("together")
+        page.get_by_role("button", name="Start", exact=True).click()
+
+        page.get_by_role("button", name="Stop", exact=True).wait_for(timeout=60_000)
+        legend = page.get_by_role("figure", name="Loss").first
+        expect(legend.locator("canvas")).to_be_visible()
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.get_by_role("button", name="Resume").click(timeout=60_000)
+        assert (root / "runs").is_dir()
+        together = next((root / "runs").glob("together*"))
+        stopped_at = len(losses(together))
+        assert 0 < stopped_at < STEPS
+        page.get_by_role("dialog").get_by_label("CPU ranks").fill("1")
+        page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+        expect(page.locator(".page-header")).to_contain_text("finished", timeout=90_000)
+
+        apart = [
+            abs(one - two) / one
+            for one, two in zip(losses(root / "runs" / "alone"), losses(together), strict=True)
+        ]
+        assert max(apart) < 1e-9
+        plan_now = json.loads((together / "plan.json").read_text())["plan"]
+        assert len(plan_now["devices"]) == 1
+
+        site.open("runs")
+        boxes = page.get_by_role("row").get_by_role("checkbox")
+        expect(boxes).to_have_count(2)
+        for box in boxes.all():
+            box.check()
+        page.get_by_role("button", name="Compare").click()
+        overlay = page.get_by_role("figure", name="Loss").first
+        expect(overlay).to_contain_text("alone")
+        expect(overlay).to_contain_text("together")
+
+
+@needs_chromium
+def test_queued_jobs_run_in_order_and_after_a_restart_of_the_server(
+    tmp_path: Path, corpus: Path
+) -> None:
+    root = tmp_path / "root"
+    write_root(root, corpus, steps=150)
+    with opened(root) as site:
+        page = new_run(site)
+        for name in ("one", "two"):
+            page.get_by_label("Name").fill(name)
+            page.get_by_role("button", name="Queue", exact=True).click()
+            expect(page.get_by_text(re.compile("queue", re.IGNORECASE)).first).to_be_visible()
+            site.open("new")
+            expect(page.get_by_role("complementary", name="Plan")).to_contain_text("batch 10 =")
+        site.open("runs")
+        queue = page.get_by_role("region", name="Queue")
+        expect(queue).to_contain_text("two")
+        assert len(list((root / "runs").glob("two*"))) == 0
+    with opened(root) as site:
+        site.open("runs")
+        rows = site.page.get_by_role("row")
+        for name in ("one", "two"):
+            row = rows.filter(has_text=re.compile(rf"\b{name}"))
+            expect(row).to_contain_text("finished", timeout=90_000)
+    (one,), (two,) = ((root / "runs").glob(f"{name}*") for name in ("one", "two"))
+    ended = read_events(one / "journal.jsonl")[-1]
+    began = read_events(two / "journal.jsonl")[0]
+    assert (ended.kind, began.kind) == ("finished", "planned")
+    assert began.time > ended.time
+
+
+@needs_chromium
+def test_an_error_stands_beside_its_field(tmp_path: Path, corpus: Path) -> None:
+    root = tmp_path / "root"
+    write_root(root, corpus, STEPS)
+    with opened(root) as site:
+        page = new_run(site)
+        heads = page.get_by_label("Attention heads")
+        heads.fill("5")
+        expect(heads).to_have_attribute("aria-invalid", "true")
+        about = heads.get_attribute("aria-errormessage") or heads.get_attribute("aria-describedby")
+        assert about
+        wrong = " ".join(page.locator(f"[id='{part}']").inner_text() for part in about.split())
+        assert "5" in wrong
+        assert "32" in wrong
+        expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
+        heads.fill("4")
+        expect(page.get_by_role("button", name="Start", exact=True)).to_be_enabled()
+        page.get_by_label("Learning rate").first.fill("fast")
+        expect(page.get_by_label("Learning rate").first).to_have_attribute("aria-invalid", "true")
+
+
+@needs_chromium
+def test_every_page_shows_hostile_texts_as_texts_and_fits_a_narrow_screen(
+    tmp_path: Path, unbroken_run: Path
+) -> None:
+    root = tmp_path / "root"
+    run = root / "runs" / HOSTILE.replace("/", "_")
+    shutil.copytree(unbroken_run, run)
+    plant_hostile_texts(run)
+    failed = root / "runs" / "failed"
+    shutil.copytree(unbroken_run, failed)
+    with open(failed / "journal.jsonl", "a") as file:
+        values = {"cause": "rank 1 lacked memory", "remedy": "--batch-size 4 needs half"}
+        file.write(json.dumps({"time": 2e9, "step": 60, "kind": "failed", **values}) + "\n")
+    with opened(root, NARROW) as site:
+        run_id, failed_id = site.run_id(run.name), site.run_id("failed")
+        tabs = ("curves", "devices", "samples", "logs", "plan")
+        for place in (
+            *("new", "data", "runs", "machine", f"compare?runs={run_id},{failed_id}"),
+            *(f"run/{run_id}?tab={tab}" for tab in tabs),
+        ):
+            site.open(place)
+            expect(site.page.get_by_role("heading", level=1)).to_be_visible()
+            site.page.wait_for_load_state("networkidle")
+            width = site.page.evaluate("document.documentElement.scrollWidth")
+            assert width <= NARROW["width"], place
+            assert site.page.evaluate("document.title") != "broken"
+            if "samples" in place or "logs" in place:
+                expect(site.page.get_by_text(HOSTILE).first).to_be_visible()
+        site.open(f"run/{failed_id}")
+        first = site.page.locator(".note").first
+        expect(first).to_contain_text("rank 1 lacked memory")
+        expect(first).to_contain_text("--batch-size 4 needs half")
+
+
+@needs_chromium
+def test_a_report_is_read_from_disk_without_a_network(tmp_path: Path, unbroken_run: Path) -> None:
+    run = tmp_path / HOSTILE.replace("/", "_")
+    shutil.copytree(unbroken_run, run)
+    plant_hostile_texts(run)
+    samecurve("report", run, unbroken_run, "--to", "both.html", cwd=tmp_path)
+    samecurve("report", run, cwd=tmp_path)
+    complaints: list[str] = []
+    with browsing.browser(offline=True) as context:
+        for file in (run / "report.html", tmp_path / "both.html"):
+            page = context.new_page()
+            asked: list[str] = []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            browsing.watch_complaints(page, complaints)
+            page.goto(file.as_uri())
+            loss = page.get_by_role("figure", name="Loss").first
+            expect(loss.locator("canvas")).to_be_visible()
+            loss.locator(".u-over").hover()
+            expect(loss).to_contain_text(re.compile(r"step \d+"))
+            assert page.evaluate("document.title") != "broken"
+            assert len(asked) == 1
+            page.close()
+    assert not complaints
