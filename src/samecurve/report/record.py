@@ -144,3 +144,16 @@ class RunRecord:
 def as_mapping(value: object) -> Mapping[str, object]:
     """The value if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
+
+
+def device_names(plan: Mapping[str, object]) -> str:
+    """The plan's devices: '2 x NVIDIA H100'."""
+    return ", ".join(f"{count} x {name}" for name, count in devices(plan).items())
+
+
+def devices(plan: Mapping[str, object]) -> Counter[str]:
+    """The devices' names, each with its number of devices."""
+    entries = plan.get("devices")
+    if not isinstance(entries, list):
+        return Counter()
+    return Counter(str(as_mapping(entry).get("name")) for entry in entries)

@@ -312,7 +312,10 @@ class Steps:
 
 def _numbers(values: Sequence[object]) -> Column:
     """The values as numbers; nan: a value is no finite number."""
-    if _NUMBERS.issuperset(map(type, values)):
+    types = set(map(type, values))
+    if types == {type(None)}:
+        return np.full(len(values), np.nan)
+    if types <= _NUMBERS:
         try:
             column = np.array(values, np.float64)
         except OverflowError:  # an integer beyond all floats

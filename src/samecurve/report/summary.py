@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.events import BESIDE_METRICS, Event
-from samecurve.report.journal_reader import device_names, devices
 from samecurve.report.reading import flat
-from samecurve.report.record import RunRecord, as_mapping
+from samecurve.report.record import RunRecord, as_mapping, device_names, devices
 from samecurve.report.steps import Column, number
 
 Grid = NDArray[np.float64]

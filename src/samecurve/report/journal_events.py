@@ -1,0 +1,98 @@
+"""What a record keeps of a journal's events beside its steps, in lists of bounded length."""
+
+import math
+from collections.abc import Mapping
+
+from samecurve.core.events import Event
+from samecurve.report.record import EvenEvents, RunRecord, Start, as_mapping, device_names
+from samecurve.report.steps import number
+
+_MAX_NOTABLE = 2000
+_MAX_STARTS = 1000
+_NOTABLE = {"resumed", "restarted", "warned", "slow", "finished", "stopped", "failed"}
+
+
+def begin_start_with(content: RunRecord, event: Event) -> Mapping[str, object]:
+    """Add a start if the event begins one; returns its plan, or {}.
+
+    A restart has the plan of the start before it.
+    """
+    starts = content.starts
+    if event.kind == "planned" or not starts:
+        plan = as_mapping(event.values.get("plan"))
+        content.environment = as_mapping(event.values.get("environment"))
+        begin_start(content, event.time, event.step, plan)
+        return plan
+    if event.kind == "restarted":
+        last = starts[-1]
+        begin_start(content, event.time, event.step, how=last.how, devices=last.devices)
+    return {}
+
+
+def begin_start(
+    content: RunRecord,
+    time: float,
+    step: int,
+    plan: Mapping[str, object] | None = None,
+    *,
+    how: str = "",
+    devices: str = "",
+) -> None:
+    """Add a start with a plan; without one, `how` and `devices` say what is known of it."""
+    if plan:
+        how = f"{plan.get('engine', '')} {plan.get('strategy', '')}".strip()
+        devices = device_names(plan)
+    content.starts.append(
+        Start(time=time, step=step, how=how, devices=devices, last_time=time, last_step=step)
+    )
+    content.totals.starts += 1
+    if len(content.starts) > _MAX_STARTS:
+        old = content.starts.pop(_MAX_STARTS // 2)
+        content.totals.wall += old.wall_seconds
+        content.totals.starting += old.starting_seconds
+
+
+def keep_event(content: RunRecord, event: Event) -> None:
+    """Add an event to its list and to the totals. A start has begun."""
+    start, totals = content.starts[-1], content.totals
+    start.last_time = max(start.last_time, event.time)
+    start.last_step = event.step
+    content.counts[event.kind] += 1
+    if event.kind in _NOTABLE:
+        content.notable.append(event)
+        if len(content.notable) > _MAX_NOTABLE:
+            del content.notable[_MAX_NOTABLE // 2]
+    if event.kind in even_events(content):
+        even_events(content)[event.kind].add(event)
+    match event.kind:
+        case "started":
+            start.training_since = event.time
+        case "evaluated":
+            totals.evaluating += number(event.values.get("seconds"), 0.0)
+            content.best = min(filter(None, (content.best, event)), key=_loss)
+        case "tested":
+            content.tested = event
+        case "saved":
+            totals.saving += number(event.values.get("blocked_seconds"), 0.0)
+        case "finished" | "stopped" | "failed":
+            start.end, start.end_values = event.kind, event.values
+
+
+def even_events(content: RunRecord) -> dict[str, EvenEvents]:
+    return {
+        "evaluated": content.evaluated,
+        "sampled": content.sampled,
+        "sensors": content.sensors,
+    }
+
+
+def void_events_beyond(content: RunRecord, step: int) -> None:
+    """Remove the events after `step` that a resume made void."""
+    content.evaluated.void_beyond(step)
+    content.sampled.void_beyond(step)
+    if content.best and content.best.step > step:
+        content.best = min(content.evaluated, key=_loss, default=None)
+
+
+def _loss(evaluated: Event) -> float:
+    return number(evaluated.values.get("loss"), math.inf)
