@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("playwright", reason="pip install 'samecurve[dev]'")
 
-from playwright.sync_api import Page, expect
-
 import browsing
 from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_texts, write_root
+from playwright.sync_api import Page, expect
+
 from commands import samecurve
 from samecurve.observe.journal import read_events
 
@@ -132,19 +132,19 @@ def test_an_error_stands_beside_its_field(tmp_path: Path, corpus: Path) -> None:
     write_root(root, corpus, STEPS)
     with opened(root) as site:
         page = new_run(site)
-        heads = page.get_by_label("Attention heads")
-        heads.fill("5")
-        expect(heads).to_have_attribute("aria-invalid", "true")
-        about = heads.get_attribute("aria-errormessage") or heads.get_attribute("aria-describedby")
-        assert about
+        width = page.get_by_label("Hidden size")
+        width.fill("33")
+        expect(width).to_have_attribute("aria-invalid", "true")
+        about = str(width.get_attribute("aria-describedby"))
         wrong = " ".join(page.locator(f"[id='{part}']").inner_text() for part in about.split())
-        assert "5" in wrong
-        assert "32" in wrong
+        assert "33 is not a multiple of num_heads 4" in wrong
         expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
-        heads.fill("4")
+        width.fill("32")
         expect(page.get_by_role("button", name="Start", exact=True)).to_be_enabled()
-        page.get_by_label("Learning rate").first.fill("fast")
-        expect(page.get_by_label("Learning rate").first).to_have_attribute("aria-invalid", "true")
+        page.get_by_label("Learning rate", exact=True).fill("fast")
+        expect(page.get_by_label("Learning rate", exact=True)).to_have_attribute(
+            "aria-invalid", "true"
+        )
 
 
 @needs_chromium
@@ -174,7 +174,8 @@ def test_every_page_shows_hostile_texts_as_texts_and_fits_a_narrow_screen(
             assert width <= NARROW["width"], place
             assert site.page.evaluate("document.title") != "broken"
             if "samples" in place or "logs" in place:
-                expect(site.page.get_by_text(HOSTILE).first).to_be_visible()
+                texts = site.page.get_by_text(HOSTILE).filter(visible=True)
+                expect(texts.first).to_be_visible()
         site.open(f"run/{failed_id}")
         first = site.page.locator(".note").first
         expect(first).to_contain_text("rank 1 lacked memory")
