@@ -8,24 +8,25 @@ import re
 from typing import Any
 
 HIDDEN = "[hidden]"
-# names of tokens of a vocabulary, which are no secrets
-_VOCABULARY = (
-    "pad|eos|bos|unk|mask|sep|cls|image|end|start|stop|begin|next|extra|additional|special"
+_WORD = (
+    r"token|password|passwd|passphrase|secret|credentials?|authorization|signature"
+    r"|(?:api|access|secret|private|account|auth)[_.\-]?key"
 )
-_NAME = (
-    r"(?:[\w.\-]*[_.\-])?(?:token"
-    r"|password|passwd|passphrase|secret|credentials?|authorization|signature"
-    r"|(?:api|access|secret|private|account|auth)[_.\-]?key)"
-)
+_NAME = rf"(?:[\w.\-]*[_.\-])?(?:{_WORD})"
 _KEY = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
-_HARMLESS_KEY = re.compile(rf"(?:.*[._\-])?(?:{_VOCABULARY})[_.\-]token\Z", re.IGNORECASE)
+# tokens of a vocabulary, which are no secrets
+_HARMLESS_KEY = re.compile(
+    r"(?:.*[._\-])?(?:pad|eos|bos|unk|mask|sep|cls|image|start|end|stop|next|special)[_.\-]token\Z",
+    re.IGNORECASE,
+)
 # a key, what stands between it and its value, and the value: quoted, or up to a space or a comma
 _ASSIGNED = re.compile(
-    rf"(?P<key>(?<![\w.\-]){_NAME})(?P<between>[\"']?(?:\s*[=:]\s*|\s+(?=[\w\-]{{12,}})))"
+    rf"(?P<key>(?<![\w.\-])-{{0,2}}{_NAME})(?P<between>[\"']?\s*[=:]\s*)"
     r"(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]*)(?P=quote)"
     r"|(?P<plain>(?:(?:Bearer|Basic|Token)\s+)?[^\s,;&\"'{}\[\]()<>]+))",
     re.IGNORECASE,
 )
+_FLAG = re.compile(rf"((?<![\w\-])--{_NAME}\s+)[^\s\-]\S*", re.IGNORECASE)
 _PLAIN_VALUES = re.compile(r"(?:null|none|true|false|~|\d{1,5})\Z", re.IGNORECASE)
 _BY_VALUE = re.compile(
     r"\bhf_[A-Za-z0-9]{8,}"
@@ -43,6 +44,7 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 def redact(text: str) -> str:
     """The text, with the secrets in it hidden."""
     text = _ASSIGNED.sub(_hide_assigned, text)
+    text = _FLAG.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
     text = _BY_VALUE.sub(HIDDEN, text)
     return _USER_OF_URL.sub(HIDDEN, text)

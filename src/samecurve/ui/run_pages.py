@@ -39,6 +39,7 @@ _AT_ONCE = 1 << 18  # bytes of one reading
 _BUDGET = 0.25  # seconds of reading for one answer
 _FRESH = 0.2  # seconds in which a reading counts
 _BLOCKS_FRESH = 2.0  # seconds in which the blocks of a live run count
+_MOST_TABS = 64  # whose points are kept as text
 _WORTH_SAVING = 1 << 20  # bytes read since the state was loaded
 
 
@@ -79,9 +80,10 @@ class RunPages:
     def record(self, found: FoundRun) -> RunRecord:
         """The run as it stands, for a page of several runs. RunError: its plan can't be read."""
         opened = self._opened(found)
+        live = is_live(found.run)
         with opened.lock:
-            opened.refresh(live=is_live(found.run))
-            return opened.record()
+            opened.refresh(live=live)
+            return opened.record(live=live)
 
     def forget(self, found: FoundRun) -> None:
         """Drop a run that was removed, and the state of its reader."""
@@ -170,16 +172,18 @@ class OpenRun:
             counts["planned"],
             counts["saved"],
             reader.content.identity,
+            # a last line without its end is no fault while it is being written, or is not read yet
+            is_growing := live or self.reading < 1,
         )
         if stamp == self._base_stamp:
             return
         self._base_stamp, self._error = stamp, None
         try:
-            self._base = read_run(home, live=live, journal=reader)
+            self._base = read_run(home, live=is_growing, journal=reader)
         except SamecurveError as error:
             self._base, self._error = None, error
 
-    def record(self, *, live: bool | None = None) -> RunRecord:
+    def record(self, *, live: bool) -> RunRecord:
         """The run as it stands. SamecurveError: its plan can't be read."""
         if self._error is not None:
             raise self._error
@@ -188,7 +192,7 @@ class OpenRun:
         base = self._base
         return replace(
             self._reader.content,
-            live=base.live if live is None else live,
+            live=live,
             plan_json=base.plan_json,
             plan=base.plan,
             origins=base.origins,
@@ -209,7 +213,9 @@ class OpenRun:
             since = (generation, count) if generation else None
             columns = columns_of(self._reader.content, since)
             run = {"name": printable(self._found.name), "colour": 0, "columns": columns}
-            text = self._columns[generation, count] = json_text(run)
+            text = json_text(run)
+            if len(self._columns) < _MOST_TABS:
+                self._columns[generation, count] = text
         return text
 
     def blocks(self, *, live: bool) -> tuple[str, str]:

@@ -84,7 +84,20 @@ def _serve(
     session = Session(port)
     site = Site(roots)
     guard = Guard(make_app(site), session, own_names(host, allow_remote=allow_remote))
-    config = uvicorn.Config(
+    server = _Server(server_config(guard))
+    site.begin()
+    say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
+    say("Ctrl-C ends this server; runs and jobs go on.")
+    server.run(sockets=[bound])
+    site.end()
+    received = server.received or signal.SIGTERM
+    say("the server has ended; runs and jobs go on")
+    return 128 + received
+
+
+def server_config(guard: Guard) -> uvicorn.Config:
+    """How uvicorn serves the page."""
+    return uvicorn.Config(
         guard,
         access_log=False,  # its lines would hold the token
         log_level="warning",
@@ -94,12 +107,3 @@ def _serve(
         proxy_headers=False,
         timeout_graceful_shutdown=_LEAVE_SECONDS,
     )
-    server = _Server(config)
-    site.begin()
-    say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
-    say("Ctrl-C ends this server; runs and jobs go on.")
-    server.run(sockets=[bound])
-    site.end()
-    received = server.received or signal.SIGTERM
-    say("the server has ended; runs and jobs go on")
-    return 128 + received
