@@ -40,7 +40,7 @@ def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Block | N
         rows = _device_rows(records[0], runs[0]["memory_bytes_by_device"], runs[0]["memory_bytes"])
         return bars("memory", "Memory of each device", rows, form="bytes", note=note)
     for name, run, estimate in zip(names, runs, estimates, strict=True):
-        row: Bar = {"label": name, "parts": [_peak(run["memory_bytes"] or 0)]}
+        row: Bar = {"label": name, "parts": [_peak(run["memory_bytes"] or 0, 0)]}
         if estimate:
             row["marks"] = [{"label": "plan's estimate", "value": estimate}]
         rows.append(row)
@@ -59,15 +59,15 @@ def _device_rows(record: RunRecord, peaks: Sequence[int], largest: int | None) -
     if not peaks and largest:
         peaks, labels = [largest], ["largest device, peak"]
     for index, (label, peak) in enumerate(zip(labels, peaks, strict=True)):
-        row: Bar = {"label": label, "parts": [_peak(peak)]}
+        row: Bar = {"label": label, "parts": [_peak(peak, 7)]}
         if index < len(limits):
             row["limit"] = limits[index]
         rows.append(row)
     return rows[: 1 + _MAX_DEVICES]
 
 
-def _peak(peak: int) -> Part:
-    return {"label": "measured peak", "value": peak, "colour": 5}
+def _peak(peak: int, colour: int) -> Part:
+    return {"label": "measured peak", "value": peak, "colour": colour}
 
 
 def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:

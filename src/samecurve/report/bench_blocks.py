@@ -198,7 +198,7 @@ def _memory(rows: Sequence[Row]) -> Block:
         for label, peak in peaks.items():
             bar: Bar = {
                 "label": label,
-                "parts": [{"label": "measured peak", "value": number(peak, 0.0), "colour": 5}],
+                "parts": [{"label": "measured peak", "value": number(peak, 0.0), "colour": 0}],
             }
             if row["memory_estimate_bytes"]:
                 estimate = number(row["memory_estimate_bytes"], 0.0)

@@ -79,7 +79,7 @@ def _loss_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
     if len(means) > _MAX_METRICS:
         drawn[f"{len(means) - _MAX_METRICS} more of training"] = None
     for metric in _metrics(records):
-        lines = _evaluation_lines(records, names, metric)
+        lines = _evaluation_lines(records, names if len(records) > 1 else [metric], metric)
         drawn[f"metric {metric}"] = chart(
             f"metric-{_file_name(metric)}", f"Validation: {metric}", lines, y="number"
         )

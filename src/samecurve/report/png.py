@@ -8,6 +8,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,12 @@ _DASHES = ("-", "--", ":", "-.")
 _SIZE = (5.4, 3.1)  # inches; text of 10 points is still legible at the width of a phone
 _DPI = 150
 _MOST_DRAWN = 1e100  # beyond it matplotlib's own arithmetic has no numbers
+# of the axis below bars: the largest of which there are two
+_UNITS = {
+    "bytes": ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes")),
+    "seconds": ((3600, "hours"), (60, "minutes"), (1, "seconds")),
+    "percent": ((0.01, "%"),),
+}
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     "percent": lambda value: f"{100 * value:.4g} %",
     "percent100": lambda value: f"{value:.4g} %",
@@ -65,8 +72,8 @@ def png(blocks: Sequence[Block], page: Page, *, made_by: str, axis: str = "step"
     """
     with _figure(len(blocks)) as (figure, all_axes):
         for block, axes in zip(blocks, all_axes, strict=True):
-            title = f"{block['title']}\n{block['note']}" if block["note"] else block["title"]
-            axes.set_title(title, fontsize=9)
+            note = block["note"] if len(blocks) == 1 else ""  # no room beside others
+            axes.set_title("\n".join([block["title"], *wrap(note, 80)[:2]]), fontsize=9)
             if block["type"] == "bars":
                 _draw_bars(axes, block)
             else:
@@ -170,6 +177,10 @@ def _numbers(array: Any) -> Column:
 
 def _draw_bars(axes: "Axes", block: Block) -> None:
     seen: set[str] = set()
+    largest = max((sum(part["value"] for part in bar["parts"]) for bar in block["rows"]), default=0)
+    size, unit = next(
+        unit for unit in _UNITS[block["format"]] if largest >= 2 * unit[0] or unit[0] <= 1
+    )
 
     def once(label: str) -> str:
         """A label for the legend, the first time; later ones are hidden."""
@@ -184,20 +195,19 @@ def _draw_bars(axes: "Axes", block: Block) -> None:
         for part in bar["parts"]:
             colour = part["colour"]
             colour = _TONES[colour] if isinstance(colour, str) else _SERIES[colour % len(_SERIES)]
-            value = min(float(part["value"]), _MOST_DRAWN)
+            value = min(float(part["value"]) / size, _MOST_DRAWN)
             axes.barh(
                 [row], [value], left=left, height=0.6, color=colour, label=once(part["label"])
             )
             left += value
         for mark in bar.get("marks", ()):
-            line = [float(mark["value"])] * 2
+            line = [float(mark["value"]) / size] * 2
             span = [row - 0.4, row + 0.4]
             axes.plot(line, span, color=_INK, linestyle=":", label=once(mark["label"]))
     axes.set_yticks(range(len(block["rows"])), [_label(bar["label"]) for bar in block["rows"]])
     axes.set_ylim(len(block["rows"]) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    axes.xaxis.set_major_formatter(lambda value, _: _tick(value, block["format"]))
-    axes.tick_params(axis="x", labelrotation=30)
+    axes.set_xlabel(unit)
     if seen:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3)
 

@@ -83,13 +83,14 @@ def _loss_mean(run: Summary) -> str:
 def _mean_of_steps(run: Summary) -> str:
     if run["loss_mean_steps"] <= 1:
         return "the last step's"
-    return f"mean of the last {run['loss_mean_steps']} steps"
+    return f"mean of the last {run['loss_mean_steps']:,} steps"
 
 
 def _steps(run: Summary) -> str:
-    if not run["steps"]:
-        return str(run["step"])
-    return f"{run['step']} of {run['steps']}"
+    planned = run["steps"]
+    if not isinstance(planned, int):
+        return f"{run['step']:,}"
+    return f"{run['step']:,} of {planned:,}"
 
 
 def _training_time(run: Summary) -> str:
@@ -140,7 +141,7 @@ SUMMARY_ROWS = (
     Row(
         "best validation loss",
         lambda run: _if_known(run["best_loss"], show_number),
-        lambda run: _if_known(run["best_step"], lambda step: f"at step {step}"),
+        lambda run: _if_known(run["best_step"], lambda step: f"at step {step:,}"),
     ),
     Row(
         "last validation",
