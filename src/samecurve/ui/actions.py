@@ -4,11 +4,14 @@ A live run is asked through its control file, and all its ranks agree on a step.
 live is resumed, evaluated and sampled by the command line, as a job of its own.
 """
 
+import fcntl
 import os
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -20,13 +23,14 @@ from samecurve.core.system.files import regular_only
 from samecurve.errors import SamecurveError
 from samecurve.observe.journal import event_of
 from samecurve.run.directory.control import ask
-from samecurve.run.directory.lock import Lock, is_live
+from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.journal_tail import live_attempt
 from samecurve.ui.kill import kill
+from samecurve.ui.lock_file import read_holder
 from samecurve.ui.roots import FoundRun, is_plain_directory
 from samecurve.ui.run_list import State
 
@@ -209,16 +213,32 @@ def delete(found: FoundRun) -> str:
             "this run is the folder itself that the page was started with",
             "remove it in a terminal",
         )
-    try:
-        lock = Lock(found.run)
-    except SamecurveError as error:
-        raise RefusedError(409, error.cause, "stop it first", error.where) from None
-    try:
-        shutil.rmtree(found.home)  # no link is followed
-    except OSError as error:
-        raise RefusedError(
-            409, f"{error.filename or found.home}: {error.strerror}", "remove it in a terminal"
-        ) from None
-    finally:
-        lock.release()
+    with _locked(found.run):
+        try:
+            shutil.rmtree(found.home)  # no link is followed
+        except OSError as error:
+            cause = f"{error.filename or found.home}: {error.strerror}"
+            raise RefusedError(409, cause, "remove it in a terminal") from None
     return f"removed {found.name}"
+
+
+@contextmanager
+def _locked(run: Run) -> Iterator[None]:
+    """Keep others from starting the run in the block. RefusedError: a process holds its lock.
+
+    Nothing else of the run is looked at: one with damaged files, or with links in it, may go too.
+    """
+    live = RefusedError(409, "a live process holds the lock of this run", "stop it first")
+    holder = read_holder(run)
+    if holder and holder.host != socket.gethostname():
+        raise live
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(run.home / "lock", "ab", opener=regular_only))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise live from None
+        except OSError:  # the lock is a link, which no run of ours holds, or can't be written
+            if is_live(run):
+                raise live from None
+        yield

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from samecurve.core.system.files import read_file_bytes
+from samecurve.report.bench_blocks import bench_blocks
 from samecurve.report.blocks import (
     Block,
     Card,
@@ -110,14 +111,17 @@ def _benches(roots: Sequence[Root]) -> Iterator[Block]:
             tone="quiet",
         )
     for number, (name, path) in enumerate(found):
-        try:
-            from samecurve.report.bench_blocks import bench_blocks
+        yield _bench(printable(name), path, is_open=number == 0)
 
-            content = json.loads(read_file_bytes(path, _MOST_BYTES))
-            inner = list(bench_blocks(content))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            inner = [text(f"{name} can't be read: {error}", tone="bad")]
-        yield details(printable(name), inner, is_open=number == 0)
+
+def _bench(name: str, path: Path, *, is_open: bool) -> Block:
+    """A result of bench, which can be folded away."""
+    try:
+        inner = bench_blocks(json.loads(read_file_bytes(path, _MOST_BYTES)))
+    except (OSError, ValueError, RecursionError) as error:
+        return details(name, [text(f"it can't be read: {error}", tone="bad")], is_open=is_open)
+    head, *others = inner
+    return details(f"{name}: {head['title']}, {head['quiet']}", others, is_open=is_open)
 
 
 def find_benches(roots: Sequence[Root]) -> list[tuple[str, Path]]:

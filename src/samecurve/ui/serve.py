@@ -28,12 +28,18 @@ _LEAVE_SECONDS = 2  # for answers under way, when the server ends
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends at a signal and leaves the processes that it started alone."""
+    """uvicorn's server, whose signals are handled here: it ends no process that it has started."""
 
     received: int | None = None  # the number of the first signal
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        yield  # ending_at_signals() does it
+
+    @contextmanager
+    def ending_at_signals(self) -> Iterator[None]:
+        """End the server at the first signal, and at the second without waiting for answers."""
+
         def stop(number: int, _frame: FrameType | None) -> None:
             self.received = self.received or number
             self.force_exit = self.should_exit
@@ -85,14 +91,14 @@ def _serve(
     site = Site(roots)
     guard = Guard(make_app(site), session, own_names(host, allow_remote=allow_remote))
     server = _Server(server_config(guard))
-    site.begin()
-    say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
-    say("Ctrl-C ends this server; runs and jobs go on.")
-    server.run(sockets=[bound])
-    site.end()
-    received = server.received or signal.SIGTERM
-    say("the server has ended; runs and jobs go on")
-    return 128 + received
+    with server.ending_at_signals():
+        site.begin()
+        say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
+        say("Ctrl-C ends this server; runs and jobs go on.")
+        server.run(sockets=[bound])
+        site.end()
+        say("the server has ended; runs and jobs go on")
+    return 128 + (server.received or signal.SIGTERM)
 
 
 def server_config(guard: Guard) -> uvicorn.Config:
