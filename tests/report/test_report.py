@@ -23,6 +23,7 @@ from samecurve.report.reading import read_run
 from samecurve.report.record import RunRecord
 from samecurve.report.summary import differences, outcome, summary
 from samecurve.report.write_report import write_report
+from samecurve.run.compare_runs import exact_lines
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +278,15 @@ def test_a_damaged_plan_is_named_and_the_journals_taken(home: Path, tmp_path: Pa
         "plan.json",
         "config.yaml",
     ]
+    for damage in ({"because": {}}, {"batch": 1 << 60}, {"devices": []}, {"micro": 0}):
+        plan = json.loads((home / "one" / "plan.json").read_text())
+        plan["plan"] |= damage
+        (run / "plan.json").write_text(json.dumps(plan))
+        record = read_run(run, live=False)
+        assert record.plan is None
+        assert "of another version of samecurve, or damaged" in record.faults[0]
+        assert write_report([record], tmp_path / "damaged.html")
+    (run / "plan.json").write_text('{"plan"')
     (run / "journal.jsonl").unlink()
     with pytest.raises(RunError, match=r"plan\.json can't be read"):
         read_run(run, live=False)
@@ -337,3 +347,22 @@ def test_refusals_come_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert install_command("report") in no("run", "--png")
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_exact_runs_say_where_they_part(home: Path, tmp_path: Path) -> None:
+    runs = [copied(home, tmp_path / name) for name in ("a", "b")]
+    assert exact_lines([read_run(run, live=False) for run in runs]) == []
+    for run in runs:
+        plan = json.loads((run / "plan.json").read_text())
+        plan["plan"]["exact"], plan["plan"]["because"]["exact"] = True, "asked for"
+        (run / "plan.json").write_text(json.dumps(plan))
+    lines = (runs[1] / "journal.jsonl").read_text().splitlines()
+    values = json.loads(lines[-1 - [json.loads(x)["kind"] for x in lines[::-1]].index("step")])
+    values["loss"] += 1e-9
+    with open(runs[1] / "journal.jsonl", "a") as file:
+        file.write(json.dumps(values) + "\n")
+    records = [read_run(run, live=False) for run in runs]
+    exact = exact_lines(records)
+    page = read_page(write_report(records, tmp_path / "both.html", exact=exact)[0])
+    assert f"differ step {values['step']}: loss " in page.text
+    assert exact_lines(records[:1]) == []

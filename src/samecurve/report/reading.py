@@ -14,11 +14,13 @@ from samecurve.core.config.document import read_file
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.observe.plan_text import banner, decisions
 from samecurve.report.journal_reader import JournalReader
 from samecurve.report.record import Checkpoint, RunRecord, as_mapping
 from samecurve.report.steps import number
 
 _MOST_JSON = 1 << 30  # bytes
+_MOST_MICROBATCHES = 1 << 20  # of a step
 
 
 def read_runs(directories: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRecord]:
@@ -102,12 +104,22 @@ def _read_plan(record: RunRecord, plan_of_journal: Mapping[str, object]) -> None
     record.origins = _texts(content.get("origins"))
     record.formulas = _texts(content.get("formulas"))
     try:
-        record.plan = Plan.from_json(record.plan_json)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        record.plan = _checked_plan(record.plan_json)
+    except _DAMAGED as error:
         record.faults.append(
             f"the plan is of another version of samecurve, or damaged ({type(error).__name__}:"
             f" {error}): what follows from it is left out"
         )
+
+
+def _checked_plan(plan_json: Mapping[str, object]) -> Plan:
+    """The plan, after it was once put into words. One of _DAMAGED: it can't be."""
+    plan = Plan.from_json(plan_json)
+    if plan.batch.global_batch_size > _MOST_MICROBATCHES * plan.batch.micro_batch_size:
+        raise ValueError(f"a step of {plan.batch.global_batch_size} samples")
+    banner(plan)
+    decisions(plan)
+    return plan
 
 
 def _texts(value: object) -> dict[str, str]:
@@ -136,10 +148,10 @@ def flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 _DAMAGED = (
     OSError,
     ValueError,
-    KeyError,
     TypeError,
     AttributeError,
-    OverflowError,
+    ArithmeticError,
+    LookupError,
     RecursionError,
 )
 
