@@ -40,12 +40,13 @@ def compare_page(
     """
     drawn, missing = charts(records, names)
     title = f"{len(records)} runs compared"
-    blocks: list[Block] = [header(title), _runs_table(records, names)]
+    blocks: list[Block] = [header(title)]
     for record, name in zip(records, names, strict=True):
         blocks += notes(record, f"{name}: ")
     if exact:
         blocks += [heading("Equal to the last bit?"), pre("\n".join(exact), wrap=True)]
-    blocks += [heading("Charts"), *drawn, *missing_note(missing)]
+    blocks += [*drawn, *missing_note(missing)]
+    blocks += [heading("Summary"), _runs_table(records, names)]
     blocks += _differences(differences(records), names)
     for record, name in zip(records, names, strict=True):
         inner = [
