@@ -19,19 +19,29 @@ export function drawMarks(plot, marks) {
   ctx.textAlign = "left";
   ctx.textBaseline = "alphabetic";
   ctx.lineWidth = ratio;
-  for (const { x, kind } of marks) {
+  for (const { x, kind, label } of joinedMarks(marks)) {
     const left = plot.valToPos(x, "x", true);
     if (!(left >= bbox.left && left <= right)) continue;
     ctx.strokeStyle = ctx.fillStyle = themeColour(markTones[kind] ?? "quiet");
     ctx.setLineDash([3 * ratio, 3 * ratio]);
     line(ctx, left, bbox.top, left, bbox.top + bbox.height);
-    const width = ctx.measureText(kind).width + 4 * ratio;
+    const width = ctx.measureText(label).width + 4 * ratio;
     const start = left + width > right ? left - width : left + 4 * ratio;
     if (start < free) continue;
-    ctx.fillText(kind, start, bbox.top + 10 * ratio);
+    ctx.fillText(label, start, bbox.top + 10 * ratio);
     free = start + width + 4 * ratio;
   }
   ctx.restore();
+}
+
+/** Marks from left to right; those of one place are one: "stopped, resumed". */
+function joinedMarks(marks) {
+  const places = new Map();
+  for (const { x, kind } of [...marks].sort((a, b) => a.x - b.x)) {
+    const before = places.get(x)?.label.split(", ") ?? [];
+    places.set(x, { x, kind, label: [...new Set([...before, kind])].join(", ") });
+  }
+  return places.values();
 }
 
 /** Error bars. lines: [{x, errors: [lowest values, highest values], index}]. */

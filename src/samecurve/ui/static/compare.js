@@ -29,6 +29,10 @@ export class ComparePage extends PageView {
     await Promise.all([this.offer(), this.ids.length > 1 ? super.start() : this.explain()]);
   }
 
+  shownBlocks(blocks) {
+    return blocks.filter(({ type }) => type !== "header");
+  }
+
   explain() {
     this.content.removeAttribute("aria-busy");
     fill(this.content, el("section", { class: "empty" }, el("h2", {}, "Choose two runs or more"),
@@ -65,8 +69,9 @@ export class ComparePage extends PageView {
     if (!answer) return;
     const tones = new Map([[true, "good"], [false, "warn"]]);
     const tone = tones.get(answer.equal) ?? "quiet";
+    const sign = { good: "=", warn: "≠", quiet: "?" }[tone];
     fill(this.answer, el("div", { class: `note ${tone}` },
-      el("span", { class: "note-sign", "aria-hidden": "true" }, answer.equal ? "=" : "≠"),
+      el("span", { class: "note-sign", "aria-hidden": "true" }, sign),
       el("div", {}, answer.lines.map((line) => el("p", {}, line)))));
   }
 }

@@ -40,6 +40,11 @@ export class PageView {
     });
     this.context?.destroy();
     this.context = new PageContext(runs);
-    fill(this.content, renderBlocks(page.blocks, this.context));
+    fill(this.content, renderBlocks(this.shownBlocks(page.blocks), this.context));
+  }
+
+  /** The blocks that are drawn; a page with a head of its own leaves some out. */
+  shownBlocks(blocks) {
+    return blocks;
   }
 }
