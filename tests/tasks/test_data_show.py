@@ -412,7 +412,7 @@ def test_a_loss_that_looks_into_its_model_leaves_rows_as_they_are_read(
         PICTURES.replace("return Mean(", "next(model.parameters())\n        return Mean(")
     )
     config = config_of(dict(yaml.safe_load(pictures.read_text())))
-    assert not shown(config, own_cache).is_as_given
+    assert not shown(config, own_cache).are_model_inputs
     monkeypatch.setenv("SAMECURVE_CACHE", str(own_cache))
     words = " ".join(block["text"] for block in blocks_of(data_blocks(config), "text"))
     assert "as they are read" in words

@@ -129,9 +129,9 @@ def remove(*, job: str, home: Path) -> None:
     from samecurve.ui.jobs.queue import Queue
 
     jobs = Queue(home)
-    found = jobs.find(job)
-    jobs.remove(found)
-    echo(f"removed job {found.id}  {found.name}")
+    removed = jobs.find(job)
+    jobs.remove(removed)
+    echo(f"removed job {removed.id}  {removed.name}")
 
 
 @queue.command(cls=Verb)

@@ -149,7 +149,7 @@ def _order_words(shown: Preview) -> str:
             words += f", and {count - of_first} of the steps behind it"
     if shown.laid_by_length:
         words += "; a step lays its samples out by their lengths, so that microbatches are even"
-    how = "as the model is given them" if shown.is_as_given else "as they are read"
+    how = "as the model is given them" if shown.are_model_inputs else "as they are read"
     return f"{words}. Arrays are shown {how}."
 
 

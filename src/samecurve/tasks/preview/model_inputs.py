@@ -37,10 +37,10 @@ class _StandIn:
 
     def __call__(self, *arguments: Any, **named: Any) -> "_StandIn":
         by_place = {f"model argument {number}": value for number, value in enumerate(arguments, 1)}
-        given = {**by_place, **named}
+        inputs = {**by_place, **named}
         tensors = {
             name: value
-            for name, value in given.items()
+            for name, value in inputs.items()
             if isinstance(value, torch.Tensor) and value.ndim
         }
         if tensors:
@@ -48,7 +48,7 @@ class _StandIn:
         return _StandIn()
 
 
-def as_given(
+def model_inputs(
     adapter: EngineAdapter, rows: Columns, keys: RowKeys, *, held_out: bool
 ) -> Columns | None:
     """The rows, with the arrays that the loss changes as the model is given them.
@@ -63,11 +63,11 @@ def as_given(
         name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))
         for name, array in rows.items()
     }
-    given = _arguments(adapter, tensors, keys, held_out=held_out)
-    if given is None:
+    inputs = _arguments(adapter, tensors, keys, held_out=held_out)
+    if inputs is None:
         return None
     shown = dict(rows)
-    for name, tensor in given.items():
+    for name, tensor in inputs.items():
         if len(tensor) == len(keys) and not any(_is_part(tensor, own) for own in tensors.values()):
             shown[_name_among(tensors, name, tensor)] = tensor.detach().numpy()
     return shown
@@ -81,21 +81,21 @@ def labels_of_loss(make: Callable[[Arrays], Any], rows: Columns, keys: RowKeys) 
     return labels
 
 
-def _is_part(given: torch.Tensor, own: torch.Tensor) -> bool:
+def _is_part(tensor: torch.Tensor, own: torch.Tensor) -> bool:
     """Whether the arrays are equal, or the one is one of several in each row of the other."""
-    if given.shape == own.shape:
-        return bool((given == own).all())
-    if own.ndim != given.ndim + 1 or (len(own), *own.shape[2:]) != given.shape:
+    if tensor.shape == own.shape:
+        return bool((tensor == own).all())
+    if own.ndim != tensor.ndim + 1 or (len(own), *own.shape[2:]) != tensor.shape:
         return False
-    return any(bool((given == own[:, number]).all()) for number in range(own.shape[1]))
+    return any(bool((tensor == own[:, number]).all()) for number in range(own.shape[1]))
 
 
-def _name_among(tensors: Mapping[str, torch.Tensor], name: str, given: torch.Tensor) -> str:
+def _name_among(tensors: Mapping[str, torch.Tensor], name: str, tensor: torch.Tensor) -> str:
     """The array whose place an argument takes: of its name, or the only one of its form."""
     alike = [
         own_name
         for own_name, own in tensors.items()
-        if own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
+        if own.shape == tensor.shape and own.is_floating_point() == tensor.is_floating_point()
     ]
     if len(alike) == 1:
         return alike[0]

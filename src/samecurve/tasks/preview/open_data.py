@@ -40,7 +40,7 @@ class Preview:
     counts: samples of each split that is there. split: the one whose samples are shown
     global_batch_size: None: it follows from devices that are not known
     samples: in the order of the run. laid_by_length: a step lays its samples out by their lengths
-    is_as_given: whether the arrays are as the model is given them; False: as they are read
+    are_model_inputs: whether the arrays are as the model is given them; False: as they are read
     """
 
     counts: Mapping[Split, int]
@@ -49,7 +49,7 @@ class Preview:
     global_batch_size: int | None
     samples: list[Sample]
     laid_by_length: bool
-    is_as_given: bool
+    are_model_inputs: bool
     about: AboutData
     statistics: Statistics
 
@@ -76,15 +76,15 @@ def preview(
     if rows.by_microbatch:
         arrays = _with_padding_mask(rows, arrays, ids, about)
     keys = RowKeys(config.train.seed, 0 if split == "train" else HELD_OUT, 0, ids)
-    given = _given(adapter, arrays, keys, about)
+    inputs = _model_inputs(adapter, arrays, keys, about)
     return Preview(
         counts={name: len(each) for name, each in splits.items()},
         split=split,
         seed=config.train.seed,
         global_batch_size=global_batch_size,
-        samples=_samples(given or arrays, ids, about, global_batch_size, split),
+        samples=_samples(inputs or arrays, ids, about, global_batch_size, split),
         laid_by_length=split == "train" and rows.lengths is not None and not adapter.whole_batch,
-        is_as_given=given is not None,
+        are_model_inputs=inputs is not None,
         about=about,
         statistics=statistics_of(rows, of_statistics, about),
     )
@@ -123,18 +123,18 @@ def _with_padding_mask(rows: Rows, arrays: Columns, ids: Ids, about: AboutData) 
     return {**arrays, PADDING_MASK: real}
 
 
-def _given(
+def _model_inputs(
     adapter: EngineAdapter, arrays: Columns, keys: RowKeys, about: AboutData
 ) -> dict[str, Any] | None:
     """The arrays as the model is given them; None: that is not known."""
     if adapter.engine != "torch":  # jax traces a loss row by row
         return None
-    from samecurve.tasks.preview.model_inputs import as_given, labels_of_loss
+    from samecurve.tasks.preview.model_inputs import labels_of_loss, model_inputs
 
-    given = as_given(adapter, arrays, keys, held_out=keys.epoch == HELD_OUT)
-    if given is not None and about.labels_of is not None:
-        given["labels"] = labels_of_loss(about.labels_of, arrays, keys)
-    return given
+    inputs = model_inputs(adapter, arrays, keys, held_out=keys.epoch == HELD_OUT)
+    if inputs is not None and about.labels_of is not None:
+        inputs["labels"] = labels_of_loss(about.labels_of, arrays, keys)
+    return inputs
 
 
 def _samples(
