@@ -190,10 +190,11 @@ export class Chart {
   style({ part, index }) {
     const line = this.block.lines[index];
     const edge = part === "low" || part === "high";
+    const share = shares[part === "main" && this.under(index) ? "under" : part];
     const dots = part === "main" && (line.points || this.lines[index].x.length === 1);
     return {
       show: !this.hidden.has(index),
-      stroke: () => this.colour(index, shares[part === "main" && this.under(index) ? "under" : part]),
+      stroke: () => this.colour(index, share),
       width: edge ? 0 : (line.width ?? (part === "raw" ? 1 : 1.75 + this.under(index))),
       dash: dashes[(line.dash ?? 0) % dashes.length],
       points: { show: dots, size: 6, fill: () => this.colour(index, 1) },

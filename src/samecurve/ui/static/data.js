@@ -23,8 +23,8 @@ export class DataPage {
       this.bases.element);
     this.again = el("button", { type: "button", onclick: () => this.load() }, "Read again");
     this.element = el("div", {}, el("div", { class: "page-head" }, el("h1", {}, "Data"),
-      this.again), el("p", { class: "quiet" }, "What the config of “New run” reads, as it goes into "
-      + "the model. The same on a terminal: ", el("code", {}, "samecurve data show -f FILE")),
+      this.again), el("p", { class: "quiet" }, "What the config of “New run” reads, as it goes "
+      + "into the model. The same on a terminal: ", el("code", {}, "samecurve data show -f FILE")),
     this.choice, this.content);
   }
 

@@ -13,8 +13,8 @@ export class Queue {
     this.changed = changed;
     this.list = el("ol", { class: "jobs" });
     this.element = el("section", { hidden: true, "aria-label": "Queue" }, el("h2", {}, "Queue"),
-      el("p", { class: "quiet" }, "Jobs run in this order, each as soon as the devices that it asks "
-        + "for are free. They wait as files, so a restart of this server loses none."), this.list);
+      el("p", { class: "quiet" }, "Jobs run in this order, each as soon as the devices that it "
+        + "asks for are free. They wait as files, so a restart of this server loses none."), this.list);
     this.isActive = false;
   }
 
@@ -23,8 +23,10 @@ export class Queue {
     const text = JSON.stringify(jobs);
     if (text === this.before) return;
     this.before = text;
-    const shown = jobs.filter(({ state, run_id: run }) => state === "waiting" || state === "starting"
-      || (!run && (state === "running" || state === "failed")));
+    const shown = jobs.filter(({ state, run_id: run }) => {
+      return ["waiting", "starting"].includes(state)
+        || (!run && ["running", "failed"].includes(state));
+    });
     this.isActive = jobs.some(({ state }) => ["waiting", "starting", "running"].includes(state));
     this.element.hidden = !shown.length;
     const focused = document.activeElement?.dataset?.job;

@@ -128,7 +128,8 @@ export class RunsPage {
 
   matches(run) {
     const text = this.text.value.trim().toLowerCase();
-    const words = [run.name, this.roots.get(run.root), run.strategy, run.devices].join(" ").toLowerCase();
+    const texts = [run.name, this.roots.get(run.root), run.strategy, run.devices];
+    const words = texts.join(" ").toLowerCase();
     return (!text || words.includes(text)) && (!this.state.value || run.state === this.state.value)
       && (!this.task.value || run.task === this.task.value);
   }
