@@ -1,6 +1,6 @@
 """The pictures of the web page in docs/: made from real runs, in Chromium, light and dark.
 
-Run: PYTHONPATH=src:tests:tests/ui python tests/ui/pictures.py [DIR] (docs/ if not given). Look at
+Run: PYTHONPATH=tests:tests/ui python tests/ui/pictures.py [DIR] (docs/ if not given). Look at
 them before you commit them.
 """
 
@@ -74,6 +74,7 @@ def main(to: Path) -> None:
         make_runs(home)
         with opened(home, _SIZE) as site:
             take(site, to)
+        with opened(home, _SIZE) as site:
             site.page.emulate_media(color_scheme="dark")
             take(site, to, "-dark")
         with opened(home, NARROW) as site:
