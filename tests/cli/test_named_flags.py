@@ -30,13 +30,16 @@ def test_messages_name_flags_that_exist() -> None:
     assert "--eval-every" not in known  # which two remedies named
 
 
-def _own_flags() -> Iterator[str]:
-    context = click.Context(cli)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
+def _own_flags(group: click.Group = cli) -> Iterator[str]:
+    """The flags of all verbs, and of the verbs within a verb (`queue add`)."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
         for option in command.get_params(click.Context(command)):
             yield from map(_spelled, (*option.opts, *option.secondary_opts))
+        if isinstance(command, click.Group):
+            yield from _own_flags(command)
 
 
 def _named_flags() -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from samecurve.core.planning.hardware import DeviceSpec, on_file
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import strategy_text
 from samecurve.report.blocks import Block, Cell, table, text
@@ -76,7 +77,8 @@ def _world(config: Config, machine: Machine, facts: Facts, count: int, *, on_cpu
     indices = ",".join(str(device.index) for device in machine.devices[:count])
     use = f"cpu:{count}" if on_cpu else indices
     section: dict[str, Any] = {"use": use}
-    if count == 1 or config.devices.strategy == "single":
+    asked = STRATEGIES.get((config.engine, config.devices.strategy))
+    if count == 1 or (asked and asked.takes_one_device):
         section |= {"strategy": "auto", "shards": None}
     if config.devices.balance not in {"even", "measured"}:
         section["balance"] = "even"  # speeds given by hand are those of other devices
