@@ -11,6 +11,7 @@ import { SensorsPanel } from "./sensors.js";
 import { isLive, stateBadge } from "./states.js";
 
 const tabs = ["Curves", "Devices", "Samples", "Logs", "Plan"];
+const firstCards = 6; // a row of them stands above the curves, the others below
 const deviceCharts = new Set(["memory", "utilisation", "memory-time", "power-watts", "celsius"]);
 
 /** Page #/run/ID. */
@@ -46,13 +47,14 @@ export class RunPage {
     this.about = el("p", { class: "quiet" });
     this.reading = el("p", { class: "quiet", hidden: true });
     const part = () => el("div");
-    this.parts = { top: part(), cards: part(), charts: part(), rest: part(), devices: part(),
-      samples: part(), plan: part() };
+    this.parts = { top: part(), cards: part(), charts: part(), numbers: part(), rest: part(),
+      devices: part(), samples: part(), plan: part() };
     this.tabs = new Map(tabs.map((tab) => [tab, el("a", { href: this.address(tab),
       onclick: (event) => this.clicked(event, tab) }, tab)]));
     const { parts } = this;
     this.panels = new Map([
-      ["Curves", el("section", { "aria-label": "Curves" }, parts.cards, parts.charts, parts.rest)],
+      ["Curves", el("section", { "aria-label": "Curves" }, parts.cards, parts.charts, parts.numbers,
+        parts.rest)],
       ["Devices", el("section", { "aria-label": "Devices" }, this.sensors.element, parts.devices)],
       ["Samples", el("section", { "aria-label": "Samples" }, parts.samples)],
       ["Logs", el("section", { "aria-label": "Logs" }, this.logs.element)],
@@ -139,7 +141,9 @@ export class RunPage {
     const samples = sections.filter(isSamples);
     const isNote = ({ type, tone }) => type === "text" && tone !== "quiet";
     this.put("top", first.filter(isNote));
-    this.put("cards", first.filter(({ type }) => type === "cards"));
+    const cards = first.find(({ type }) => type === "cards")?.items ?? [];
+    this.put("cards", [{ type: "cards", items: cards.slice(0, firstCards) }]);
+    this.put("numbers", [{ type: "cards", items: cards.slice(firstCards) }]);
     this.put("rest", sections.filter((section) => !isSamples(section)).flat());
     this.put("samples", samples.length ? samples.flat() : [nothing("No samples yet. The config's "
       + "train.sample_every says how often the model shows what it makes; while the run goes on, "
