@@ -15,7 +15,9 @@ import psutil
 import pytest
 from serving import BEGAN, append, locked, make_run, planned, serving, step
 
+from samecurve.cli.ui import ui
 from samecurve.core.events import Event
+from samecurve.errors import UserError
 from samecurve.observe.journal import append_event
 from samecurve.run.directory.run_directory import Run
 from samecurve.ui import indexer
@@ -442,6 +444,14 @@ def test_a_taken_port(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "--port 0" in done.stderr
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert ui.callback is not None
+    with pytest.raises(UserError, match="fastapi and uvicorn: not installed") as refused:
+        ui.callback((), host="127.0.0.1", port=0, allow_remote=False)
+    assert "[ui]" in refused.value.remedy
 
 
 def test_imports() -> None:
