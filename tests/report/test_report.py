@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,7 +279,13 @@ def test_a_damaged_plan_is_named_and_the_journals_taken(home: Path, tmp_path: Pa
         "plan.json",
         "config.yaml",
     ]
-    for damage in ({"because": {}}, {"batch": 1 << 60}, {"devices": []}, {"micro": 0}):
+    damages: list[dict[str, Any]] = [
+        {"because": {}},
+        {"batch": 1 << 60},
+        {"devices": []},
+        {"micro": 0},
+    ]
+    for damage in damages:
         plan = json.loads((home / "one" / "plan.json").read_text())
         plan["plan"] |= damage
         (run / "plan.json").write_text(json.dumps(plan))

@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="pip install 'samecurve[dev]'")
 
 import browsing
 from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_texts, write_root
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from commands import samecurve
 from samecurve.observe.journal import read_events
@@ -193,8 +193,8 @@ def test_a_report_is_read_from_disk_without_a_network(tmp_path: Path, unbroken_r
     with browsing.browser(offline=True) as context:
         for file in (run / "report.html", tmp_path / "both.html"):
             page = context.new_page()
-            asked: list[str] = []
-            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            asked: list[Request] = []
+            page.on("request", asked.append)
             browsing.watch_complaints(page, complaints)
             page.goto(file.as_uri())
             loss = page.get_by_role("figure", name="Loss").first
