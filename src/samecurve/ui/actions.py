@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Request
@@ -28,7 +27,8 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.ui.errors import RefusedError
-from samecurve.ui.journal_tail import live_attempt
+from samecurve.ui.jobs.desk import JobCommand
+from samecurve.ui.journal_tail import live_attempt, read_tail
 from samecurve.ui.kill import kill
 from samecurve.ui.lock_file import read_holder
 from samecurve.ui.roots import FoundRun, is_plain_directory
@@ -43,17 +43,8 @@ _ASKED = {
     "evaluate": "asked to evaluate at the end of the step",
     "sample": "asked for samples at the end of the step",
 }
+_SOON = "try again in a few seconds"
 _GONE = "reload the page: it shows what the run does now"
-
-
-class JobCommand(NamedTuple):
-    """A command of our own program that is to be started as a job."""
-
-    arguments: list[str]  # the program first
-    name: str
-    folder: Path  # where it is started
-    devices: str  # as --devices has them; '': those of the config
-    run: Path | None  # the run directory that it trains in
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,8 @@ def possible(found: FoundRun, state: State, *, live: bool) -> list[Action]:
     if live:
         if state == "starting":
             return ["stop", "kill"]
+        if state != "running":  # its last line is written, and it ends
+            return ["kill"]
         return ["stop", "kill", "save", "evaluate", "sample"]
     has_saved = bool(checkpoints(found.run.checkpoints))
     actions: list[Action] = ["evaluate", "sample"] if has_saved else []
@@ -111,7 +104,9 @@ def request(found: FoundRun, what: Request) -> str:
     try:
         attempt = live_attempt(run.journal)
         if attempt is None:
-            raise RefusedError(409, "this run starts just now", "try again in a few seconds")
+            raise RefusedError(409, "this run starts just now", _SOON)
+        if read_tail(run.journal).end:
+            raise RefusedError(409, "this run is just ending", _SOON)
         ask(run, attempt, what)
     except OSError as error:
         raise RefusedError(
@@ -144,8 +139,7 @@ def sample_command(found: FoundRun) -> JobCommand:
 
 
 def _command(found: FoundRun, arguments: Sequence[str], what: str, devices: str) -> JobCommand:
-    words = [sys.executable, "-m", "samecurve", *arguments]
-    return JobCommand(words, f"{what} {found.name}", start_folder(found), devices, run=None)
+    return JobCommand(arguments, f"{what} {found.name}", start_folder(found), devices)
 
 
 def _check_idle(found: FoundRun, word: str) -> None:

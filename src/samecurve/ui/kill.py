@@ -16,7 +16,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.lock_file import launcher
 
-_BETWEEN = 0.4  # seconds: signals that are closer count as one (launch/signals.py)
+_BETWEEN = 0.3  # seconds: signals that are closer count as one (launch/signals.py)
 _PATIENCE = 10.0  # seconds until SIGKILL
 
 
@@ -39,10 +39,7 @@ def kill(run: Run) -> str:
     time.sleep(_BETWEEN)
     _send(opened, signal.SIGTERM)
     threading.Thread(target=_make_sure, args=(opened,), name="kill", daemon=True).start()
-    return (
-        f"killed: process {process.pid} and its ranks leave without saving; Resume goes on from the"
-        " last checkpoint"
-    )
+    return f"killed: process {process.pid} and its ranks end now; Resume goes on from the last save"
 
 
 def _open(pid: int) -> int | None:

@@ -9,9 +9,10 @@ from starlette.responses import Response
 from samecurve.observe.pictures import png
 from samecurve.run.directory.lock import is_live
 from samecurve.ui import actions
-from samecurve.ui.actions import JobCommand, Resume
+from samecurve.ui.actions import Resume
 from samecurve.ui.answers import json_answer, json_body, text_of
 from samecurve.ui.errors import RefusedError
+from samecurve.ui.jobs.desk import JobCommand
 from samecurve.ui.logs import LogQuestion, log_files, read_log
 from samecurve.ui.redact import redact_blocks
 from samecurve.ui.site import Site
@@ -91,7 +92,5 @@ def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
 
 
 def _start(site: Site, command: JobCommand) -> str:
-    site.desk.start_command(
-        command.name, command.arguments, command.folder, command.devices, command.run
-    )
+    site.desk.start_command(command)
     return f"started: {command.name}"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from samecurve.core.config.sections import Devices as DevicesSection
 from samecurve.core.planning.machine import choose_devices
@@ -22,6 +22,16 @@ from samecurve.ui.jobs.work import WorkerThread, has_worker
 from samecurve.ui.roots import Catalogue
 
 Row = dict[str, Any]
+
+
+class JobCommand(NamedTuple):
+    """A command that is started as a job."""
+
+    arguments: Sequence[str]  # what follows `samecurve`
+    name: str
+    folder: Path  # where it is started
+    devices: str  # as --devices has them; '': those of the config, which are not known here
+    run: Path | None = None  # the run directory that it trains in
 
 
 class Desk:
@@ -85,18 +95,18 @@ class Desk:
         except UserError:
             return []
 
-    def start_command(
-        self, name: str, argv: Sequence[str], folder: Path, devices: str, run: Path | None = None
-    ) -> Row:
-        """Start a command of our own program at once, such as the resume of a run.
-
-        devices: as --devices has them; '': those of the config, which are not known here
-        run: the run directory that the command trains in
-        """
-        section = DevicesSection(use=devices or "auto")
+    def start_command(self, command: JobCommand) -> Row:
+        """Start a command of our own program at once, such as the resume of a run."""
+        section = DevicesSection(use=command.devices or "auto")
         places = [device.place for device in choose_devices(section, "torch", probe()).value]
-        devices_used = tuple(dict.fromkeys(places))
-        new = NewJob(name=name, argv=argv, cwd=folder, devices=devices_used, run=run)
+        new = NewJob(
+            name=command.name,
+            argv=[sys.executable, "-m", "samecurve", *command.arguments],
+            shown=shlex.join(["samecurve", *command.arguments]),
+            cwd=command.folder,
+            devices=tuple(dict.fromkeys(places)),
+            run=command.run,
+        )
         return self._row(self._queue().start(new))
 
     def remove(self, job_id: str) -> None:
