@@ -70,14 +70,20 @@ class Queue:
         return [*found["running"], *found["waiting"], *done]
 
     def find(self, job_id: str) -> Job:
-        """The job of an id, or of its beginning or name if that is one job's alone. UserError."""
+        """The job of an id, of a name, or of the beginning of an id, whichever comes first.
+
+        UserError: there is none, or there are several.
+        """
         jobs = self.jobs()
-        exact = [job for job in jobs if job.id == job_id]
-        near = [job for job in jobs if job.id.startswith(job_id) or job.name == job_id]
-        if len(exact or near) == 1:
-            return (exact or near)[0]
-        if near:
-            names = ", ".join(job.id for job in near)
+        alike = (
+            [job for job in jobs if job.id == job_id]
+            or [job for job in jobs if job.name == job_id]
+            or [job for job in jobs if job.id.startswith(job_id)]
+        )
+        if len(alike) == 1:
+            return alike[0]
+        if alike:
+            names = ", ".join(job.id for job in alike)
             raise UserError(f"{job_id} is several jobs", f"one of their ids: {names}", "JOB")
         raise UserError(f"there is no job {job_id}", "`samecurve queue list` shows all", "JOB")
 
