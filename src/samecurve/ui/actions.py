@@ -31,7 +31,7 @@ from samecurve.ui.jobs.desk import JobCommand
 from samecurve.ui.journal_tail import live_attempt, read_tail
 from samecurve.ui.kill import kill
 from samecurve.ui.lock_file import read_holder
-from samecurve.ui.roots import FoundRun, is_plain_directory
+from samecurve.ui.roots import ListedRun, is_plain_directory
 from samecurve.ui.run_list import State
 
 Action = Literal["stop", "kill", "save", "evaluate", "sample", "resume"]
@@ -79,7 +79,7 @@ class Resume:
         return flags
 
 
-def possible(found: FoundRun, state: State, *, live: bool) -> list[Action]:
+def possible(listed: ListedRun, state: State, *, live: bool) -> list[Action]:
     """The actions that the page offers for a run."""
     if live:
         if state == "starting":
@@ -87,17 +87,17 @@ def possible(found: FoundRun, state: State, *, live: bool) -> list[Action]:
         if state != "running":  # its last line is written, and it ends
             return ["kill"]
         return ["stop", "kill", "save", "evaluate", "sample"]
-    has_saved = bool(checkpoints(found.run.checkpoints))
+    has_saved = bool(checkpoints(listed.run.checkpoints))
     actions: list[Action] = ["evaluate", "sample"] if has_saved else []
     return actions if state == "finished" else ["resume", *actions]
 
 
-def request(found: FoundRun, what: Request) -> str:
+def request(listed: ListedRun, what: Request) -> str:
     """Ask a live run for something. Returns what it will do, as a sentence.
 
     RefusedError: the run is not live, or can't be asked.
     """
-    run = found.run
+    run = listed.run
     if not is_live(run):
         raise RefusedError(409, f"this run is not live, so it can't {what}", _GONE)
     run.check("RUN")
@@ -115,43 +115,43 @@ def request(found: FoundRun, what: Request) -> str:
     return _ASKED[what]
 
 
-def kill_run(found: FoundRun) -> str:
-    return kill(found.run)
+def kill_run(listed: ListedRun) -> str:
+    return kill(listed.run)
 
 
-def resume_command(found: FoundRun, asked: Resume) -> JobCommand:
+def resume_command(listed: ListedRun, asked: Resume) -> JobCommand:
     """The command that goes on with a run. RefusedError: it is live."""
     flags = asked.flags()
-    _check_idle(found, "resumed")
-    run, home = found.run, str(found.home)
+    _check_idle(listed, "resumed")
+    run, home = listed.run, str(listed.home)
     arguments = ["train", "-f", str(run.config), "--save-dir", home, *flags]
-    return _command(found, arguments, "resume", asked.devices or "")._replace(run=found.home)
+    return _command(listed, arguments, "resume", asked.devices or "")._replace(run=listed.home)
 
 
-def eval_command(found: FoundRun) -> JobCommand:
-    _check_idle(found, "evaluated")
-    return _command(found, ["eval", str(found.home)], "evaluate", "")
+def eval_command(listed: ListedRun) -> JobCommand:
+    _check_idle(listed, "evaluated")
+    return _command(listed, ["eval", str(listed.home)], "evaluate", "")
 
 
-def sample_command(found: FoundRun) -> JobCommand:
-    _check_idle(found, "sampled from")
-    return _command(found, ["sample", str(found.home)], "sample", "")
+def sample_command(listed: ListedRun) -> JobCommand:
+    _check_idle(listed, "sampled from")
+    return _command(listed, ["sample", str(listed.home)], "sample", "")
 
 
-def _command(found: FoundRun, arguments: Sequence[str], what: str, devices: str) -> JobCommand:
-    return JobCommand(arguments, f"{what} {found.name}", start_folder(found), devices)
+def _command(listed: ListedRun, arguments: Sequence[str], what: str, devices: str) -> JobCommand:
+    return JobCommand(arguments, f"{what} {listed.name}", start_folder(listed), devices)
 
 
-def _check_idle(found: FoundRun, word: str) -> None:
+def _check_idle(listed: ListedRun, word: str) -> None:
     """Refuse a live run, and one that names code which is not the user's own."""
-    run = found.run
+    run = listed.run
     run.check("RUN")
     if is_live(run):
         raise RefusedError(409, f"this run is live, so it can't be {word}", _GONE)
     try:
         check_trusted(run, trust=False, where="RUN")
     except SamecurveError as error:
-        if _names_own_code(found):
+        if _names_own_code(listed):
             return
         raise RefusedError(
             403,
@@ -161,29 +161,29 @@ def _check_idle(found: FoundRun, word: str) -> None:
         ) from None
 
 
-def _names_own_code(found: FoundRun) -> bool:
+def _names_own_code(listed: ListedRun) -> bool:
     """Whether the run's task is a file below the run's root that did not come with a run."""
-    place = place_of(found.run.read_document().value.get("task"))
+    place = place_of(listed.run.read_document().value.get("task"))
     if place is None:
         return False
-    path, root = place.path.resolve(), found.root.path
+    path, root = place.path.resolve(), listed.root.path
     above = [folder for folder in path.parents if folder.is_relative_to(root)]
     return bool(above) and not any((folder / "plan.json").exists() for folder in above)
 
 
-def start_folder(found: FoundRun) -> Path:
+def start_folder(listed: ListedRun) -> Path:
     """The folder in which a run's command is started: relative paths of its config begin there.
 
     The journal has the run's directory as the command line named it; where the directory ends with
     that path, the folder is what stands before it. It never lies outside of the run's root.
     """
-    named = _named_directory(found.run)
-    parts, home = Path(named).parts if named else (), found.home
+    named = _named_directory(listed.run)
+    parts, home = Path(named).parts if named else (), listed.home
     if parts and not os.path.isabs(named) and home.parts[-len(parts) :] == parts:
         folder = Path(*home.parts[: -len(parts)])
-        if folder.is_relative_to(found.root.path):
+        if folder.is_relative_to(listed.root.path):
             return folder
-    return found.root.path
+    return listed.root.path
 
 
 def _named_directory(run: Run) -> str:
@@ -197,23 +197,23 @@ def _named_directory(run: Run) -> str:
     return named if isinstance(named, str) and ".." not in Path(named).parts else ""
 
 
-def delete(found: FoundRun) -> str:
+def delete(listed: ListedRun) -> str:
     """Remove a run's directory. RefusedError: it is live, or no directory of its own."""
-    if not is_plain_directory(found.home) or not found.run.plan.is_file():
+    if not is_plain_directory(listed.home) or not listed.run.plan.is_file():
         raise RefusedError(404, "this run is gone", _GONE)
-    if found.home == found.root.path:
+    if listed.home == listed.root.path:
         raise RefusedError(
             409,
             "this run is the folder itself that the page was started with",
             "remove it in a terminal",
         )
-    with _locked(found.run):
+    with _locked(listed.run):
         try:
-            shutil.rmtree(found.home)  # no link is followed
+            shutil.rmtree(listed.home)  # no link is followed
         except OSError as error:
-            cause = f"{error.filename or found.home}: {error.strerror}"
+            cause = f"{error.filename or listed.home}: {error.strerror}"
             raise RefusedError(409, cause, "remove it in a terminal") from None
-    return f"removed {found.name}"
+    return f"removed {listed.name}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from samecurve.report.compare_page import compare_page
 from samecurve.terminal import printable
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.redact import redact, redact_blocks
-from samecurve.ui.roots import FoundRun
+from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_pages import picture_of
 from samecurve.ui.site import Site
 from samecurve.units import show_bytes
@@ -31,7 +31,7 @@ class Exact(TypedDict):
     equal: bool | None
 
 
-def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[FoundRun]:
+def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[ListedRun]:
     """The runs of ids with commas between them. RefusedError: one is missing, or too many."""
     names = list(dict.fromkeys(filter(None, ids.split(","))))
     if not 2 <= len(names) <= most:
@@ -41,13 +41,13 @@ def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[FoundRun]:
     return [site.find(name) for name in names]
 
 
-def comparison(site: Site, runs: Sequence[FoundRun]) -> Page:
+def comparison(site: Site, runs: Sequence[ListedRun]) -> Page:
     """The page of several runs."""
-    by_home = {found.home: found for found in runs}
+    by_home = {listed.home: listed for listed in runs}
     page: Page = redact_blocks(
         compare_page(
-            [site.pages.record(found) for found in runs],
-            [printable(found.name) for found in runs],
+            [site.pages.record(listed) for listed in runs],
+            [printable(listed.name) for listed in runs],
             (),
             lambda home: picture_of(by_home[home]),
         )
@@ -55,15 +55,15 @@ def comparison(site: Site, runs: Sequence[FoundRun]) -> Page:
     return page
 
 
-def exact_comparison(first: FoundRun, second: FoundRun) -> Exact:
+def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
     """Compare two runs to the last bit, as `samecurve compare-runs` does."""
-    for found in (first, second):
-        size = _size(found)
+    for listed in (first, second):
+        size = _size(listed)
         if size > _MOST_JOURNAL:
-            words = f"{found.name}: its journal has {show_bytes(size)}, too long to compare here"
+            words = f"{listed.name}: its journal has {show_bytes(size)}, too long to compare here"
             return {"lines": [printable(words), _in_terminal(first, second)], "equal": None}
     folder = first.root.path
-    paths = [f"./{os.path.relpath(found.home, folder)}" for found in (first, second)]
+    paths = [f"./{os.path.relpath(listed.home, folder)}" for listed in (first, second)]
     command = [sys.executable, "-m", "samecurve", "compare-runs", "--", *paths]
     if not _ONE.acquire(timeout=_PATIENCE):
         raise RefusedError(409, "another comparison is under way", "try again in a minute")
@@ -88,12 +88,12 @@ def exact_comparison(first: FoundRun, second: FoundRun) -> Exact:
     return {"lines": [redact(printable(line)) for line in text.splitlines()], "equal": equal}
 
 
-def _in_terminal(first: FoundRun, second: FoundRun) -> str:
+def _in_terminal(first: ListedRun, second: ListedRun) -> str:
     return printable(f"in a terminal: samecurve compare-runs {first.home} {second.home}")
 
 
-def _size(found: FoundRun) -> int:
+def _size(listed: ListedRun) -> int:
     try:
-        return Path(found.home / "journal.jsonl").stat().st_size
+        return Path(listed.home / "journal.jsonl").stat().st_size
     except OSError:
         return 0

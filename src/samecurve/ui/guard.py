@@ -157,13 +157,13 @@ async def _whole_body(headers: Mapping[str, str], receive: Receive) -> bytes:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A receive() that gives the body once, and then what comes after it."""
-    given = False
+    sent = False
 
     async def receiving() -> Message:
-        nonlocal given
-        if given:
+        nonlocal sent
+        if sent:
             return await receive()
-        given = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receiving

@@ -100,5 +100,5 @@ def own_names(host: str, *, allow_remote: bool) -> frozenset[str]:
 
 def host_name(header: str) -> str | None:
     """The name in a Host header, in lower case and without the port. None: it is no host."""
-    found = _HOST.match(header)
-    return found[1].lower() if found else None
+    match = _HOST.match(header)
+    return match[1].lower() if match else None

@@ -112,9 +112,9 @@ def live_attempt(path: Path) -> str | None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
             # in a text of a line the quotes would have backslashes before them
-            while (found := content.rfind(b'"attempt": "', 0, end)) >= 0:
-                begin = content.rfind(b"\n", 0, found) + 1
-                name = _attempt_of(content[begin : content.find(b"\n", found)])
+            while (place := content.rfind(b'"attempt": "', 0, end)) >= 0:
+                begin = content.rfind(b"\n", 0, place) + 1
+                name = _attempt_of(content[begin : content.find(b"\n", place)])
                 if name:
                     return name
                 end = begin

@@ -44,18 +44,18 @@ def log_files(logs: Path, others: Mapping[str, Path]) -> dict[str, Path]:
 
     others: logs that lie elsewhere, which come first
     """
-    found = []
+    names = []
     try:
         with os.scandir(logs) as entries:
             for entry in entries:
                 if entry.name.endswith(".log") and entry.is_file(follow_symlinks=False):
-                    found.append(entry.name)
-                if len(found) > _MOST_FILES:
+                    names.append(entry.name)
+                if len(names) > _MOST_FILES:
                     break
     except OSError:
         pass
-    found.sort(key=lambda name: [int(part) if part.isdigit() else part for part in _parts(name)])
-    return {**others, **{printable(name): logs / name for name in found}}
+    names.sort(key=lambda name: [int(part) if part.isdigit() else part for part in _parts(name)])
+    return {**others, **{printable(name): logs / name for name in names}}
 
 
 def _parts(name: str) -> list[str]:

@@ -103,14 +103,14 @@ def _links(devices: Devices) -> Iterator[Block]:
 
 def _benches(roots: Sequence[Root]) -> Iterator[Block]:
     yield heading("Measured by bench")
-    found = find_benches(roots)
-    if not found:
+    benches = find_benches(roots)
+    if not benches:
         yield text(
             "No result yet: `samecurve bench -f FILE` measures the speed on 1 to N devices and"
             " writes bench.json, which is shown here.",
             tone="quiet",
         )
-    for number, (name, path) in enumerate(found):
+    for number, (name, path) in enumerate(benches):
         yield _bench(printable(name), path, is_open=number == 0)
 
 
@@ -126,7 +126,7 @@ def _bench(name: str, path: Path, *, is_open: bool) -> Block:
 
 def find_benches(roots: Sequence[Root]) -> list[tuple[str, Path]]:
     """The results of bench below the roots, the newest first: their names and files."""
-    found: dict[Path, tuple[float, str]] = {}
+    benches: dict[Path, tuple[float, str]] = {}
     for root in roots:
         level, left = [root.path], _MOST_DIRECTORIES
         for _ in range(_DEPTH + 1):
@@ -135,11 +135,11 @@ def find_benches(roots: Sequence[Root]) -> list[tuple[str, Path]]:
                 folders, time = _look(directory)
                 if time is not None:
                     relative = directory.relative_to(root.path) / _BENCH
-                    found.setdefault(directory / _BENCH, (time, relative.as_posix()))
+                    benches.setdefault(directory / _BENCH, (time, relative.as_posix()))
                 below += folders
             left -= min(left, len(level))
             level = below
-    newest = sorted(found.items(), key=lambda entry: entry[1][0], reverse=True)
+    newest = sorted(benches.items(), key=lambda entry: entry[1][0], reverse=True)
     return [(name, path) for path, (_, name) in newest[:_MOST_RESULTS]]
 
 

@@ -48,7 +48,7 @@ class Root:
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class ListedRun:
     """A run below a root."""
 
     id: str
@@ -68,10 +68,10 @@ class Catalogue:
         self.roots = tuple(dict.fromkeys(roots))
         self.is_cut = False  # whether the tree has more directories than are looked into
         self._lock = threading.Lock()
-        self._found: dict[str, FoundRun] = {}
+        self._found: dict[str, ListedRun] = {}
         self._fresh_until = 0.0
 
-    def runs(self) -> dict[str, FoundRun]:
+    def runs(self) -> dict[str, ListedRun]:
         """id -> run. A scan counts for a second, and longer where it takes long."""
         with self._lock:
             if time.monotonic() > self._fresh_until:
@@ -81,20 +81,20 @@ class Catalogue:
                 self._fresh_until = time.monotonic() + max(_FRESH, took / _MOST_OF_TIME)
             return self._found
 
-    def find(self, run_id: str) -> FoundRun | None:
+    def find(self, run_id: str) -> ListedRun | None:
         """The run of an id. None: no scan has found one."""
         if len(run_id) != 16:
             return None
-        found = self.runs().get(run_id)
-        return found if found and is_plain_directory(found.home) else None
+        listed = self.runs().get(run_id)
+        return listed if listed and is_plain_directory(listed.home) else None
 
     def look_again(self) -> None:
         """Scan at the next look: something was started or removed."""
         with self._lock:
             self._fresh_until = 0.0
 
-    def _scan(self) -> dict[str, FoundRun]:
-        found: dict[Path, FoundRun] = {}
+    def _scan(self) -> dict[str, ListedRun]:
+        by_directory: dict[Path, ListedRun] = {}
         left = _MOST_DIRECTORIES
         for root in self.roots:
             level = [(root.path, "")]
@@ -105,14 +105,14 @@ class Catalogue:
                     if folders is None:
                         name = relative or root.name
                         run_id = opaque_id(root.path, relative)
-                        found.setdefault(directory, FoundRun(run_id, name, root, directory))
+                        by_directory.setdefault(directory, ListedRun(run_id, name, root, directory))
                         continue
                     prefix = f"{relative}/" if relative else ""
                     below += [(directory / name, f"{prefix}{name}") for name in folders]
                 left -= min(left, len(level))
                 level = below
         self.is_cut = left == 0
-        return {run.id: run for run in found.values()}
+        return {run.id: run for run in by_directory.values()}
 
 
 def _folders_unless_run(directory: Path) -> list[str] | None:

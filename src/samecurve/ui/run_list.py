@@ -23,7 +23,7 @@ from samecurve.ui.journal_tail import Tail, read_tail
 from samecurve.ui.lock_file import read_holder
 from samecurve.ui.plan_file import PlanFile, read_plan_file
 from samecurve.ui.redact import redact
-from samecurve.ui.roots import FoundRun
+from samecurve.ui.roots import ListedRun
 
 State = Literal[
     "running", "starting", "finished", "failed", "stopped", "interrupted", "not started"
@@ -72,42 +72,42 @@ class RunList:
         self._lock = threading.Lock()
         self._kept: dict[Path, _Kept] = {}
 
-    def rows(self, runs: Mapping[str, FoundRun]) -> list[RunRow]:
+    def rows(self, runs: Mapping[str, ListedRun]) -> list[RunRow]:
         """The rows, the last start first."""
         with self._lock:
-            rows = [self._row(found) for found in runs.values()]
-            known = {found.home for found in runs.values()}
+            rows = [self._row(listed) for listed in runs.values()]
+            known = {listed.home for listed in runs.values()}
             for path in [path for path in self._kept if path.parent not in known]:
                 del self._kept[path]
         return sorted(rows, key=lambda row: row["started"] or 0.0, reverse=True)
 
-    def row(self, found: FoundRun) -> RunRow:
+    def row(self, listed: ListedRun) -> RunRow:
         with self._lock:
-            return self._row(found)
+            return self._row(listed)
 
-    def state(self, found: FoundRun) -> State:
+    def state(self, listed: ListedRun) -> State:
         with self._lock:
-            return state_of(self._tail(found), is_live=_holds_lock(found))
+            return state_of(self._tail(listed), is_live=_holds_lock(listed))
 
-    def plan(self, found: FoundRun) -> PlanFile:
+    def plan(self, listed: ListedRun) -> PlanFile:
         with self._lock:
-            return self._read(found.run.plan, read_plan_file, PlanFile())
+            return self._read(listed.run.plan, read_plan_file, PlanFile())
 
-    def _tail(self, found: FoundRun) -> Tail | None:
-        return self._read(found.run.journal, read_tail, None)
+    def _tail(self, listed: ListedRun) -> Tail | None:
+        return self._read(listed.run.journal, read_tail, None)
 
-    def _row(self, found: FoundRun) -> RunRow:
-        plan = self._read(found.run.plan, read_plan_file, PlanFile())
-        task = self._read(found.run.config, _read_task, "")
-        tail = self._tail(found)
-        lives = _holds_lock(found)
+    def _row(self, listed: ListedRun) -> RunRow:
+        plan = self._read(listed.run.plan, read_plan_file, PlanFile())
+        task = self._read(listed.run.config, _read_task, "")
+        tail = self._tail(listed)
+        lives = _holds_lock(listed)
         tail_or_none = tail or Tail()
-        started, seconds = _times(tail_or_none, found, lives=lives)
+        started, seconds = _times(tail_or_none, listed, lives=lives)
         loss = tail_or_none.loss
         row: RunRow = {
-            "id": found.id,
-            "name": printable(found.name),
-            "root": found.root.id,
+            "id": listed.id,
+            "name": printable(listed.name),
+            "root": listed.root.id,
             "state": state_of(tail, is_live=lives),
             "task": task,
             "engine": plan.engine,
@@ -148,20 +148,20 @@ def state_of(tail: Tail | None, *, is_live: bool) -> State:
     return "interrupted" if tail and tail.last_time is not None else "not started"
 
 
-def _holds_lock(found: FoundRun) -> bool:
+def _holds_lock(listed: ListedRun) -> bool:
     """Whether a process holds the run's lock. A lock that was released is an empty file."""
     try:
-        if not os.stat(found.home / "lock", follow_symlinks=False).st_size:
+        if not os.stat(listed.home / "lock", follow_symlinks=False).st_size:
             return False
     except OSError:
         return False
-    return is_live(found.run)
+    return is_live(listed.run)
 
 
-def _times(tail: Tail, found: FoundRun, *, lives: bool) -> tuple[float | None, float | None]:
+def _times(tail: Tail, listed: ListedRun, *, lives: bool) -> tuple[float | None, float | None]:
     """When the last start began, and its seconds so far."""
     if lives:
-        holder = read_holder(found.run)
+        holder = read_holder(listed.run)
         began = holder.since if holder else tail.start_time or tail.first_time
         return began, None if began is None else max(0.0, time.time() - began)
     if tail.last_time is None:
@@ -183,9 +183,9 @@ def _rate(tail: Tail) -> Rate | None:
 
 def _read_task(path: Path) -> str:
     """The task that config.yaml names, as it is shown: a user's file without its directory."""
-    found = _TASK.search(read_file_bytes(path, _MOST_CONFIG))
+    match = _TASK.search(read_file_bytes(path, _MOST_CONFIG))
     try:
-        value = yaml.safe_load(found[0]) if found else None
+        value = yaml.safe_load(match[0]) if match else None
     except yaml.YAMLError:
         return ""
     task = value.get("task") if isinstance(value, dict) else None

@@ -30,7 +30,7 @@ from samecurve.ui.answers import json_text
 from samecurve.ui.indexer import LONG, Indexer, state_path
 from samecurve.ui.plan_file import PlanFile
 from samecurve.ui.redact import redact_blocks
-from samecurve.ui.roots import FoundRun
+from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_list import RunList
 from samecurve.ui.sensors import device_readings
 
@@ -51,16 +51,16 @@ class RunPages:
         self._lock = threading.Lock()
         self._open: OrderedDict[Path, OpenRun] = OrderedDict()
 
-    def answer(self, found: FoundRun, generation: str, count: int, blocks: str) -> str:
+    def answer(self, listed: ListedRun, generation: str, count: int, blocks: str) -> str:
         """The answer to a poll, as JSON: what is new since the page that has `count` points.
 
         generation, count: of the points that the browser has
         blocks: the hash of the blocks that it has
         """
-        opened = self._opened(found)
-        state = self._runs.state(found)
+        opened = self._opened(listed)
+        state = self._runs.state(listed)
         with opened.lock:
-            live = is_live(found.run)
+            live = is_live(listed.run)
             opened.refresh(live=live)
             points = opened.columns(generation, count)
             hash_now, page = opened.blocks(live=live)
@@ -68,34 +68,34 @@ class RunPages:
                 "hash": hash_now,
                 "state": state,
                 "live": live,
-                "actions": possible(found, state, live=live),
+                "actions": possible(listed, state, live=live),
                 "reading": opened.reading,
-                "sensors": {"devices": opened.sensors(self._runs.plan(found))},
+                "sensors": {"devices": opened.sensors(self._runs.plan(listed))},
             }
         parts = [json_text(head)[:-1], f',"runs":[{points}]']
         if hash_now != blocks:
             parts.append(f',"page":{page}')
         return "".join([*parts, "}"])
 
-    def record(self, found: FoundRun) -> RunRecord:
+    def record(self, listed: ListedRun) -> RunRecord:
         """The run as it stands, for a page of several runs. RunError: its plan can't be read."""
-        opened = self._opened(found)
-        live = is_live(found.run)
+        opened = self._opened(listed)
+        live = is_live(listed.run)
         with opened.lock:
             opened.refresh(live=live)
             return opened.record(live=live)
 
-    def forget(self, found: FoundRun) -> None:
+    def forget(self, listed: ListedRun) -> None:
         """Drop a run that was removed, and the state of its reader."""
         with self._lock:
-            self._open.pop(found.home, None)
+            self._open.pop(listed.home, None)
         with suppress(OSError):
-            state_path(found.home).unlink()
+            state_path(listed.home).unlink()
 
-    def _opened(self, found: FoundRun) -> "OpenRun":
+    def _opened(self, listed: ListedRun) -> "OpenRun":
         with self._lock:
-            opened = self._open.pop(found.home, None) or OpenRun(found, self._indexer)
-            self._open[found.home] = opened
+            opened = self._open.pop(listed.home, None) or OpenRun(listed, self._indexer)
+            self._open[listed.home] = opened
             old = self._open.popitem(last=False)[1] if len(self._open) > _KEPT else None
         if old is not None:
             with old.lock:
@@ -106,11 +106,11 @@ class RunPages:
 class OpenRun:
     """A run that is looked at. All methods are called with its lock held."""
 
-    def __init__(self, found: FoundRun, indexer: Indexer) -> None:
+    def __init__(self, listed: ListedRun, indexer: Indexer) -> None:
         self.lock = threading.Lock()
         self.reading = 1.0  # share of the journal that was read
-        self._found, self._indexer = found, indexer
-        self._state_path = state_path(found.home)
+        self._found, self._indexer = listed, indexer
+        self._state_path = state_path(listed.home)
         self._reader: JournalReader | None = None
         self._state_time = 0  # of the state that was loaded
         self._state_position = 0
@@ -263,14 +263,14 @@ class OpenRun:
         return device_readings(plan, sensors[-1].values if len(sensors) else {})
 
 
-def picture_of(found: FoundRun) -> Callable[[str], str | None]:
+def picture_of(listed: ListedRun) -> Callable[[str], str | None]:
     """A function from a picture's path in the run to its address on the page."""
 
     def address(name: str) -> str | None:
         path = PurePosixPath(name)
         if path.parent != PurePosixPath("samples") or path.suffix != ".png":
             return None
-        return f"/api/runs/{found.id}/picture/{path.name}"
+        return f"/api/runs/{listed.id}/picture/{path.name}"
 
     return address
 

@@ -32,23 +32,23 @@ def add(app: FastAPI, site: Site) -> None:
 
     @app.get("/api/runs/{run_id}/page")
     def page(run_id: str, generation: str = "", count: int = 0, blocks: str = "") -> Response:
-        found = site.find(run_id)
-        text = site.pages.answer(found, generation, count, blocks)
+        listed = site.find(run_id)
+        text = site.pages.answer(listed, generation, count, blocks)
         return Response(text, media_type="application/json")
 
     @app.get("/api/runs/{run_id}/logs")
     def logs(run_id: str, file: str = "", search: str = "", before: int | None = None) -> Response:
-        found = site.find(run_id)
-        files = log_files(found.run.logs, site.job_logs(found))
+        listed = site.find(run_id)
+        files = log_files(listed.run.logs, site.job_logs(listed))
         return json_answer(read_log(files, LogQuestion(file, search[:_MOST_SEARCH], before)))
 
     @app.get("/api/runs/{run_id}/picture/{name}")
     def picture(run_id: str, name: str) -> Response:
-        found = site.find(run_id)
+        listed = site.find(run_id)
         if Path(name).name != name or not name.endswith(".png"):
             raise RefusedError(404, "this run has no such picture")
         try:
-            content = png(found.home, f"samples/{name}")
+            content = png(listed.home, f"samples/{name}")
         except (OSError, ValueError):
             raise RefusedError(404, "this run has no such picture") from None
         # a picture of a step is written once
@@ -64,30 +64,30 @@ def add(app: FastAPI, site: Site) -> None:
     @app.delete("/api/runs/{run_id}")
     def delete(run_id: str, body: Body) -> Response:
         del body  # read, so that it is checked
-        found = site.find(run_id)
-        message = actions.delete(found)
-        site.pages.forget(found)
+        listed = site.find(run_id)
+        message = actions.delete(listed)
+        site.pages.forget(listed)
         site.catalogue.look_again()
         return json_answer({"message": message})
 
 
 def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
     """Do what a button asks for. Returns a sentence that says what happens."""
-    found = site.find(run_id)
+    listed = site.find(run_id)
     match action:
         case "kill":
-            return actions.kill_run(found)
+            return actions.kill_run(listed)
         case "stop" | "save":
-            return actions.request(found, action)
+            return actions.request(listed, action)
         case "resume":
             asked = Resume(text_of(body, "devices"), text_of(body, "strategy"))
-            return _start(site, actions.resume_command(found, asked))
-        case "evaluate" | "sample" if is_live(found.run):
-            return actions.request(found, action)
+            return _start(site, actions.resume_command(listed, asked))
+        case "evaluate" | "sample" if is_live(listed.run):
+            return actions.request(listed, action)
         case "evaluate":
-            return _start(site, actions.eval_command(found))
+            return _start(site, actions.eval_command(listed))
         case "sample":
-            return _start(site, actions.sample_command(found))
+            return _start(site, actions.sample_command(listed))
     raise RefusedError(404, f"there is no action {action[:40]!r}", ", ".join(actions.ACTIONS))
 
 

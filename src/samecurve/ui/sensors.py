@@ -23,8 +23,8 @@ def device_readings(plan: PlanFile, values: Mapping[str, object]) -> list[dict[s
 
     def value(name: str, device: int) -> float | None:
         by_device = readings.get(name, [])
-        found = by_device[device] if device < len(by_device) else None
-        return found if isinstance(found, int | float) else None
+        value = by_device[device] if device < len(by_device) else None
+        return value if isinstance(value, int | float) else None
 
     return [
         {

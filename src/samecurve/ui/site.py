@@ -7,7 +7,7 @@ from samecurve.ui.devices import Devices
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.indexer import Indexer
 from samecurve.ui.jobs.desk import Desk
-from samecurve.ui.roots import Catalogue, FoundRun, Root
+from samecurve.ui.roots import Catalogue, ListedRun, Root
 from samecurve.ui.run_list import RunList
 from samecurve.ui.run_pages import RunPages
 
@@ -26,27 +26,29 @@ class Site:
     def begin(self) -> None:
         """Begin what the server does beside its answers: the queue, and reading long journals."""
         self.desk.begin()
-        self._indexer.begin(found.home for found in self.catalogue.runs().values())
+        self._indexer.begin(listed.home for listed in self.catalogue.runs().values())
 
     def end(self) -> None:
         """End it. Jobs go on."""
         self._indexer.end()
         self.desk.end()
 
-    def find(self, run_id: str) -> FoundRun:
+    def find(self, run_id: str) -> ListedRun:
         """The run of an id. RefusedError: there is none."""
-        found = self.catalogue.find(run_id)
-        if found is None:
+        listed = self.catalogue.find(run_id)
+        if listed is None:
             raise RefusedError(
                 404, "there is no such run", "it may have been removed: see the list of runs"
             )
-        return found
+        return listed
 
-    def job_logs(self, found: FoundRun) -> dict[str, Path]:
+    def job_logs(self, listed: ListedRun) -> dict[str, Path]:
         """The output of the last command of each kind that was started here for a run, by name."""
         logs: dict[str, Path] = {}
         jobs = [
-            job for job in self.desk.jobs() if job.run == found.home or str(found.home) in job.argv
+            job
+            for job in self.desk.jobs()
+            if job.run == listed.home or str(listed.home) in job.argv
         ]
         for job in sorted(jobs, key=lambda job: job.added, reverse=True):
             verb = next((word for word in ("eval", "sample") if word in job.argv[:4]), "launcher")

@@ -14,7 +14,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import find_pickled_class
 from samecurve.ui.form.places import Roots
-from samecurve.ui.roots import Catalogue, FoundRun, Root, opaque_id
+from samecurve.ui.roots import Catalogue, ListedRun, Root, opaque_id
 
 if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
@@ -82,7 +82,7 @@ class Bases:
             if about is not None:
                 row = {"id": _id(root, path), "root": root.name}
                 configs.append({**row, "path": path.relative_to(root).as_posix(), **about})
-        runs = [{"id": found.id, "name": found.name} for found in self._runs()]
+        runs = [{"id": listed.id, "name": listed.name} for listed in self._runs()]
         tasks = [{"id": name, "title": name} for name in Tasks().names()]
         presets = [preset.row for preset in all_presets().values()]
         return {"presets": presets, "configs": configs, "runs": runs, "tasks": tasks}
@@ -138,19 +138,19 @@ class Bases:
         raise UserError("this config file is no longer there", _GONE, "base")
 
     def _run(self, identity: str) -> Base:
-        for found in self._runs():
-            if found.id == identity:
-                file = found.run.config
-                document = _named(found.run.read_document(), file, f"{found.name}/{file.name}")
-                name = re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", found.home.name) or "run"
-                title, home = f"The run {found.name} again", found.root.path
-                return Base(document, name, title, home, run=found.run)
+        for listed in self._runs():
+            if listed.id == identity:
+                file = listed.run.config
+                document = _named(listed.run.read_document(), file, f"{listed.name}/{file.name}")
+                name = re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", listed.home.name) or "run"
+                title, home = f"The run {listed.name} again", listed.root.path
+                return Base(document, name, title, home, run=listed.run)
         raise UserError("this run is no longer there", _GONE, "base")
 
-    def _runs(self) -> list[FoundRun]:
+    def _runs(self) -> list[ListedRun]:
         """The runs below the roots, those with the latest names first."""
         catalogue = Catalogue([Root.of(path) for path in self.roots.paths])
-        return sorted(catalogue.runs().values(), key=lambda found: found.name, reverse=True)
+        return sorted(catalogue.runs().values(), key=lambda listed: listed.name, reverse=True)
 
 
 def _id(root: Path, path: Path) -> str:

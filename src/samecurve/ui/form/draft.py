@@ -81,9 +81,9 @@ def make_draft(
     """
     base = bases.open(name)
     document, home, roots = base.document, base.home, bases.roots
-    given = check_values(values)
-    if "task" in given and given["task"] != document.value.get("task"):
-        document.set("task", given["task"], "task")
+    checked = check_values(values)
+    if "task" in checked and checked["task"] != document.value.get("task"):
+        document.set("task", checked["task"], "task")
         document.value["model"], document.value["data"] = {}, {}  # those of another task
     task = document.value.get("task", "language")
     enter(home)
@@ -93,14 +93,14 @@ def make_draft(
     look_at(task)
     if not Tasks().knows(task):
         load(document, Tasks())  # says what tasks there are
-    engine = given.get("engine", document.value.get("engine", "torch"))
+    engine = checked.get("engine", document.value.get("engine", "torch"))
     fields = form_fields(str(task), str(engine), {})
     fields = form_fields(str(task), str(engine), extra_keys(document, fields))
-    known = {key: value for key, value in given.items() if key != "task"}
+    known = {key: value for key, value in checked.items() if key != "task"}
     read = read_values(known, fields)
     idle = _idle(document, read, fields)
     changes = apply_values(document, {key: read[key] for key in read.keys() - idle}, fields)
-    if "task" in given and document.origins.get(("task",)) == "task":
+    if "task" in checked and document.origins.get(("task",)) == "task":
         changes = {"task": task, **changes}
     draft = Draft(base=base, document=document, fields=fields, changes=changes, loaded=None)
     missing = _missing(base, document)
@@ -108,8 +108,8 @@ def make_draft(
     try:
         loaded = load(document, Tasks(), base.name)
     except UserError as error:
-        told = {one.where for one in missing}
-        others = [one for one in each([error]) if draft.key_of(one) not in told]
+        places = {one.where for one in missing}
+        others = [one for one in each([error]) if draft.key_of(one) not in places]
         return replace(draft, errors=tuple(each([*errors, *others])))
     if base.converted:
         errors += base.converted.unresolved(document)

@@ -109,8 +109,8 @@ def form_fields(task: str, engine: str, extra: Mapping[str, Any]) -> FormFields:
     extra: keys that the base has and the schema does not name, with their values
     """
     schema = _schema(task) if task in built_in() else json_schema(Tasks(only=task))
-    found = list(_walk(schema, schema["$defs"], "", "", engine))
-    by_key = {item.key: item for item in found}
+    items = list(_walk(schema, schema["$defs"], "", "", engine))
+    by_key = {item.key: item for item in items}
     for key, value in extra.items():
         by_key.setdefault(key, _extra_field(key, value))
     words, used = table(), {"task", "engine", *table()["multi_gpu"]}
@@ -190,8 +190,8 @@ def _walk(
 def _definition(node: Schema, definitions: Schema) -> Schema | None:
     """The section that a node refers to; None: it refers to none."""
     target = str(node.get("$ref", "")).rpartition("/")[2]
-    found: Schema | None = definitions.get(target)
-    return found if found and "properties" in found else None
+    definition: Schema | None = definitions.get(target)
+    return definition if definition and "properties" in definition else None
 
 
 def _field(key: str, node: Schema, section: str, engine: str) -> Field:

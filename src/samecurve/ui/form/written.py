@@ -133,8 +133,8 @@ def as_yaml(draft: Draft) -> str:
     if not _gives(short, config):
         short = dict(full)
     ordered = {name: short[name] for name in _SECTIONS if name in short}
-    made = f"# Made by `samecurve ui` {samecurve.__version__} on {time.strftime('%Y-%m-%d')}"
-    return f"{made}, from {draft.base.title}.\n{dump(ordered)}"
+    head = f"# Made by `samecurve ui` {samecurve.__version__} on {time.strftime('%Y-%m-%d')}"
+    return f"{head}, from {draft.base.title}.\n{dump(ordered)}"
 
 
 def _without_defaults(full: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -38,10 +38,10 @@ class Devices:
 def runs_below(root: Path) -> Callable[[], list[Path]]:
     """The run directories of a folder, for Devices."""
 
-    def found() -> list[Path]:
+    def runs() -> list[Path]:
         return [path.parent for path in (root / "runs").glob("*/lock")]
 
-    return found
+    return runs
 
 
 def _holds_lock(home: Path) -> bool:

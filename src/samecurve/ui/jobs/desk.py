@@ -126,12 +126,12 @@ class Desk:
         return self._kept
 
     def _homes(self) -> list[Path]:
-        return [found.home for found in self._catalogue.runs().values()]
+        return [listed.home for listed in self._catalogue.runs().values()]
 
     def _run_id(self, home: Path) -> str | None:
         """The id of a run that is there already; None: it has not begun."""
         runs = self._catalogue.runs().values()
-        return next((found.id for found in runs if found.home == home), None)
+        return next((listed.id for listed in runs if listed.home == home), None)
 
     def _row(self, job: Job) -> Row:
         self._catalogue.look_again()

@@ -65,9 +65,9 @@ class Queue:
 
     def jobs(self) -> list[Job]:
         """All jobs: those that run, those that wait in their order, the last ones that ended."""
-        found = {folder: self._in(folder) for folder in _FOLDERS}
-        done = sorted(found["done"], key=lambda job: job.ended or job.added, reverse=True)
-        return [*found["running"], *found["waiting"], *done]
+        by_folder = {folder: self._in(folder) for folder in _FOLDERS}
+        done = sorted(by_folder["done"], key=lambda job: job.ended or job.added, reverse=True)
+        return [*by_folder["running"], *by_folder["waiting"], *done]
 
     def find(self, job_id: str) -> Job:
         """The job of an id, of a name, or of the beginning of an id, whichever comes first.
