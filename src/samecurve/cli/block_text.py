@@ -187,5 +187,5 @@ def _cell(cell: object) -> str:
 
 
 def _line(text: object) -> str:
-    """One printable line."""
+    """Make a text one printable line."""
     return printable(str(text)).replace("\n", " ").replace("\t", " ")

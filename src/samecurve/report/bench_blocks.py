@@ -110,7 +110,7 @@ def figures(about: Content, row: Row) -> dict[str, str]:
 
 
 def unit_of(about: Content) -> str:
-    """What a throughput counts."""
+    """The unit that a throughput counts."""
     return "tokens" if about["tokens_per_sample"] > 1 else "samples"
 
 

@@ -1,4 +1,4 @@
-"""What a record keeps of a journal's events beside its steps, in lists of bounded length."""
+"""The events of a journal that a record keeps beside its steps, in lists of bounded length."""
 
 import math
 from collections.abc import Mapping

@@ -57,7 +57,9 @@ class _Place:
 
 
 class JournalReader:
-    """What a journal says so far. `content` holds it, in a record without plan and config."""
+    """A reader of a journal, and its content so far. `content` holds it, in a record without plan
+    and config.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "journal.jsonl"
@@ -217,7 +219,9 @@ class JournalReader:
         return rows, np.array([offset for _, offset in kept], np.int64)
 
     def faults(self, *, live: bool) -> list[str]:
-        """What could not be read. live: an unfinished last line is being written."""
+        """The lines of the journal that could not be read. live: an unfinished last line is being
+        written.
+        """
         if self.error:
             return [f"journal.jsonl can't be read: {self.error}; there are no curves"]
         count = self._place.num_strange + (self.position < self.size and not live)

@@ -39,7 +39,7 @@ class Start:
 
 @dataclass
 class Totals:
-    """What is summed over all starts, in seconds, beside the columns of steps."""
+    """Sums over all starts, in seconds, beside the columns of steps."""
 
     starts: int = 0
     wall: float = 0.0  # of the starts that are not listed, since there are too many

@@ -95,7 +95,7 @@ def chart_blocks(record: RunRecord, name: str) -> list[Block]:
 
 
 def static_blocks(record: RunRecord) -> list[Block]:
-    """What was known when the run started: plan, config, environment."""
+    """The facts that were known when the run started: plan, config, environment."""
     return [*_plan(record), *_config(record), *_environment(record)]
 
 

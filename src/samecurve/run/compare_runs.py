@@ -138,7 +138,7 @@ def _open_run(path: Path) -> Run:
 
 @dataclass
 class _Journal:
-    """What two journals are compared by, without what a resume made void."""
+    """The values by which two journals are compared, without what a resume made void."""
 
     steps: StepMetrics
     hashes: dict[int, Mapping[str, str]]  # digests of arrays, by step

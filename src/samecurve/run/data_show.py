@@ -1,4 +1,6 @@
-"""What a config's task will read, as blocks of a page: `samecurve data show` and the page Data."""
+"""The data that a config's task will read, as blocks of a page: `samecurve data show` and the page
+Data.
+"""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""What the page's buttons do to a run.
+"""The actions of the page's buttons on a run.
 
 A live run is asked through its control file, and all its ranks agree on a step. A run that is not
 live is resumed, evaluated and sampled by the command line, as a job of its own.
@@ -49,7 +49,7 @@ _GONE = "reload the page: it shows what the run does now"
 
 @dataclass(frozen=True)
 class Resume:
-    """What a resume may change."""
+    """The values that a resume may change."""
 
     devices: str | None = None  # None: as the run's config says
     strategy: str | None = None

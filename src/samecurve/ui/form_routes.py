@@ -88,7 +88,7 @@ def _add_queue(router: APIRouter, desk: Desk) -> None:
 
 
 def _draft(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the worker is told of a request: nothing beside base, values and name."""
+    """The part of a request that the worker gets: nothing beside base, values and name."""
     return {name: body[name] for name in _SENT if name in body}
 
 
@@ -146,7 +146,7 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _output(command: list[str], home: Path) -> bytes:
-    """What the command writes. PlanRefusedError: it takes too long, or writes too much."""
+    """The output of the command. PlanRefusedError: it takes too long, or writes too much."""
     with tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
             command,

@@ -23,7 +23,7 @@ _MOST_RATES = 20  # steps over which the rate is taken
 
 @dataclass(frozen=True)
 class Tail:
-    """What the end of a journal says."""
+    """The facts that the end of a journal gives."""
 
     step: int = 0
     loss: float | None = None

@@ -32,7 +32,7 @@ class LogAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """Which lines to show."""
+    """The lines that the page asks for."""
 
     file: str = ""  # '': the first one
     search: str = ""  # '': the last lines

@@ -1,4 +1,4 @@
-"""What the list of runs takes from plan.json: devices, steps, strategy.
+"""The values that the list of runs takes from plan.json: devices, steps, strategy.
 
 A plan of another version, or a damaged one, gives what can be read of it.
 """
@@ -27,7 +27,7 @@ class PlanDevice:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan says, as far as it can be read."""
+    """The values of a plan, as far as they can be read."""
 
     engine: str = ""
     strategy: str = ""

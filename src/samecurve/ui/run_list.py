@@ -126,7 +126,7 @@ class RunList:
         return row
 
     def _read(self, path: Path, read: Callable[[Path], T], missing: T) -> T:
-        """What a file says: read anew where its size or time has changed."""
+        """The content of a file: read anew where its size or time has changed."""
         try:
             status = os.stat(path, follow_symlinks=False)
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -257,7 +257,7 @@ class OpenRun:
         return picture_of(self._found)
 
     def sensors(self, plan: PlanFile) -> list[dict[str, Any]]:
-        """What each device does, by the last line of sensors."""
+        """The activity of each device, by the last line of sensors."""
         assert self._reader is not None
         sensors = self._reader.content.sensors
         return device_readings(plan, sensors[-1].values if len(sensors) else {})

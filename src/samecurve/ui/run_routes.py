@@ -80,8 +80,8 @@ def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
         case "stop" | "save":
             return actions.request(listed, action)
         case "resume":
-            asked = Resume(text_of(body, "devices"), text_of(body, "strategy"))
-            return _start(site, actions.resume_command(listed, asked))
+            changes = Resume(text_of(body, "devices"), text_of(body, "strategy"))
+            return _start(site, actions.resume_command(listed, changes))
         case "evaluate" | "sample" if is_live(listed.run):
             return actions.request(listed, action)
         case "evaluate":

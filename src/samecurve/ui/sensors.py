@@ -1,4 +1,4 @@
-"""What the devices of a run do, from the last line of sensors in its journal."""
+"""The activity of a run's devices, from the last line of sensors in its journal."""
 
 from collections.abc import Mapping
 from typing import Any

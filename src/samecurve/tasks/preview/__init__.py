@@ -1,4 +1,5 @@
-"""What a task will read: its first samples as they go into the model, and statistics of its data.
+"""The data that a task will read: its first samples as they go into the model, and statistics of
+its data.
 
 Everything here is neutral: run/data_show.py makes blocks of a page of it. No model is built.
 """

@@ -1,4 +1,5 @@
-"""What a task knows of its data beside the rows: words for them, counts, and what was left out.
+"""The knowledge that a task has of its data beside the rows: words for them, counts, and what was
+left out.
 
 Our own tasks tell it with a method about_data(). Of a user's task open_data.py finds it in members
 that every task may have: the notes and the reference of facts(), and a tokenizer among assets().
@@ -30,7 +31,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class AboutData:
-    """What a task tells of its data.
+    """The facts that a task gives of its data.
 
     decode: None: whole numbers are shown as numbers
     classes: names by number; empty: not known. class_counts: of the training samples

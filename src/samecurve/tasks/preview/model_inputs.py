@@ -1,4 +1,5 @@
-"""What a task's loss gives to its model: the batch after the loss's own augmentation and masks.
+"""The inputs that a task's loss gives to its model: the batch after the loss's own augmentation and
+masks.
 
 The loss is called with a stand-in for the model, which notes its arguments and ends the call. So no
 model is built. The numbers that the loss draws follow the samples, as in a run.

@@ -35,7 +35,7 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Preview:
-    """What a task will read.
+    """The data that a task will read.
 
     counts: samples of each split that is there. split: the one whose samples are shown
     global_batch_size: None: it follows from devices that are not known
@@ -152,7 +152,7 @@ def _samples(
 
 
 def about_data(adapter: EngineAdapter) -> AboutData:
-    """What an opened task tells of its data."""
+    """The facts that an opened task gives of its data."""
     own = getattr(adapter.task, "about_data", None)
     if adapter.is_ours and own is not None:
         about = own()

@@ -35,7 +35,7 @@ class ArrayStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the samples of a data set have in common.
+    """Statistics over the samples of a data set.
 
     read: samples that were read, of `samples`. lengths: of `lengths_of`; None: samples have no
     tokens. all_lengths: whether they are those of all. classes: names and counts; all_classes
@@ -54,7 +54,7 @@ class Statistics:
 
 
 class _Array:
-    """What is seen of one array."""
+    """Statistics of one array."""
 
     def __init__(self, name: str, first: NDArray[Any]) -> None:
         self.name, self.dtype = name, str(first.dtype)

@@ -75,7 +75,7 @@ class TokenColumns:
 
 
 def token_columns(rows: Row, decode: Decode | None) -> TokenColumns | None:
-    """Which arrays are tokens and what belongs to them; None: none is.
+    """Find the arrays that are tokens, and what belongs to them; None: none is.
 
     rows: arrays with one row a sample
     """

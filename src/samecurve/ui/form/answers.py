@@ -1,4 +1,4 @@
-"""What the plan worker answers: bases, forms, plans and config files, as plain JSON values."""
+"""The answers of the plan worker: bases, forms, plans and config files, as plain JSON values."""
 
 import os
 import time
@@ -138,7 +138,7 @@ class Answers:
         return {"path": path.relative_to(draft.base.home).as_posix()}
 
     def start(self, request: Mapping[str, Any]) -> Answer:
-        """What starting the draft needs; its config file is written, if it has none.
+        """Prepare all that starting the draft needs; its config file is written, if it has none.
 
         The answer has no path that the browser chose: a name becomes runs/NAME-TIME.
         request["taken"]: names of run directories that waiting jobs will make.

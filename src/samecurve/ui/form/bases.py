@@ -1,4 +1,6 @@
-"""What a new run can begin from: a preset, a config file, a run to repeat, or just a task."""
+"""The bases from which a new run can begin: a preset, a config file, a run to repeat, or just a
+task.
+"""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +35,8 @@ _GONE = "load the page again: it lists what there is now"
 
 @dataclass(frozen=True)
 class BaseName:
-    """What the browser sends: the kind of a base, and its id; of `empty` the id is a task."""
+    """A base as the browser names it: the kind of a base, and its id; of `empty` the id is a task.
+    """
 
     kind: Kind
     id: str

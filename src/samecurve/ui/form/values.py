@@ -15,7 +15,8 @@ _MOST_VALUES, _MOST_TEXT = 300, 20_000
 
 
 def check_values(values: object) -> Values:
-    """What the browser sends as values. UserError: it is no mapping of texts, or a huge one."""
+    """Check the values that the browser sends. UserError: it is no mapping of texts, or a huge one.
+    """
     if not isinstance(values, Mapping) or len(values) > _MOST_VALUES:
         raise UserError("the request's values are no mapping of keys", "load the page again")
     return {str(key): value for key, value in values.items()}
@@ -102,7 +103,7 @@ def settings(changes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def parse_back(key: str, text: str) -> tuple[str, Any] | None:
-    """What the command line makes of KEY=TEXT; None: it refuses it."""
+    """The value that the command line makes of KEY=TEXT; None: it refuses it."""
     try:
         return parse_setting(f"{key}={text}")
     except UserError:

@@ -77,8 +77,8 @@ def _world(config: Config, machine: Machine, facts: Facts, count: int, *, on_cpu
     indices = ",".join(str(device.index) for device in machine.devices[:count])
     use = f"cpu:{count}" if on_cpu else indices
     section: dict[str, Any] = {"use": use}
-    asked = STRATEGIES.get((config.engine, config.devices.strategy))
-    if count == 1 or (asked and asked.takes_one_device):
+    spec = STRATEGIES.get((config.engine, config.devices.strategy))
+    if count == 1 or (spec and spec.takes_one_device):
         section |= {"strategy": "auto", "shards": None}
     if config.devices.balance not in {"even", "measured"}:
         section["balance"] = "even"  # speeds given by hand are those of other devices

@@ -38,7 +38,7 @@ class CommandLine:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What follows `samecurve`."""
+        """The words that follow `samecurve`."""
         return ("train", "-f", self.file.as_posix(), *self.options)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which devices are in use: by running jobs, and by live runs that somebody else has started."""
+"""The devices that are in use: by running jobs, and by live runs that somebody else has started."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence

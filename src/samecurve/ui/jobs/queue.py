@@ -31,7 +31,7 @@ _NOT_STARTED = 127  # the exit code of a command that can't be started
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What is to be run. Fields as Job."""
+    """A job that is to be added. Fields as Job."""
 
     name: str
     argv: Sequence[str]
