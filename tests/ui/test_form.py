@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -398,6 +400,45 @@ def test_the_worker_survives_code_that_raises_ends_or_hangs(root: Path, cache: P
         assert worker.ask("form", {"base": SMALL})["task"] == "language"
     finally:
         worker.close()
+
+
+def test_a_task_that_hangs_holds_up_few_requests_and_no_end(root: Path, cache: Path) -> None:
+    """Requests that wait for the same task share its error; too many are refused at once."""
+    del cache
+    own_task(root, "loops", "class Mine:\n    def __init__(self):\n        while True: pass\n")
+    worker = PlanWorker([root], patience=4.0)
+    request = {"base": config_base(worker, "loops.yaml"), "values": {}}
+    causes: list[str] = []
+    seconds: list[float] = []
+
+    def ask() -> None:
+        began = time.monotonic()
+        try:
+            answer = worker.ask("plan", request)
+            causes.append(answer["errors"][0]["cause"])
+        except PlanRefusedError as refused:
+            causes.append(refused.errors[0]["cause"])
+        seconds.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(causes) == {
+        "the plan took more than 4 s": 12,
+        "12 other requests wait for their plans": 8,
+    }
+    assert max(seconds) < 8
+    again = threading.Thread(target=ask)
+    again.start()
+    time.sleep(1.0)
+    began = time.monotonic()
+    worker.close()  # as the server ends
+    again.join()
+    assert time.monotonic() - began < 2
+    with pytest.raises(PlanRefusedError, match="the server is ending"):
+        worker.ask("plan", request)
 
 
 def test_another_tools_config_is_converted(worker: PlanWorker, root: Path) -> None:

@@ -137,7 +137,7 @@ def _evaluation_lines(
 
 
 def _marks(record: RunRecord) -> list[Mark]:
-    """Marks of what interrupted a run: resumes, warnings, its end, and updates that were left out."""
+    """Marks of what interrupted a run: resumes, warnings, its end, updates that were left out."""
     skipped = record.steps.high("step")[record.steps.high("skipped") > 0]
     marks: list[Mark] = [
         {"run": 0, "step": int(step), "kind": "skipped", "text": "update left out"}

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ Body = Annotated[dict[str, Any], Depends(json_body)]
 _SENT = ("base", "values", "name")  # what a request about a draft may have
 _DATA_SECONDS = 180.0
 _MOST_DATA = 1 << 26  # bytes
+_MOST_AT_ONCE = 6  # processes that read data
+_DATA_PLACES = threading.BoundedSemaphore(_MOST_AT_ONCE)
+_SHOW = "samecurve.ui.form.show_data"
 _NO_DATA = "`samecurve data show -f FILE` on a terminal has no time limit"
 
 
@@ -132,8 +136,14 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="samecurve-data-") as folder:
         file = Path(folder) / f"{config['name']}.yaml"
         file.write_text(config["yaml"], encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "samecurve", "data", "show", "-f", str(file)]
-        output = _output([*command, "--json"], Path(config["home"]))
+        command = [sys.executable, "-P", "-m", _SHOW, str(os.getpid()), "-f", str(file), "--json"]
+        if not _DATA_PLACES.acquire(blocking=False):
+            cause = f"the data of {_MOST_AT_ONCE} configs are being read already"
+            raise PlanRefusedError([{"cause": cause, "remedy": "try again in a minute"}])
+        try:
+            output = _output(command, Path(config["home"]))
+        finally:
+            _DATA_PLACES.release()
     try:
         values = json.loads(output)
     except ValueError:

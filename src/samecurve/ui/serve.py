@@ -32,6 +32,15 @@ class _Server(uvicorn.Server):
 
     received: int | None = None  # the number of the first signal
 
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what answers under way may wait for, and then wait for them."""
+        self._site.end()
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # ending_at_signals() does it
@@ -90,13 +99,12 @@ def _serve(
     session = Session(port)
     site = Site(roots)
     guard = Guard(make_app(site), session, own_names(host, allow_remote=allow_remote))
-    server = _Server(server_config(guard))
+    server = _Server(server_config(guard), site)
     with server.ending_at_signals():
         site.begin()
         say(f"Samecurve: http://{url_host(host)}:{port}/?token={session.token}")
         say("Ctrl-C ends this server; runs and jobs go on.")
         server.run(sockets=[bound])
-        site.end()
         say("the server has ended; runs and jobs go on")
     return 128 + (server.received or signal.SIGTERM)
 

@@ -35,7 +35,7 @@ _GONE = "load the page again: it lists what there is now"
 
 @dataclass(frozen=True)
 class BaseName:
-    """A base as the browser names it: the kind of a base, and its id; of `empty` the id is a task."""
+    """A base as the browser names it: its kind, and its id; of `empty` the id is a task."""
 
     kind: Kind
     id: str

@@ -2,6 +2,9 @@
 
 It is started anew where a request takes too long, where it has ended, and where a user's file that
 it has imported has changed. It is ended when nobody has asked for five minutes.
+
+Each request holds a thread of the server while it waits for its turn. So only a few may wait, and a
+task that hangs is waited for once: requests about it that came meanwhile get the same error.
 """
 
 import json
@@ -15,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from samecurve.probe import child_environment
 from samecurve.ui.form.worker import RESTART
 
 _PATIENCE = 60.0  # seconds of a request
 _IDLE = 300.0  # seconds
+_MOST_AT_ONCE = 12  # requests
 _MODULE = "samecurve.ui.form.worker"
 _READ_AT_ONCE = 1 << 16
 
@@ -45,26 +49,46 @@ class PlanWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._timer: threading.Timer | None = None
         self._asked = 0.0
+        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._is_closed = False
+        self._hung: tuple[str, float] = ("", 0.0)  # the draft of a request that took too long, when
         # a process that dies with its parent dies with the thread that started it
         self._starter = ThreadPoolExecutor(1, "plan-worker")
 
     def ask(self, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """The worker's answer. PlanRefusedError: the request is refused, or the worker ended."""
-        line = json.dumps({**request, "verb": verb}).encode() + b"\n"
-        with self._lock:
-            self._asked = time.monotonic()
-            value = self._exchange(line)
-            if RESTART in value:
-                self._stop()
-                value = self._exchange(line)
-            self._asked = time.monotonic()
-            self._end_when_idle()
+        if not self._places.acquire(blocking=False):
+            _refuse(f"{_MOST_AT_ONCE} other requests wait for their plans", "try again in a minute")
+        try:
+            value = self._answer(verb, request)
+        finally:
+            self._places.release()
         if "errors" in value:
             raise PlanRefusedError(value["errors"])
         answer: dict[str, Any] = value["answer"]
         return answer
 
+    def _answer(self, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for a turn, and ask."""
+        line = json.dumps({**request, "verb": verb}).encode() + b"\n"
+        draft, came = _draft(request), time.monotonic()
+        with self._lock:
+            if self._hung[0] == draft and self._hung[1] > came:
+                return self._took_too_long()
+            self._asked = time.monotonic()
+            value = self._exchange(line, draft)
+            if RESTART in value:
+                self._stop()
+                value = self._exchange(line, draft)
+            self._asked = time.monotonic()
+            self._end_when_idle()
+            return value
+
     def close(self) -> None:
+        """End the worker, whatever it does. Requests that wait are refused."""
+        self._is_closed = True
+        if process := self._process:
+            process.kill()
         with self._lock:
             if self._timer:
                 self._timer.cancel()
@@ -76,8 +100,10 @@ class PlanWorker:
         """The worker's process; None: none is running."""
         return self._process.pid if self._process else None
 
-    def _exchange(self, line: bytes) -> dict[str, Any]:
+    def _exchange(self, line: bytes, draft: str) -> dict[str, Any]:
         """Send a request, and read its answer; an error in place of one that does not come."""
+        if self._is_closed:
+            _refuse("the server is ending", "start `samecurve ui` again")
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._process is not None
@@ -89,13 +115,18 @@ class PlanWorker:
             return answer
         except TimeoutError:
             self._stop()
-            cause = f"the plan took more than {self._patience:g} s"
-            remedy = "does the task's file compute or download while it is loaded? try again"
+            self._hung = (draft, time.monotonic())
+            return self._took_too_long()
         except (OSError, ValueError):
             code = self._stop()
             cause = f"the process that reads the task has ended (exit {code})"
             remedy = "does the task's file end the process? the terminal of `samecurve ui` shows"
-        return {"errors": [{"cause": cause, "remedy": remedy, "where": "task", "key": "task"}]}
+            return _task_error(cause, remedy)
+
+    def _took_too_long(self) -> dict[str, Any]:
+        cause = f"the plan took more than {self._patience:g} s"
+        remedy = "does the task's file compute or download while it is loaded? try again"
+        return _task_error(cause, remedy)
 
     def _start(self) -> None:
         self._process = self._starter.submit(self._popen).result()
@@ -161,3 +192,18 @@ class PlanWorker:
             self._timer = threading.Timer(left, self._look)
             self._timer.daemon = True
             self._timer.start()
+
+
+def _refuse(cause: str, remedy: str) -> NoReturn:
+    raise PlanRefusedError([{"cause": cause, "remedy": remedy, "where": ""}])
+
+
+def _task_error(cause: str, remedy: str) -> dict[str, Any]:
+    return {"errors": [{"cause": cause, "remedy": remedy, "where": "task", "key": "task"}]}
+
+
+def _draft(request: Mapping[str, Any]) -> str:
+    """What says which task a request looks at: its base, and a task that was chosen instead."""
+    values = request.get("values")
+    task = values.get("task") if isinstance(values, Mapping) else None
+    return json.dumps([request.get("base"), task])

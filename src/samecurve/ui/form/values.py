@@ -15,7 +15,7 @@ _MOST_VALUES, _MOST_TEXT = 300, 20_000
 
 
 def check_values(values: object) -> Values:
-    """Check the values that the browser sends. UserError: it is no mapping of texts, or a huge one."""
+    """Check the values that the browser sends. UserError: no mapping of texts, or a huge one."""
     if not isinstance(values, Mapping) or len(values) > _MOST_VALUES:
         raise UserError("the request's values are no mapping of keys", "load the page again")
     return {str(key): value for key, value in values.items()}
