@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,12 @@ from samecurve.errors import UserError
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
 from samecurve.ui.jobs.busy import Devices, device_words, devices_of, runs_below
+from samecurve.ui.jobs.desk import Desk, JobCommand
 from samecurve.ui.jobs.job import Job
 from samecurve.ui.jobs.processes import ProcessName
 from samecurve.ui.jobs.queue import NewJob, Queue, job_rows
 from samecurve.ui.jobs.work import WorkerThread, has_worker, work, working
+from samecurve.ui.roots import Catalogue, Root
 
 CPU = ("cpu",)
 NO_RUNS = Devices(list)
@@ -98,6 +102,31 @@ def test_jobs_run_in_order_on_their_devices(queue: Queue, tmp_path: Path) -> Non
     assert failed == 0
     assert [name for what, name in began if what == "started"] == ["wide", "narrow"]
     assert set(states(queue).values()) == {"finished"}
+
+
+def test_runs_that_are_added_at_once_have_names_of_their_own(queue: Queue, tmp_path: Path) -> None:
+    def add(_number: int) -> None:
+        with queue.held():
+            run = tmp_path / "runs" / queue.free_run("twin", tmp_path / "runs")
+            queue.add(replace(new(tmp_path, "twin"), run=run))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, range(16)))
+    assert len({job.run for job in queue.jobs()}) == 16
+
+
+def test_a_run_is_resumed_once_at_a_time(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    desk = Desk(Catalogue([Root.of(tmp_path)]))
+    queue = Queue(tmp_path / "queue")
+    queue.start(replace(new(tmp_path, "first", waits_for(tmp_path / "go")), run=run))
+    command = JobCommand(["plan", "--help"], "resume a", tmp_path, "cpu", run)
+    with pytest.raises(UserError, match="goes on, or waits"):
+        desk.start_command(command)
+    (tmp_path / "go").touch()
+    until(lambda: states(queue) == {"first": "finished"})
+    assert desk.start_command(command)["name"] == "resume a"
+    until(lambda: states(queue)["resume a"] == "finished")
 
 
 def test_moving_and_removing(queue: Queue, tmp_path: Path) -> None:

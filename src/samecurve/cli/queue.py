@@ -16,7 +16,6 @@ from samecurve.terminal import echo
 if TYPE_CHECKING:
     from samecurve.ui.jobs.busy import Devices
     from samecurve.ui.jobs.job import Job
-    from samecurve.ui.jobs.queue import Queue
 
 _queue_option = click.option(
     "--queue",
@@ -74,19 +73,20 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
     config, jobs = loaded.config, Queue(home)
     devices = choose_devices(config.devices, config.engine, probe()).value
     words = _without(click.get_current_context().meta["typed"], "--queue")
-    run = save_dir or _free_run(loaded.name, jobs)
-    if save_dir is None:
-        words += ["--save-dir", str(run)]
-    job = jobs.add(
-        NewJob(
-            name=loaded.name,
-            argv=[sys.executable, "-m", "samecurve", "train", *words],
-            shown=shlex.join(["samecurve", "train", *words]),
-            cwd=Path.cwd(),
-            devices=tuple(dict.fromkeys(device.place for device in devices)),
-            run=run.resolve(),
+    with jobs.held():
+        run = save_dir or Path("runs") / jobs.free_run(loaded.name, Path("runs"))
+        if save_dir is None:
+            words += ["--save-dir", str(run)]
+        job = jobs.add(
+            NewJob(
+                name=loaded.name,
+                argv=[sys.executable, "-m", "samecurve", "train", *words],
+                shown=shlex.join(["samecurve", "train", *words]),
+                cwd=Path.cwd(),
+                devices=tuple(dict.fromkeys(device.place for device in devices)),
+                run=run.resolve(),
+            )
         )
-    )
     echo(f"added  job {job.id}  {job.name}  {run}")
     from samecurve.ui.jobs.work import has_worker
 
@@ -166,16 +166,6 @@ def _devices() -> "Devices":
     from samecurve.ui.jobs.busy import Devices, runs_below
 
     return Devices(runs_below(Path.cwd()))
-
-
-def _free_run(name: str, jobs: "Queue") -> Path:
-    """A run directory that neither exists nor is another job's. It is not made yet."""
-    from samecurve.ui.form.written import free_run
-
-    runs = Path("runs")
-    existing = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-    existing |= {job.run.name for job in jobs.jobs() if job.run}
-    return runs / free_run(name, existing)
 
 
 def _without(words: list[str], flag: str) -> list[str]:

@@ -28,9 +28,7 @@ from samecurve.ui.form.written import (
     as_yaml,
     check_name,
     command_line,
-    free_run,
     new_file,
-    run_options,
     write,
 )
 from samecurve.units import counted
@@ -140,8 +138,7 @@ class Answers:
     def start(self, request: Mapping[str, Any]) -> Answer:
         """Prepare all that starting the draft needs; its config file is written, if it has none.
 
-        The answer has no path that the browser chose: a name becomes runs/NAME-TIME.
-        request["taken"]: names of run directories that waiting jobs will make.
+        The answer has no path that the browser chose: its name becomes runs/NAME-TIME.
         """
         draft = self._accepted(request)
         assert draft.loaded is not None
@@ -149,18 +146,12 @@ class Answers:
         name = check_name(request.get("name"), draft.base.name)
         command, home = command_line(draft, name), draft.base.home
         write(draft, command)
-        runs = home / "runs"
-        existing = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-        existing |= set(request.get("taken") or ())
-        run = f"runs/{free_run(name, existing)}"
         config = draft.loaded.config
         devices = choose_devices(config.devices, config.engine, probe()).value
         return {
             "name": name,
             "home": str(home),
-            "arguments": [*command.arguments, *run_options(run)],
-            "run": run,
-            "command": str(command),
+            "arguments": list(command.arguments),
             "devices": list(dict.fromkeys(device.place for device in devices)),
         }
 

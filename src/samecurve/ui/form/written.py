@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,15 +169,3 @@ def _gives(value: Mapping[str, Any], config: Config) -> bool:
     except UserError:
         return False
     return flatten(loaded.config) == flatten(config)
-
-
-def free_run(name: str, existing: Collection[str]) -> str:
-    """The name of a new run directory, NAME-TIME. existing: those that are there already."""
-    base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = [base, *(f"{base}-{number}" for number in range(2, 1000))]
-    return next(candidate for candidate in names if candidate not in existing)
-
-
-def run_options(run: str) -> tuple[str, ...]:
-    """The flags by which a command begins a new run in a directory."""
-    return ("--save-dir", run, "--resume", "never")

@@ -16,7 +16,7 @@ from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.ui.form.plan_worker import PlanWorker
 from samecurve.ui.jobs.busy import Devices
-from samecurve.ui.jobs.job import Job
+from samecurve.ui.jobs.job import ENDED, Job
 from samecurve.ui.jobs.queue import QUEUE, NewJob, Queue, job_row, job_rows
 from samecurve.ui.jobs.work import WorkerThread, has_worker
 from samecurve.ui.roots import Catalogue
@@ -75,18 +75,20 @@ class Desk:
     def submit(self, request: Mapping[str, Any], *, at_once: bool) -> Row:
         """Start a draft, or put it into the queue. PlanRefusedError: it has errors."""
         queue = self._queue()
-        taken = [job.run.name for job in queue.jobs() if job.run]
-        answer = self.ask("start", {**request, "taken": taken})
-        home, arguments = Path(answer["home"]), answer["arguments"]
-        new = NewJob(
-            name=answer["name"],
-            argv=[sys.executable, "-m", "samecurve", *arguments],
-            shown=shlex.join(["samecurve", *arguments]),
-            cwd=home,
-            devices=tuple(answer["devices"]),
-            run=home / answer["run"],
-        )
-        return self._row(queue.start(new) if at_once else queue.add(new))
+        answer = self.ask("start", request)
+        name, home = answer["name"], Path(answer["home"])
+        with queue.held():
+            run = f"runs/{queue.free_run(name, home / 'runs')}"
+            arguments = [*answer["arguments"], "--save-dir", run, "--resume", "never"]
+            new = NewJob(
+                name=name,
+                argv=[sys.executable, "-m", "samecurve", *arguments],
+                shown=shlex.join(["samecurve", *arguments]),
+                cwd=home,
+                devices=tuple(answer["devices"]),
+                run=home / run,
+            )
+            return self._row(queue.start(new) if at_once else queue.add(new))
 
     def jobs(self) -> list[Job]:
         """The jobs; none, where there is no queue."""
@@ -96,7 +98,10 @@ class Desk:
             return []
 
     def start_command(self, command: JobCommand) -> Row:
-        """Start a command of our own program at once, such as the resume of a run."""
+        """Start a command of our own program at once, such as the resume of a run.
+
+        UserError: a job that goes on trains in the same run.
+        """
         section = DevicesSection(use=command.devices or "auto")
         places = [device.place for device in choose_devices(section, "torch", probe()).value]
         new = NewJob(
@@ -107,7 +112,16 @@ class Desk:
             devices=tuple(dict.fromkeys(places)),
             run=command.run,
         )
-        return self._row(self._queue().start(new))
+        queue = self._queue()
+        with queue.held():
+            runs = {job.run for job in queue.jobs() if job.outcome().state not in ENDED}
+            if command.run in runs - {None}:
+                raise UserError(
+                    "a job of this run goes on, or waits",
+                    "see the queue in the list of runs",
+                    "RUN",
+                )
+            return self._row(queue.start(new))
 
     def remove(self, job_id: str) -> None:
         """UserError: there is no such job, or it runs."""

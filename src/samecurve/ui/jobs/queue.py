@@ -4,13 +4,14 @@ A job moves by one rename, so that it is in one place whatever is killed when. A
 list, move and remove jobs; one at a time starts them (work.py).
 """
 
+import fcntl
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -52,6 +53,28 @@ class Queue:
             raise UserError(
                 f"{home} is there, and is no queue of jobs", "--queue DIR names another", "--queue"
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process and thread from holding the queue in the block.
+
+        So what was looked up there, such as the name of a new run, still holds when a job is added.
+        """
+        self._make_folders()
+        waiting = os.open(self.home / "waiting", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(waiting, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(waiting)
+
+    def free_run(self, name: str, runs: Path) -> str:
+        """NAME-TIME, which is neither a run in the directory `runs` nor that of a job."""
+        existing = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+        existing |= {job.run.name for job in self.jobs() if job.run}
+        base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = [base, *(f"{base}-{number}" for number in range(2, 1000))]
+        return next(candidate for candidate in names if candidate not in existing)
 
     def add(self, new: NewJob) -> Job:
         """Put a job at the end of the queue."""
@@ -204,15 +227,25 @@ class Queue:
             folder=folder,
             starter=starter,
         )
-        try:
+        self._make_folders()
+        path = self.home / folder / job.file_name
+        with self._explained():
+            write_json(path, job.to_json())
+        return replace(job, path=path, log=self._log(job.id))
+
+    def _make_folders(self) -> None:
+        with self._explained():
             for name in (*_FOLDERS, "logs"):
                 (self.home / name).mkdir(parents=True, exist_ok=True)
-            path = self.home / folder / job.file_name
-            write_json(path, job.to_json())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """UserError in place of OSError: the queue can't be written."""
+        try:
+            yield
         except OSError as error:
             cause, remedy = explain_os_error(error, self.home, "add the job again")
             raise UserError(cause, remedy, "--queue") from None
-        return replace(job, path=path, log=self._log(job.id))
 
     def _in(self, folder: Folder) -> list[Job]:
         jobs = []
