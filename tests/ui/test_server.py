@@ -297,7 +297,8 @@ def test_a_live_run_is_asked_by_its_attempt(tmp_path: Path) -> None:
         assert served.write(f"{path}/destroy").status == 404
         append(home, {"kind": "stopped", "step": 1, **END})
         with locked(home):  # for a moment yet
-            assert served.ask(f"{path}/page").json["actions"] == ["kill"]
+            page = served.ask(f"{path}/page").json
+            assert (page["actions"], page["devices"]) == (["kill"], "cpu:2")
             assert "just ending" in served.write(f"{path}/evaluate").cause
     assert requests_of(home) == [("1-2", what) for what in ("save", "evaluate", "sample", "stop")]
 

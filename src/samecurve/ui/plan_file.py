@@ -23,6 +23,7 @@ class PlanDevice:
     kind: str
     name: str
     memory: int | None  # bytes
+    index: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ class PlanFile:
     strategy: str = ""
     steps: int = 0
     devices: tuple[PlanDevice, ...] = ()
+
+    @property
+    def use(self) -> str:
+        """The devices as devices.use has them: '0,1' or 'cpu:2'; '': not known."""
+        gpus = [str(device.index) for device in self.devices if device.kind != "cpu"]
+        if gpus or not self.devices:
+            return ",".join(gpus)
+        return f"cpu:{len(self.devices)}"
 
     @property
     def devices_text(self) -> str:
@@ -59,6 +68,7 @@ def read_plan_file(path: Path) -> PlanFile:
                     _text(device.get("kind")),
                     _text(device.get("name")),
                     _count(device.get("memory")),
+                    _count(device.get("index")) or 0,
                 )
                 for device in map(as_mapping, devices if isinstance(devices, list) else ())
             ),

@@ -68,6 +68,7 @@ class RunPages:
                 "hash": hash_now,
                 "state": state,
                 "live": live,
+                "devices": self._runs.plan(listed).use,
                 "actions": possible(listed, state, live=live),
                 "reading": opened.reading,
                 "sensors": {"devices": opened.sensors(self._runs.plan(listed))},

@@ -85,17 +85,18 @@ class Answers:
         return {**answer, "seconds": round(time.perf_counter() - began, 4)}
 
     def _plan(self, request: Mapping[str, Any]) -> Answer:
-        empty = {"notes": [], "blocks": [], "worlds": [], "command": ""}
+        empty = {"notes": [], "blocks": [], "worlds": [], "command": "", "unsaved": False}
         try:
             draft = self._draft(request)
         except UserError as error:
-            refused = [error_json(one, _plain_key(one)) for one in each([error])]
+            refused = [error_json(one, one.where) for one in each([error])]
             return {"ok": False, "errors": refused, **empty}
         errors = list(draft.errors)
         answer: Answer = {"ok": False, "errors": [], **empty, "notes": list(draft.base.notes)}
         if draft.loaded is not None:
             name = check_name(request.get("name"), draft.base.name)
-            answer["command"] = str(command_line(draft, name))
+            command = command_line(draft, name)
+            answer |= {"command": str(command), "unsaved": command.text is not None}
         if draft.loaded is not None and not errors:
             try:
                 answer |= self._planned(draft, draft.loaded)
@@ -198,11 +199,6 @@ class Answers:
                 for row in strategies_of(engine)
             ],
         }
-
-
-def _plain_key(error: UserError) -> str:
-    """The key that an error without a form names as its place."""
-    return error.where if error.where in {"task", "base", "name"} else ""
 
 
 def _origin(place: str, key: str) -> str:

@@ -28,6 +28,7 @@ from samecurve.simulation.forecast import check_predictable, plan_on_cluster
 from samecurve.simulation.step_time import ASSUMED, step_cost
 from samecurve.units import show_bytes, show_count, show_time
 
+_SPEED = 4  # the first of the columns of a row that tell speeds
 _MOST = 8  # devices that are listed without being chosen
 _MOST_BENCH = 1 << 22  # bytes of a bench.json
 _MOST_FILES = 50
@@ -61,8 +62,9 @@ def world_blocks(
         worlds.append(_predicted(world, config, facts, spec, machine))
     rows = [_row(world, chosen, measured) for world in worlds]
     head = ["Devices", "Strategy", "Batch", "Memory a device", "A step", "Samples/s", "Speed-up"]
-    blocks = [table(head, rows, numbers=True)]
-    return [*blocks, _source(worlds, chosen, measured, on_cpu=on_cpu, spec=spec)]
+    if not any(any(row[_SPEED:]) for row in rows):
+        head, rows = head[:_SPEED], [row[:_SPEED] for row in rows]
+    return [table(head, rows), _source(worlds, chosen, measured, on_cpu=on_cpu, spec=spec)]
 
 
 def _powers(most: int) -> Iterator[int]:

@@ -20,6 +20,14 @@ export class BaseChoice {
     this.show(chosen);
   }
 
+  /** The title of a base, once the bases are loaded. */
+  titleOf(base) {
+    const { presets, configs, runs, tasks = [] } = this.bases ?? {};
+    const rows = { preset: presets, config: configs, run: runs, empty: tasks }[base?.kind];
+    const row = rows?.find(({ id }) => id === base.id);
+    return row?.path ?? row?.title ?? row?.name ?? "";
+  }
+
   show(chosen) {
     this.chosen = chosen;
     if (chosen) this.kind = chosen.kind;

@@ -19,7 +19,8 @@ export class DataPage {
       this.load();
     });
     this.content = el("div", { "aria-live": "polite" });
-    this.choice = el("details", { class: "base-choice" }, el("summary", {}, "Another config"),
+    this.title = el("strong");
+    this.choice = el("details", { class: "base-choice" }, el("summary", {}, "Config ", this.title),
       this.bases.element);
     this.again = el("button", { type: "button", onclick: () => this.load() }, "Read again");
     this.element = el("div", {}, el("div", { class: "page-head" }, el("h1", {}, "Data"),
@@ -32,6 +33,7 @@ export class DataPage {
     this.choose();
     try {
       await this.bases.load(draft().base);
+      this.choose();
     } catch (error) {
       this.app.failed(error);
       return;
@@ -48,6 +50,7 @@ export class DataPage {
     const { base } = draft();
     this.choice.open = !base;
     this.again.hidden = !base;
+    fill(this.title, this.bases.titleOf(base));
   }
 
   async load() {

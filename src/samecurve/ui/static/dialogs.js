@@ -30,7 +30,8 @@ export function ask({ title, body, action, tone }) {
 
 /** Show a message for some seconds; screen readers read it. */
 export function tell(words, tone = "good") {
-  const toast = el("div", { class: `toast ${tone}` }, el("span", {}, words),
+  const sentence = words[0].toUpperCase() + words.slice(1);
+  const toast = el("div", { class: `toast ${tone}` }, el("span", {}, sentence),
     el("button", { type: "button", class: "icon-button", "aria-label": "Close",
       onclick: () => toast.remove() }, "×"));
   document.getElementById("toasts").append(toast);
@@ -39,6 +40,7 @@ export function tell(words, tone = "good") {
 
 /** Do what a button asks for; while it runs the button waits; an error is told. */
 export async function doing(button, action) {
+  const hadFocus = button && document.activeElement === button;
   if (button) button.disabled = true;
   try {
     return await action();
@@ -48,6 +50,7 @@ export async function doing(button, action) {
     return null;
   } finally {
     if (button) button.disabled = false;
+    if (hadFocus && document.activeElement === document.body) button.focus();
   }
 }
 

@@ -152,7 +152,8 @@ export class NewRunPage {
   spread(errors = []) {
     for (const field of this.fields.values()) {
       const own = errors.filter(({ key }) => key === field.field.key);
-      field.showErrors(own.length ? own : [field.localError()].filter(Boolean));
+      const local = field.localError();
+      field.showErrors(local ? [local] : own);
       if (own.length && this.more.contains(field.element)) this.more.open = true;
     }
     return errors.filter(({ key }) => !this.fields.has(key));

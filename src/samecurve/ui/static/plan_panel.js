@@ -11,13 +11,15 @@ export class PlanPanel {
     this.context = new PageContext([]);
     this.status = el("p", { class: "plan-status quiet", role: "status" });
     this.brief = el("button", { type: "button", class: "brief", title: "Show the plan",
-      onclick: () => this.element.scrollIntoView({ block: "start" }) });
+      onclick: () => this.lead() });
     this.errors = el("div", { role: "alert" });
     this.plan = el("div");
     this.command = el("pre", { class: "wrap", tabindex: 0 });
     this.copy = el("button", { type: "button", onclick: () => this.copyCommand() }, "Copy");
+    this.unsaved = el("p", { class: "quiet" }, "That file is not there yet: ",
+      "Save as YAML writes it, and so do Queue and Start.");
     this.commandPart = el("section", { hidden: true }, el("div", { class: "command-head" },
-      el("h3", {}, "The same on a command line"), this.copy), this.command);
+      el("h3", {}, "The same on a command line"), this.copy), this.command, this.unsaved);
     this.worlds = el("div");
     this.content = el("div", { class: "plan-content" }, this.plan, this.worlds, this.commandPart);
     this.element = el("aside", { class: "plan", "aria-label": "Plan" },
@@ -29,6 +31,13 @@ export class PlanPanel {
     this.context.destroy();
   }
 
+  /** Lead to the field with an error, or else to the plan. */
+  lead() {
+    const field = document.querySelector(".run-form [aria-invalid='true']");
+    if (field) field.focus();
+    else this.element.scrollIntoView({ block: "start" });
+  }
+
   waiting() {
     this.content.classList.add("outdated");
     this.content.setAttribute("aria-busy", "true");
@@ -37,7 +46,7 @@ export class PlanPanel {
 
   /** others: the errors that no field of the form shows. */
   show(answer, others) {
-    const { ok, notes = [], blocks = [], worlds = [], command, seconds } = answer;
+    const { ok, notes = [], blocks = [], worlds = [], command, unsaved, seconds } = answer;
     this.content.removeAttribute("aria-busy");
     this.showErrors(others);
     if (!ok && !blocks.length) {
@@ -50,6 +59,7 @@ export class PlanPanel {
     this.draw("worlds", worlds);
     this.context.keepOnly([...blocks, ...worlds]);
     this.commandPart.hidden = !command;
+    this.unsaved.hidden = !unsaved;
     fill(this.command, command ?? "");
   }
 

@@ -117,14 +117,14 @@ export class RunPage {
     return changed;
   }
 
-  showState({ state, live, actions, reading }) {
+  showState({ state, live, actions, devices, reading }) {
     if (state !== this.state) {
       if (this.state) speak(`The run is ${state}`);
       fill(this.badge, stateBadge(state));
       this.state = state;
       this.logs.isLive = live || isLive(state);
     }
-    this.actions.show(actions, live);
+    this.actions.show(actions, live, devices);
     const part = reading === undefined ? 1 : reading;
     this.reading.hidden = part >= 1;
     if (part < 1) fill(this.reading, `Reading the journal: ${Math.floor(part * 100)} %`);
@@ -150,7 +150,8 @@ export class RunPage {
       + "“Sample now” asks for some.")]);
     const ofDevices = charts.filter(({ name }) => deviceCharts.has(name));
     const curves = charts.filter((block) => block.type !== "heading" && !ofDevices.includes(block));
-    this.put("charts", curves.length ? curves : [nothing("The first points are drawn after the "
+    const isDrawn = curves.some(({ type }) => type === "chart");
+    this.put("charts", isDrawn ? curves : [nothing("The first points are drawn after the "
       + "first steps.")]);
     this.put("devices", ofDevices.length ? ofDevices : [nothing("Curves of utilisation and power "
       + "appear here where the devices tell them.")]);

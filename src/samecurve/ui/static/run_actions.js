@@ -24,20 +24,24 @@ export class RunActions {
   /** done(): called after a request was taken. */
   constructor(app, path, done) {
     Object.assign(this, { app, path, done, name: "the run" });
-    this.element = el("div", { class: "actions" });
+    this.element = el("div", { class: "actions", tabindex: -1 });
   }
 
-  show(actions, live) {
+  /** actions: that the run takes now. devices: that it ran on last, as devices.use has them. */
+  show(actions, live, devices) {
+    this.devices = devices || "auto";
     const form = [live, ...actions].join();
     if (form === this.shown) return;
     this.shown = form;
     const order = Object.keys(labels).filter((action) => actions.includes(action));
+    const hadFocus = this.element.contains(document.activeElement);
     fill(this.element, order.map((action) => {
       const [label, help] = (live ? null : ofEnded[action]) ?? labels[action];
       const tone = { stop: "primary", resume: "primary", kill: "danger-plain" }[action];
       return el("button", { type: "button", class: tone, title: help,
         onclick: (event) => this.act(action, event.currentTarget) }, label);
     }));
+    if (hadFocus) this.element.focus({ preventScroll: true });
   }
 
   async act(action, button) {
@@ -58,9 +62,10 @@ export class RunActions {
   async askResume() {
     const state = await doing(null, () => this.app.state());
     if (!state) return null;
-    const choice = deviceChoice(state, "auto");
-    const strategy = el("select", { id: "resume-strategy" }, ["auto", "single", "dp", "ddp", "fsdp",
-      "hsdp"].map((name) => el("option", { value: name }, name)));
+    const choice = deviceChoice(state, this.devices);
+    const strategy = el("select", { id: "resume-strategy" },
+      el("option", { value: "" }, "as the config says"), ["auto", "single", "dp", "ddp", "fsdp",
+        "hsdp"].map((name) => el("option", { value: name }, name)));
     const answer = await ask({ title: `Resume ${this.name}`, action: "Resume", body: [
       el("p", {}, "The run goes on from its last checkpoint. Its global batch stays as it began, "
         + "so the curve goes on whatever the devices."),
@@ -68,7 +73,6 @@ export class RunActions {
       el("div", { class: "field" }, el("label", { for: "resume-strategy" }, "Strategy"), strategy),
     ] });
     if (!answer) return null;
-    return { devices: choice.value(), ...(strategy.value !== "auto"
-      && { strategy: strategy.value }) };
+    return { devices: choice.value(), ...(strategy.value && { strategy: strategy.value }) };
   }
 }
