@@ -173,6 +173,13 @@ def test_errors_stand_beside_their_fields(worker: PlanWorker) -> None:
     assert [e["key"] for e in errors_of(worker, SMALL, scale)] == ["schedule.scale_lr"]
 
 
+def test_a_path_that_is_too_long_is_an_error_of_the_form(worker: PlanWorker) -> None:
+    with pytest.raises(PlanRefusedError, match="File name too long: xxx") as refused:
+        worker.ask("plan", {"base": SMALL, "values": {"data.source": "x" * 5000}})
+    assert refused.value.errors[0]["remedy"] == "another path in the form"
+    assert len(refused.value.errors[0]["cause"]) < 300
+
+
 def test_the_plan_changes_with_the_batch(worker: PlanWorker) -> None:
     base = config_base(worker, "tiny.yaml")
     cards = {}

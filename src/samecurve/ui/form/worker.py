@@ -57,6 +57,9 @@ def _answer(desk: Answers, line: bytes) -> Answer:
         return {"errors": refused.errors}
     except SamecurveError as error:
         return {"errors": [error_json(error, "")]}
+    except OSError as error:  # a path of the config that can't be looked at
+        cause = f"{error.strerror or message_of(error)}: {str(error.filename or '')[:200]}"
+        return {"errors": [{"cause": cause, "remedy": "another path in the form", "where": ""}]}
     except (Exception, SystemExit) as error:  # of a user's file, or a fault of ours
         traceback.print_exc()
         cause = f"{type(error).__name__}: {message_of(error)}"

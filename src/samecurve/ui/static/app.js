@@ -4,6 +4,7 @@ import { el, fill, themeSwitch } from "/page/dom.js";
 import { read } from "./api.js";
 import { ComparePage } from "./compare.js";
 import { DataPage } from "./data.js";
+import { sentence } from "./fields.js";
 import { MachinePage } from "./machine.js";
 import { NewRunPage } from "./new_run.js";
 import { RunPage } from "./run.js";
@@ -25,7 +26,7 @@ let shown = null;
  */
 const app = {
   failed(error) {
-    const words = error && (error.words ?? error.message);
+    const words = error && sentence(error.words ?? error.message);
     if (trouble.textContent !== (words ?? "")) fill(trouble, words);
     trouble.hidden = !words;
   },

@@ -2,6 +2,7 @@
 
 import { el, fill } from "/page/dom.js";
 import { ApiError } from "./api.js";
+import { sentence } from "./fields.js";
 
 const shownFor = 6000; // milliseconds
 
@@ -30,8 +31,7 @@ export function ask({ title, body, action, tone }) {
 
 /** Show a message for some seconds; screen readers read it. */
 export function tell(words, tone = "good") {
-  const sentence = words[0].toUpperCase() + words.slice(1);
-  const toast = el("div", { class: `toast ${tone}` }, el("span", {}, sentence),
+  const toast = el("div", { class: `toast ${tone}` }, el("span", {}, sentence(words)),
     el("button", { type: "button", class: "icon-button", "aria-label": "Close",
       onclick: () => toast.remove() }, "×"));
   document.getElementById("toasts").append(toast);
