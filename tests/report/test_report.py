@@ -258,7 +258,7 @@ def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> No
     append_event(run / "journal.jsonl", Event("planned", 20, {"plan": {}}))
     append_event(run / "journal.jsonl", Event("resumed", 20, {"text": "from a save"}))
     record = read_run(run, live=False)
-    assert (record.num_steps, record.totals.voided_steps, outcome(record)) == (20, 20, "cut off")
+    assert (len(record.steps), record.totals.voided_steps, outcome(record)) == (20, 20, "cut off")
     assert [event.step for event in record.evaluated] == [20]
     numbers = summary(record)
     seconds = numbers["training_seconds"] + numbers["seconds_by_use"]["steps done again"]

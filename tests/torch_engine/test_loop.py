@@ -215,8 +215,7 @@ def test_more_means_are_shown() -> None:
     assert plotted(event)["train/kl"] == 0.25
     assert "train/bad" not in plotted(event)
     steps = Steps()
-    rows = steps.rows_of([{"step": 1, "loss": 2.0}, {"step": 2, **values}])
-    steps.add(rows, np.arange(2))
+    steps.add(steps.rows_of([{"step": 1, "loss": 2.0}, {"step": 2, **values}], [0, 1]))
     assert steps.means == ["kl", "bad"]
     np.testing.assert_array_equal(steps.first("metrics/kl"), [np.nan, 0.25])
 

@@ -20,15 +20,15 @@ def pictures(event: Event) -> list[str]:
     return [str(path) for path in event.values.get("pictures", ())]
 
 
-def png(run: Path, name: str) -> bytes:
-    """The bytes of a picture.
+def png(run: Path, name: str, most: int = _MOST_BYTES) -> bytes:
+    """The bytes of a picture. most: how many it may have
 
     ValueError: the file is no PNG, or lies outside the run directory. OSError: it can't be read.
     """
     path = (run / name).resolve()
     if not path.is_relative_to(run.resolve()):
         raise ValueError("it lies outside the run directory")
-    content = read_file_bytes(path, _MOST_BYTES)
+    content = read_file_bytes(path, most)
     if not content.startswith(_PNG) or len(content) < 24:
         raise ValueError("it is no PNG")
     return content

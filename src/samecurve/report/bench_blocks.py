@@ -1,25 +1,13 @@
 """A benchmark as blocks, made from the content of its bench.json alone."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING, PARTS
-from samecurve.report.blocks import (
-    COLOURS,
-    Bar,
-    Block,
-    Cell,
-    Colour,
-    Line,
-    Tone,
-    bars,
-    chart,
-    header,
-    heading,
-    table,
-    text,
-)
+from samecurve.report import blocks
+from samecurve.report.blocks import COLOURS, Bar, Block, Colour, Line, table
+from samecurve.report.columns import plain
+from samecurve.report.plan_blocks import peak_bar
 from samecurve.report.steps import number
 from samecurve.units import show_bytes, show_count
 
@@ -52,32 +40,38 @@ def measured_rows(rows: Sequence[Row]) -> list[Row]:
 
 def _blocks(content: Content) -> Iterator[Block]:
     measured = measured_rows(content["layouts"])
-    yield header(
+    yield blocks.header(
         str(content["config"]),
         quiet=f"{content['engine']} {content['precision']}, {content['device']},"
         f" {content['scaling']} scaling",
     )
     for row in content["layouts"]:
         if row["status"] != "measured":
-            tone: Tone = "bad" if row["status"] == "failed" else "warn"
-            words = f"{row['why']}\n{row['remedy']}"
-            yield text(words.strip(), tone, title=f"{row['layout']} {row['status']}:")
+            tone: blocks.Tone = "bad" if row["status"] == "failed" else "warn"
+            words = f"{row['why']}\n{row['remedy']}".strip()
+            yield blocks.text(words, tone, title=f"{row['layout']} {row['status']}:")
     if not measured:
         return
-    yield heading("Layouts")
+    yield blocks.heading("Layouts")
     yield table(
         ["layout", *figures(content, measured[0])],
-        [[row["layout"], *figures(content, row).values()] for row in measured],
+        [[str(row["layout"]), *figures(content, row).values()] for row in measured],
         numbers=True,
     )
     noted = [str(note).partition(" ") for note in content["notes"]]
     yield table([], [[word, words.strip()] for word, _, words in noted])
-    yield heading("Charts")
+    yield blocks.heading("Charts")
     yield from (_speedups(content, measured), _shares(content, measured), _memory(measured))
-    yield heading("Batches and memory")
-    batches = [[row["layout"], row["arithmetic"], row["backend"], *_peaks(row)] for row in measured]
+    yield blocks.heading("Batches and memory")
+    batches = []
+    for row in measured:
+        estimate = row["memory_estimate_bytes"]
+        peaks = ", ".join(map(show_bytes, row["memory_bytes_by_device"]))
+        expected = show_bytes(estimate) if estimate else "\N{EN DASH}"
+        names = [str(row[name]) for name in ("layout", "arithmetic", "backend")]
+        batches.append([*names, peaks, expected])
     yield table(["layout", "batch", "sync", "peak of each device", "plan expects"], batches)
-    yield heading("Environment")
+    yield blocks.heading("Environment")
     environment = dict(content["environment"])
     environment = {**environment.pop("versions", {}), **environment}
     yield table([], [[str(key), _show(key, value)] for key, value in environment.items()])
@@ -117,10 +111,9 @@ def unit_of(about: Content) -> str:
 def _speedups(content: Content, rows: Sequence[Row]) -> Block:
     """A line for each strategy beside the ideal one. All lines begin at the baseline layout."""
     base, worlds = rows[0], sorted({row["world"] for row in rows})
-    ideal: Line = {"label": "ideal", "colour": 7, "dash": 2}
-    lines: list[Line] = [
-        {**ideal, "x": _numbers(worlds), "y": _numbers(world / base["world"] for world in worlds)}
-    ]
+    speedups = plain(world / base["world"] for world in worlds)
+    ideal: Line = {"label": "ideal", "colour": 7, "dash": 2, "x": plain(worlds), "y": speedups}
+    lines = [ideal]
     by_strategy: dict[str, list[Row]] = {}
     for row in rows:
         by_strategy.setdefault(row["strategy"], []).append(row)
@@ -128,19 +121,11 @@ def _speedups(content: Content, rows: Sequence[Row]) -> Block:
         del by_strategy[base["strategy"]]  # where all lines begin
     for index, (strategy, measured) in enumerate(by_strategy.items()):
         points = measured if measured[0]["world"] == base["world"] else [base, *measured]
-        lines.append(
-            {
-                "label": strategy,
-                "x": _numbers(row["world"] for row in points),
-                "y": _numbers(row["speedup"] for row in points),
-                "errors": (
-                    _numbers(_speedup_at(row, 1) for row in points),
-                    _numbers(_speedup_at(row, 0) for row in points),
-                ),
-                "colour": index % (COLOURS - 1),
-                "points": True,
-            }
-        )
+        line: Line = {"label": str(strategy), "colour": index % (COLOURS - 1), "points": True}
+        line["x"] = plain(row["world"] for row in points)
+        line["y"] = plain(row["speedup"] for row in points)
+        low, high = (plain(_speedup_at(row, quartile) for row in points) for quartile in (1, 0))
+        lines.append({**line, "errors": (low, high)})
     note = "Points: the median step; bars: its quartiles."
     if content["kind"] == "cpu":
         note += (
@@ -148,7 +133,7 @@ def _speedups(content: Content, rows: Sequence[Row]) -> Block:
             " expected to reach."
         )
     devices = "CPU ranks" if content["kind"] == "cpu" else "devices"
-    return chart(
+    return blocks.chart(
         "scaling",
         f"Speed-up: samples a second, {base['layout']} = 1",
         lines,
@@ -163,55 +148,30 @@ def _speedup_at(row: Row, quartile: int) -> float:
     return float(row["speedup"] * row["seconds"]["median"] / row["seconds"]["quartiles"][quartile])
 
 
-def _numbers(values: Iterable[object]) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in map(number, values)]
-
-
 def _shares(content: Content, rows: Sequence[Row]) -> Block:
     names = PARTS[content["engine"]]
-    shown: list[Bar] = [
-        {
-            "label": f"{row['layout']}, {row['seconds']['median'] * 1e3:.4g} ms",
-            "parts": [
-                {
-                    "label": name,
-                    "value": max(0.0, number(row["parts"][name]["share"], 0.0)),
-                    "colour": _PART_COLOURS[name],
-                }
-                for name in names
-            ],
-        }
-        for row in rows
-    ]
+    shown = []
+    for row in rows:
+        shares = {name: max(0.0, number(row["parts"][name]["share"], 0.0)) for name in names}
+        parts = [(name, share, _PART_COLOURS[name]) for name, share in shares.items()]
+        shown.append(Bar(f"{row['layout']}, {row['seconds']['median'] * 1e3:.4g} ms", parts))
     note = "; ".join(f"{name}: {MEANING[name]}" for name in names)
-    return bars("shares", "Where the mean step goes", shown, form="percent", note=note)
+    return blocks.bars("shares", "Where the mean step goes", shown, form="percent", note=note)
 
 
 def _memory(rows: Sequence[Row]) -> Block:
     """The peaks of each layout's devices; the first device apart where it holds more or less."""
     shown: list[Bar] = []
     for row in rows:
+        estimate = number(row["memory_estimate_bytes"], 0.0)
         first, *others = row["memory_bytes_by_device"]
         peaks = {row["layout"]: max(first, *others, 0)}
         if others and show_bytes(first) != show_bytes(max(others)):
             peaks = {f"{row['layout']}, first device": first, "the others at most": max(others)}
-        for label, peak in peaks.items():
-            bar: Bar = {
-                "label": label,
-                "parts": [{"label": "measured peak", "value": number(peak, 0.0), "colour": 0}],
-            }
-            if row["memory_estimate_bytes"]:
-                estimate = number(row["memory_estimate_bytes"], 0.0)
-                bar["marks"] = [{"label": "plan's estimate", "value": estimate}]
-            shown.append(bar)
-    return bars("memory", "Peak memory of a device", shown, form="bytes")
-
-
-def _peaks(row: Row) -> tuple[Cell, Cell]:
-    """The measured peaks and the estimated one."""
-    estimate = row["memory_estimate_bytes"]
-    peaks = ", ".join(map(show_bytes, row["memory_bytes_by_device"]))
-    return peaks, show_bytes(estimate) if estimate else "\N{EN DASH}"
+        shown += [
+            peak_bar(str(label), number(peak, 0.0), estimate) for label, peak in peaks.items()
+        ]
+    return blocks.bars("memory", "Peak memory of a device", shown, form="bytes")
 
 
 def _show(key: str, value: object) -> str:

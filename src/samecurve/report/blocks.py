@@ -5,15 +5,17 @@ that a run's texts can't turn or hide what a reader sees.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from samecurve.terminal import printable
 
 Tone = Literal["good", "bad", "warn", "accent", "quiet"]
-Colour = int | Literal["bad", "quiet"]
-Block = Mapping[str, Any]  # one of the blocks below, as JSON has it
+Colour = int | Literal["bad", "quiet"]  # a number is that of a series
 Array = Mapping[str, str] | Sequence[float | None]
+Part = tuple[str, float, Colour]  # of a bar: label, value, colour
+Span = tuple[str, Literal["loss", "quiet"] | None]  # of a text; loss: it counts in the loss
+Block = Mapping[str, Any]  # what a function below returns, as JSON has it
 
 COLOURS = 8  # series colours; more series repeat them with another dash
 
@@ -25,26 +27,9 @@ class RichCell(TypedDict):
     note: NotRequired[str]
     tone: NotRequired[Tone]
     share: NotRequired[float]  # 0 to 1: how dark it is shaded
-    href: NotRequired[str]  # within the page: "#/..."
 
 
 Cell = str | int | float | RichCell
-
-
-class Card(TypedDict):
-    title: str
-    value: str
-    note: NotRequired[str]
-
-
-class Span(TypedDict):
-    text: str
-    tone: NotRequired[Literal["loss", "quiet", "bad"]]
-
-
-class Picture(TypedDict):
-    caption: str
-    src: str
 
 
 class Line(TypedDict, total=False):
@@ -64,26 +49,13 @@ class Line(TypedDict, total=False):
     width: float
 
 
-class Mark(TypedDict):
-    """Something that happened to a run at a step, at the lower edge of a chart."""
+class Bar(NamedTuple):
+    """A row of bars: its parts, and the values to compare them with."""
 
-    run: int
-    step: int
-    kind: str
-    text: str
-
-
-class Part(TypedDict):
-    label: str
-    value: float
-    colour: Colour
-
-
-class Bar(TypedDict):
     label: str
     parts: Sequence[Part]
-    limit: NotRequired[float]
-    marks: NotRequired[Sequence[Mapping[str, Any]]]  # label, value
+    limit: float | None = None
+    mark: tuple[str, float] | None = None  # label, value
 
 
 class Run(TypedDict):
@@ -99,67 +71,51 @@ class Page(TypedDict):
 
 
 def header(title: str, badge: tuple[str, Tone] | None = None, quiet: str = "") -> Block:
-    block = {"type": "header", "title": printable(title), "quiet": printable(quiet)}
-    if badge is None:
-        return block
-    return {**block, "badge": {"text": printable(badge[0]), "tone": badge[1]}}
+    shown = {"text": badge[0], "tone": badge[1]} if badge else None
+    return _block("header", title=title, badge=shown, quiet=quiet)
 
 
 def heading(text: str, level: Literal[2, 3] = 2) -> Block:
-    return {"type": "heading", "text": printable(text), "level": level}
+    return _block("heading", text=text, level=level)
 
 
 def text(words: str, tone: Tone | None = None, title: str = "") -> Block:
     """A paragraph; with the tone bad, warn or good a boxed note."""
-    block: dict[str, Any] = {"type": "text", "text": printable(words)}
-    if tone:
-        block["tone"] = tone
-    if title:
-        block["title"] = printable(title)
-    return block
+    return _block("text", text=words, tone=tone, title=title)
 
 
-def cards(items: Sequence[Card]) -> Block:
-    return {"type": "cards", "items": [_printable(item) for item in items]}
+def cards(items: Iterable[tuple[str, str, str]]) -> Block:
+    """Cards, each with a title, a value and a note, which may be ''."""
+    shown = [{"title": title, "value": value, "note": note} for title, value, note in items]
+    return _block("cards", items=shown)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, numbers: bool = False) -> Block:
+def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: bool = False) -> Block:
     """A table. The first cell of a row is its header. numbers: align all others to the right."""
-    return {
-        "type": "table",
-        "head": [printable(title) for title in head],
-        "rows": [[_cell(cell) for cell in row] for row in rows],
-        "numbers": numbers,
-    }
+    shown = [[_finite(cell) for cell in row] for row in rows]
+    return _block("table", head=head, rows=shown, numbers=numbers)
 
 
-def _cell(cell: Cell) -> Any:
-    if isinstance(cell, str):
-        return printable(cell)
-    if isinstance(cell, dict):
-        return _printable(cell)
-    return cell if math.isfinite(cell) else str(cell)
+def _finite(cell: Cell) -> Cell:
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def pre(words: str, *, wrap: bool = False) -> Block:
-    return {"type": "pre", "text": printable(words), "wrap": wrap}
+    return _block("pre", text=words, wrap=wrap)
 
 
-def spans(lines: Sequence[Sequence[Span]], caption: str = "") -> Block:
-    shown = [[_printable(span) for span in line] for line in lines]
-    return {"type": "spans", "lines": shown, "caption": printable(caption)}
+def spans(lines: Iterable[Iterable[Span]], caption: str) -> Block:
+    shown = [[{"text": words, "tone": tone} for words, tone in line] for line in lines]
+    return _block("spans", lines=shown, caption=caption)
 
 
 def details(summary: str, blocks: Sequence[Block], *, is_open: bool = False) -> Block:
-    return {"type": "details", "summary": printable(summary), "blocks": blocks, "open": is_open}
+    return _block("details", summary=summary, blocks=blocks, open=is_open)
 
 
-def columns(left: Sequence[Block], right: Sequence[Block]) -> Block:
-    return {"type": "columns", "blocks": [left, right]}
-
-
-def pictures(items: Sequence[Picture], size: Literal["small", "large"] = "small") -> Block:
-    return {"type": "pictures", "items": [_printable(item) for item in items], "size": size}
+def pictures(items: Iterable[tuple[str, str]]) -> Block:
+    """Pictures, each with its caption before its source."""
+    return _block("pictures", items=[{"caption": words, "src": src} for words, src in items])
 
 
 def chart(
@@ -169,43 +125,35 @@ def chart(
     *,
     y: str | Mapping[str, Any],
     note: str = "",
-    marks: Sequence[Mark] = (),
     **more: Any,
 ) -> Block:
-    """A chart. y: a format, or the whole description of the axis. more: group, x, smooth."""
-    return {
-        "type": "chart",
-        "name": name,
-        "title": printable(title),
-        "note": printable(note),
-        "y": {"format": y} if isinstance(y, str) else y,
-        "lines": [{**line, "label": printable(line["label"])} for line in lines],
-        "marks": [_printable(mark) for mark in marks],
-        **more,
-    }
+    """A chart. y: a format, or the whole description of the axis. more: group, x, smooth, marks."""
+    axis = {"format": y} if isinstance(y, str) else y
+    return _block("chart", name=name, title=title, note=note, y=axis, lines=lines, **more)
 
 
-def bars(name: str, title: str, rows: Sequence[Bar], *, form: str, note: str = "") -> Block:
+def bars(name: str, title: str, rows: Iterable[Bar], *, form: str, note: str = "") -> Block:
     """Horizontal stacked bars. form: the format of the values."""
     shown = [
         {
-            **row,
-            "label": printable(row["label"]),
-            "parts": [{**part, "label": printable(part["label"])} for part in row["parts"]],
+            "label": bar.label,
+            "parts": [dict(zip(("label", "value", "colour"), p, strict=True)) for p in bar.parts],
+            "limit": bar.limit,
+            "marks": [{"label": bar.mark[0], "value": bar.mark[1]}] if bar.mark else [],
         }
-        for row in rows
+        for bar in rows
     ]
-    return {
-        "type": "bars",
-        "name": name,
-        "title": printable(title),
-        "note": printable(note),
-        "format": form,
-        "rows": shown,
-    }
+    return _block("bars", name=name, title=title, note=note, format=form, rows=shown)
 
 
-def _printable(texts: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: printable(value) if isinstance(value, str) else value for name, value in texts.items()
-    }
+def _block(kind: str, /, **values: Any) -> Block:
+    return {"type": kind, **_printable(values)}
+
+
+def _printable(value: Any) -> Any:
+    """The value with each of its texts printable; keys that are None are left out."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {key: _printable(item) for key, item in value.items() if item is not None}
+    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value

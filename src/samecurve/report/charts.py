@@ -4,19 +4,21 @@ A chart without numbers is left out, and its name is given, so that the page can
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from samecurve.core.events import Event
 from samecurve.report.bars import memory_bars, time_bars
-from samecurve.report.blocks import COLOURS, Block, Line, Mark, chart
+from samecurve.report.blocks import COLOURS, Block, Line, chart
 from samecurve.report.columns import plain
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import MEANS, Column, number
-from samecurve.report.summary import NOT_METRICS, sensor_readings
+from samecurve.report.summary import Grid, metrics_of, sensor_readings
 
 _MAX_METRICS = 12
 _MAX_MARKS = 200
@@ -26,10 +28,41 @@ _MARKS = {"resumed", "restarted", "warned", "slow", "failed", "stopped", "finish
 Charts = dict[str, Block | None]
 
 
+class _Shown(NamedTuple):
+    """A column of steps as a chart shows it."""
+
+    column: str
+    name: str
+    title: str
+    form: str
+    axis: Mapping[str, bool] = MappingProxyType({})  # more keys of the y axis
+    smooth: bool = True
+
+
+_FROM_ZERO, _LOG = {"from_zero": True}, {"log": True}
+_NORM, _WAIT = "Gradient norm, before clipping", "Waiting for data, of a step (slowest rank)"
+_SHOWN = {
+    "learning rate": _Shown("lr", "lr", "Learning rate", "lr", smooth=False),
+    "gradient norm": _Shown("grad_norm", "grad-norm", _NORM, "number", _LOG),
+    "MFU": _Shown("mfu", "mfu", "MFU, share of the devices' peak", "percent", _FROM_ZERO),
+    "data wait": _Shown("wait_percent", "wait", _WAIT, "percent100", _FROM_ZERO),
+    "loss scale": _Shown("scale", "scale", "Loss scale (f16)", "number", smooth=False),
+}
+_SENSORS = {  # sensor, chart's name, title, format, what is shown of a run's devices
+    "utilisation": ("utilisation", "utilisation", "Utilisation", "percent", "mean"),
+    "memory over time": ("memory_bytes", "memory-time", "Memory", "bytes", "highest"),
+    "power": ("power_watts", "power-watts", "Power", "watts", "sum"),
+    "temperature": ("celsius", "celsius", "Temperature", "celsius", "highest"),
+}
+_OVER_DEVICES: dict[str, Any] = {"mean": np.nanmean, "highest": np.nanmax, "sum": np.nansum}
+
+
 def charts(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Block], list[str]]:
     """The charts, and the names of those that have no numbers."""
     drawn: Charts = {
-        **_loss_charts(records, names),
+        "loss": _loss_chart(records, names),
+        **_mean_charts(records, names),
+        **_metric_charts(records, names),
         **_step_charts(records, names),
         "memory": memory_bars(records, names),
         **_sensor_charts(records, names),
@@ -40,63 +73,15 @@ def charts(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Blo
     return blocks, [what for what in missing if what not in _NEVER_MISSED]
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A column of steps as a chart shows it."""
-
-    column: str
-    name: str
-    title: str
-    form: str
-    smooth: bool = True
-    axis: dict[str, bool] = field(default_factory=dict)  # more keys of the y axis
-
-
-_FROM_ZERO = {"from_zero": True}
-_SHOWN = {
-    "learning rate": _Shown("lr", "lr", "Learning rate", "lr", smooth=False),
-    "gradient norm": _Shown(
-        "grad_norm", "grad-norm", "Gradient norm, before clipping", "number", axis={"log": True}
-    ),
-    "MFU": _Shown("mfu", "mfu", "MFU, share of the devices' peak", "percent", axis=_FROM_ZERO),
-    "data wait": _Shown(
-        "wait_percent",
-        "wait",
-        "Waiting for data, of a step (slowest rank)",
-        "percent100",
-        axis=_FROM_ZERO,
-    ),
-    "loss scale": _Shown("scale", "scale", "Loss scale (f16)", "number", smooth=False),
-}
-
-
-def _loss_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
-    drawn: Charts = {"loss": _loss_chart(records, names)}
-    means = list(dict.fromkeys(chain.from_iterable(record.steps.means for record in records)))
-    for mean in means[:_MAX_METRICS]:
-        shown = _Shown(MEANS + mean, f"training-{_file_name(mean)}", f"Training: {mean}", "number")
-        drawn[f"training {mean}"] = _step_chart(records, names, shown)
-    if len(means) > _MAX_METRICS:
-        drawn[f"{len(means) - _MAX_METRICS} more of training"] = None
-    for metric in _metrics(records):
-        lines = _evaluation_lines(records, names if len(records) > 1 else [metric], metric)
-        drawn[f"metric {metric}"] = chart(
-            f"metric-{_file_name(metric)}", f"Validation: {metric}", lines, y="number"
-        )
-    return drawn
-
-
 def _loss_chart(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
     alone = len(records) == 1
     lines = _column_lines(records, ["training"] if alone else names, "loss")
-    validation = _evaluation_lines(
-        records, ["validation"] if alone else [f"{name}, validation" for name in names], "loss"
-    )
+    labels = ["validation"] if alone else [f"{name}, validation" for name in names]
+    validation = _evaluation_lines(records, labels, "loss")
     if not lines and not validation:
         return None
     if alone:
-        for line in validation:
-            line["colour"] = 1
+        validation = [{**line, "colour": 1} for line in validation]
     return chart(
         "loss",
         "Loss",
@@ -107,12 +92,76 @@ def _loss_chart(records: Sequence[RunRecord], names: Sequence[str]) -> Block | N
     )
 
 
-def _column_lines(
-    records: Sequence[RunRecord], labels: Sequence[str], column: str, shown: str = ""
-) -> list[Line]:
+def _marks(record: RunRecord) -> list[dict[str, Any]]:
+    """Marks of what interrupted a run: resumes, warnings, its end, updates that were left out."""
+    skipped = record.steps.high("step")[record.steps.high("skipped") > 0]
+    marks = [(int(step), "skipped", "update left out") for step in skipped[-_MAX_MARKS:]]
+    events = [event for event in record.notable if event.kind in _MARKS]
+    for event in events[-_MAX_MARKS:]:
+        kind = "resumed" if event.kind == "restarted" else event.kind
+        marks.append((event.step, kind, _mark_text(event)))
+    return [{"run": 0, "step": step, "kind": kind, "text": text} for step, kind, text in marks]
+
+
+def _mark_text(event: Event) -> str:
+    text = str(event.values.get("text") or event.values.get("cause") or "")
+    return f"{event.kind}: {text[:200]}" if text else event.kind
+
+
+def _mean_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
+    """Charts of the means that the loss returns beside the loss value."""
+    means = list(dict.fromkeys(chain.from_iterable(record.steps.means for record in records)))
+    drawn: Charts = {}
+    for mean in means[:_MAX_METRICS]:
+        name, title = f"training-{_file_name(mean)}", f"Training: {mean}"
+        shown = _Shown(MEANS + mean, name, title, "number")
+        drawn[f"training {mean}"] = _step_chart(records, names, shown)
+    if len(means) > _MAX_METRICS:
+        drawn[f"{len(means) - _MAX_METRICS} more of training"] = None
+    return drawn
+
+
+def _metric_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
+    """Charts of the evaluations' metrics beside the loss that are numbers."""
+    events = chain.from_iterable(record.evaluated for record in records)
+    metrics = dict.fromkeys(
+        name
+        for event in events
+        for name, value in metrics_of(event).items()
+        if name != "loss" and value is not None
+    )
+    drawn: Charts = {}
+    for metric in list(metrics)[:_MAX_METRICS]:
+        lines = _evaluation_lines(records, names if len(records) > 1 else [metric], metric)
+        name, title = f"metric-{_file_name(metric)}", f"Validation: {metric}"
+        drawn[f"metric {metric}"] = chart(name, title, lines, y="number")
+    return drawn
+
+
+def _step_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
+    """Charts of each step's numbers beside the loss."""
+    has_tokens = all(record.steps.has_values("tokens_per_second") for record in records)
+    unit = "tokens" if has_tokens else "samples"
+    title = f"Throughput, {unit} a second"
+    throughput = _Shown(f"{unit}_per_second", "throughput", title, "count", _FROM_ZERO)
+    shown = {"throughput": throughput, **_SHOWN}
+    return {what: _step_chart(records, names, each) for what, each in shown.items()}
+
+
+def _step_chart(records: Sequence[RunRecord], names: Sequence[str], shown: _Shown) -> Block | None:
+    """The chart of a column. None: no run has it."""
+    labels = names if len(records) > 1 else [shown.title]
+    lines = _column_lines(records, labels, shown.column)
+    if not lines:
+        return None
+    y = {"format": shown.form, **shown.axis}
+    return chart(shown.name, shown.title, lines, y=y, smooth=shown.smooth)
+
+
+def _column_lines(records: Sequence[RunRecord], labels: Sequence[str], column: str) -> list[Line]:
     """A line for each run that has the column."""
     return [
-        {"label": label, "run": index, "column": shown or column, **_style(index)}
+        {"label": label, "run": index, "column": column, **_style(index)}
         for index, (record, label) in enumerate(zip(records, labels, strict=True))
         if record.steps.has_values(column)
     ]
@@ -136,86 +185,24 @@ def _evaluation_lines(
     return lines
 
 
-def _marks(record: RunRecord) -> list[Mark]:
-    """Marks of what interrupted a run: resumes, warnings, its end, updates that were left out."""
-    skipped = record.steps.high("step")[record.steps.high("skipped") > 0]
-    marks: list[Mark] = [
-        {"run": 0, "step": int(step), "kind": "skipped", "text": "update left out"}
-        for step in skipped[-_MAX_MARKS:]
-    ]
-    events = [event for event in record.notable if event.kind in _MARKS][-_MAX_MARKS:]
-    for event in events:
-        kind = "resumed" if event.kind == "restarted" else event.kind
-        marks.append({"run": 0, "step": event.step, "kind": kind, "text": _mark_text(event)})
-    return marks
-
-
-def _mark_text(event: Event) -> str:
-    text = str(event.values.get("text") or event.values.get("cause") or "")
-    return f"{event.kind}: {text[:200]}" if text else event.kind
-
-
-def _step_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
-    """Charts of each step's numbers beside the loss."""
-    unit = "samples"
-    if all(record.steps.has_values("tokens_per_second") for record in records):
-        unit = "tokens"
-    title = f"Throughput, {unit} a second"
-    throughput = _Shown(f"{unit}_per_second", "throughput", title, "count", axis=_FROM_ZERO)
-    shown = {"throughput": throughput, **_SHOWN}
-    return {what: _step_chart(records, names, each) for what, each in shown.items()}
-
-
-def _step_chart(records: Sequence[RunRecord], names: Sequence[str], shown: _Shown) -> Block | None:
-    """The chart of a column. None: no run has it."""
-    labels = names if len(records) > 1 else [shown.title]
-    lines = _column_lines(records, labels, shown.column)
-    if not lines:
-        return None
-    y = {"format": shown.form, **shown.axis}
-    return chart(shown.name, shown.title, lines, y=y, smooth=shown.smooth)
-
-
-@dataclass(frozen=True)
-class _Sensor:
-    """A sensor as a chart shows it."""
-
-    sensor: str
-    name: str
-    title: str
-    form: str
-    over_devices: Callable[..., Column]  # np.nanmean, np.nanmax, np.nansum
-
-
-_SENSORS = {
-    "utilisation": _Sensor(
-        "utilisation", "utilisation", "Utilisation of devices", "percent", np.nanmean
-    ),
-    "memory over time": _Sensor(
-        "memory_bytes", "memory-time", "Memory of devices", "bytes", np.nanmax
-    ),
-    "power": _Sensor("power_watts", "power-watts", "Power of devices", "watts", np.nansum),
-    "temperature": _Sensor("celsius", "celsius", "Temperature of devices", "celsius", np.nanmax),
-}
-
-
 def _sensor_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:
     readings = [sensor_readings(record) for record in records]
     return {
-        what: _sensor_chart(records, names, [each[sensor.sensor] for each in readings], sensor)
-        for what, sensor in _SENSORS.items()
+        what: _sensor_chart(records, names, [each[shown[0]] for each in readings], shown)
+        for what, shown in _SENSORS.items()
     }
 
 
 def _sensor_chart(
     records: Sequence[RunRecord],
     names: Sequence[str],
-    readings: Sequence[Column],
-    sensor: _Sensor,
+    readings: Sequence[Grid],
+    shown: tuple[str, str, str, str, str],
 ) -> Block | None:
     """The chart of a sensor: a line for each device, or for each run one over its devices."""
+    _, name, title, form, over_devices = shown
     lines: list[Line] = []
-    notes = set()
+    note = ""
     unit, unit_seconds = _time_unit([_reading_times(record) for record in records])
     for index, (record, by_device) in enumerate(zip(records, readings, strict=True)):
         if not by_device.size:
@@ -230,21 +217,19 @@ def _sensor_chart(
             ]
             continue
         line: Line = {"label": names[index], "x": x, **_style(index)}
-        line["y"] = plain(sensor.over_devices(values, axis=0))
-        if sensor.over_devices is np.nansum:
-            notes.add("all devices together")
+        line["y"] = plain(_OVER_DEVICES[over_devices](values, axis=0))
+        if over_devices == "sum":
+            note = "all devices together"
         elif len(values) > 1:
             line["low"] = plain(np.nanmin(values, axis=0))
             line["high"] = plain(np.nanmax(values, axis=0))
-            which = "mean" if sensor.over_devices is np.nanmean else "highest"
-            notes.add(f"{which} of the devices; band: from the lowest to the highest")
+            note = f"{over_devices} of the devices; band: from the lowest to the highest"
         lines.append(line)
     if not lines:
         return None
     x_axis = {"kind": "own", "label": f"{unit} since the first reading"}
-    y_axis = {"format": sensor.form, "from_zero": sensor.form != "celsius"}
-    note = "; ".join(sorted(notes))
-    return chart(sensor.name, sensor.title, lines, y=y_axis, x=x_axis, note=note)
+    y_axis = {"format": form, "from_zero": form != "celsius"}
+    return chart(name, f"{title} of devices", lines, y=y_axis, x=x_axis, note=note)
 
 
 def _reading_times(record: RunRecord) -> Column:
@@ -264,27 +249,15 @@ def _time_unit(times: Sequence[Column]) -> tuple[str, float]:
 
 def _with_distinct_names(blocks: Sequence[Block]) -> list[Block]:
     """Add a number to charts whose names would be equal."""
-    uses: dict[str, int] = {}
+    uses: Counter[str] = Counter()
     distinct: list[Block] = []
     for block in blocks:
-        uses[block["name"]] = count = uses.get(block["name"], 0) + 1
-        name = block["name"] if count == 1 else f"{block['name']}-{count}"
-        distinct.append({**block, "name": name})
+        name = block["name"]
+        uses[name] += 1
+        distinct.append({**block, "name": name if uses[name] == 1 else f"{name}-{uses[name]}"})
     return distinct
 
 
 def _file_name(metric: str) -> str:
     """A metric's name, in characters that a file name may have."""
     return re.sub("[^a-z0-9]+", "-", metric.lower()).strip("-")[:40] or "x"
-
-
-def _metrics(records: Sequence[RunRecord]) -> list[str]:
-    """Names of the evaluations' metrics beside the loss that are numbers."""
-    events = chain.from_iterable(record.evaluated for record in records)
-    names = {
-        name: None
-        for event in events
-        for name, value in event.values.items()
-        if name not in NOT_METRICS and np.isfinite(number(value))
-    }
-    return list(names)[:_MAX_METRICS]

@@ -1,7 +1,8 @@
 """The columns of a run as a page holds them: what its charts draw, all or what is new."""
 
 import base64
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 import numpy as np
@@ -10,18 +11,12 @@ from samecurve.report.blocks import Array
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import MEANS, Column
 
-# columns that are drawn
+ENCODINGS = {"f32": "<f4", "f64": "<f8"}  # of an array in base64
 _DRAWN = (
-    "loss",
-    "grad_norm",
-    "lr",
-    "samples_per_second",
-    "tokens_per_second",
-    "wait_percent",
-    "memory_bytes",
-    "mfu",
-    "scale",
+    *("loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second", "wait_percent"),
+    *("memory_bytes", "mfu", "scale", "seconds"),
 )
+_SHOWN_AS = {"seconds": "seconds_per_step"}  # `seconds` is the x axis
 
 
 class Columns(TypedDict):
@@ -45,10 +40,14 @@ def columns_of(record: RunRecord, since: tuple[str, int] | None = None) -> Colum
         start = since[1] if steps.each == 1 else since[1] - 1
     arrays: dict[str, Array] = {}
     if start < count:
-        arrays = {name: _double(x[start:]) for name, x in axes_of(record).items()}
-        for name in (*_DRAWN, *(MEANS + name for name in steps.means), "seconds"):
-            shown = "seconds_per_step" if name == "seconds" else name
-            arrays |= _drawn(record, name, shown, start)
+        arrays = {name: _encoded(x[start:], "f64") for name, x in _axes(record).items()}
+        for name in (*_DRAWN, *(MEANS + name for name in steps.means)):
+            if steps.has_values(name):
+                shown = _SHOWN_AS.get(name, name)
+                arrays[shown] = _encoded(steps.mean(name)[start:], "f32")
+                if steps.each > 1:
+                    arrays[f"{shown}/low"] = _encoded(steps.low(name)[start:], "f32")
+                    arrays[f"{shown}/high"] = _encoded(steps.high(name)[start:], "f32")
     return {
         "generation": generation,
         "start": start,
@@ -58,7 +57,7 @@ def columns_of(record: RunRecord, since: tuple[str, int] | None = None) -> Colum
     }
 
 
-def axes_of(record: RunRecord) -> dict[str, Column]:
+def _axes(record: RunRecord) -> dict[str, Column]:
     """The x axes: for each point where its last step lies."""
     steps = record.steps
     began = record.starts[0].time if record.starts else 0.0
@@ -74,30 +73,14 @@ def axes_of(record: RunRecord) -> dict[str, Column]:
     return axes
 
 
-def _drawn(record: RunRecord, name: str, shown: str, start: int) -> dict[str, Array]:
-    steps = record.steps
-    if not steps.has_values(name):
-        return {}
-    arrays = {shown: single(steps.mean(name)[start:])}
-    if steps.each > 1:
-        arrays[f"{shown}/low"] = single(steps.low(name)[start:])
-        arrays[f"{shown}/high"] = single(steps.high(name)[start:])
-    return arrays
-
-
 @np.errstate(all="ignore")
-def single(values: Column) -> Array:
-    """Numbers in 4 bytes each; nan where a number is too large for that."""
-    narrow = values.astype("<f4")
-    narrow[~np.isfinite(narrow)] = np.nan
-    return {"f32": base64.b64encode(narrow.tobytes()).decode()}
+def _encoded(values: Column, form: str) -> Array:
+    """The numbers as little-endian floats in base64; nan where one is too large for the form."""
+    floats = values.astype(ENCODINGS[form])
+    floats[~np.isfinite(floats)] = np.nan
+    return {form: base64.b64encode(floats.tobytes()).decode()}
 
 
-def _double(values: Column) -> Array:
-    wide = np.where(np.isfinite(values), values, np.nan).astype("<f8")
-    return {"f64": base64.b64encode(wide.tobytes()).decode()}
-
-
-def plain(values: Column) -> Array:
+def plain(values: Iterable[float]) -> Array:
     """A few numbers as they are; None: a gap."""
-    return [float(value) if np.isfinite(value) else None for value in values]
+    return [float(value) if math.isfinite(value) else None for value in values]

@@ -17,7 +17,7 @@ from samecurve.report.run_page import (
     samples,
 )
 from samecurve.report.summary import differences, summary
-from samecurve.report.words import SUMMARY_ROWS, show_value
+from samecurve.report.words import show_value, summary_rows
 
 _DASH = "\N{EN DASH}"
 _TITLES = {
@@ -49,37 +49,27 @@ def compare_page(
     blocks += [heading("Summary"), _runs_table(records, names)]
     blocks += _differences(differences(records), names)
     for record, name in zip(records, names, strict=True):
-        inner = [
-            *plan_in_short(record),
-            *happened(record),
-            *samples(record, picture(record.directory)),
-        ]
+        shown = samples(record, picture(record.directory))
+        inner = [*plan_in_short(record), *happened(record), *shown]
         hint = f"plan, what happened, samples; all of it: samecurve report {record.directory}"
         blocks += [heading(name), details(hint, inner)]
-    runs = [
-        run_of(record, name, index)
-        for index, (record, name) in enumerate(zip(records, names, strict=True))
-    ]
+    runs = [run_of(records[index], name, index) for index, name in enumerate(names)]
     return {"title": title, "blocks": blocks, "runs": runs}
 
 
 def _runs_table(records: Sequence[RunRecord], names: Sequence[str]) -> Block:
     """The rows of the summary in which any run has a value, below how each run ended."""
-    runs = [summary(record) for record in records]
     outcomes: list[Cell] = []
-    for record in records:
-        words, tone = badge(record)
+    for words, tone in map(badge, records):
         outcomes.append({"text": words, "tone": tone})
     rows: list[list[Cell]] = [["outcome", *outcomes]]
-    for row in SUMMARY_ROWS:
-        cells = [row.show(run) for run in runs]
-        if any(value for value, _ in cells):
-            rows.append([row.title, *(_cell(value, note) for value, note in cells)])
+    runs = [summary_rows(summary(record)) for record in records]
+    for title in runs[0]:
+        shown = [run[title] for run in runs]
+        cells: list[Cell] = [{"text": value or _DASH, "note": note} for value, note in shown]
+        if any(value for value, _ in shown):
+            rows.append([title, *cells])
     return table(["", *names], rows, numbers=True)
-
-
-def _cell(value: str, note: str) -> Cell:
-    return {"text": value or _DASH, "note": note} if note else value or _DASH
 
 
 def _differences(
@@ -88,10 +78,7 @@ def _differences(
     """A table of the values that differ between the runs."""
     for part, title in _TITLES.items():
         yield heading(title)
-        rows: list[list[Cell]] = [
-            [key, *(show_value(value, key) for value in values)]
-            for key, values in parts[part].items()
-        ]
+        rows = [[key, *(show_value(v, key) for v in values)] for key, values in parts[part].items()]
         if rows:
             yield table([part, *names], rows)
         else:

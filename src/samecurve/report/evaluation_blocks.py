@@ -1,14 +1,13 @@
 """Evaluations of a run: a table of all, and the arrays of the last (a confusion matrix)."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import chain
 
 from samecurve.core.evaluation import class_names, class_scores, is_confusion
-from samecurve.core.events import BESIDE_METRICS, Event
-from samecurve.report.blocks import Block, Cell, RichCell, details, heading, table, text
+from samecurve.core.events import Event
+from samecurve.report.blocks import Block, Cell, details, heading, table, text
 from samecurve.report.record import RunRecord
-from samecurve.report.steps import number
-from samecurve.report.summary import NOT_METRICS
+from samecurve.report.summary import metrics_of
 from samecurve.report.words import show_number, show_value
 from samecurve.units import counted
 
@@ -21,14 +20,11 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 def evaluations(record: RunRecord) -> Iterator[Block]:
     if not record.evaluated:
         return
-    names: dict[str, None] = {"loss": None}
-    for event in record.evaluated:
-        for name, value in event.values.items():
-            if name not in NOT_METRICS and not isinstance(value, list):
-                names[name] = None
+    steps = [(event.step, metrics_of(event)) for event in record.evaluated]
+    names = dict.fromkeys(["loss", *chain.from_iterable(metrics for _, metrics in steps)])
     rows: list[list[Cell]] = [
-        [event.step, *(_show_finite(event.values.get(name)) for name in names)]
-        for event in record.evaluated
+        [step, *(show_number(metrics[name]) if name in metrics else "" for name in names)]
+        for step, metrics in steps
     ]
     yield heading("Evaluations")
     summary = counted(record.evaluated.seen, "evaluation")
@@ -38,18 +34,12 @@ def evaluations(record: RunRecord) -> Iterator[Block]:
 
 def tested(record: RunRecord) -> Iterator[Block]:
     """The result of the best checkpoint on the task's test data."""
-    event = record.tested
-    if event is None:
-        return
-    rows: list[list[Cell]] = [
-        [name, _show_finite(value)]
-        for name, value in event.values.items()
-        if name not in BESIDE_METRICS and not isinstance(value, list)
-    ]
-    yield heading("Test")
-    yield text(f"The checkpoint of step {event.step}, on data that nothing was chosen by.")
-    yield table([], rows, numbers=True)
-    yield from _arrays(event, record)
+    if event := record.tested:
+        rows = [[name, show_number(value)] for name, value in metrics_of(event).items()]
+        yield heading("Test")
+        yield text(f"The checkpoint of step {event.step}, on data that nothing was chosen by.")
+        yield table([], rows, numbers=True)
+        yield from _arrays(event, record)
 
 
 def shortened_table(head: list[str], rows: list[list[Cell]], where_all: str) -> Block:
@@ -72,44 +62,29 @@ def _arrays(event: Event, record: RunRecord) -> Iterator[Block]:
             yield from _confusion(value, record)
             continue
         rows = [row if isinstance(row, list) else [row] for row in value]
+        head = ["", name]
         if all(isinstance(row, list) for row in value):
             head = ["", *map(str, range(max(map(len, rows), default=0)))]
-        else:
-            head = ["", name]
         nested = any(isinstance(item, list) for row in rows for item in row)
         if nested or len(head) > _MAX_COLUMNS or len(rows) > _MAX_ROWS:
             yield text("Too large for this page; journal.jsonl has it.", "quiet")
         else:
-            cells = [[show_value(item) for item in row] for row in rows]
-            yield table(head, [[str(index), *row] for index, row in enumerate(cells)], numbers=True)
+            shown = [[str(index), *map(show_value, row)] for index, row in enumerate(rows)]
+            yield table(head, shown, numbers=True)
 
 
 def _confusion(matrix: list[list[int]], record: RunRecord) -> Iterator[Block]:
     """A confusion matrix, shaded by the share of each row, and a table of the classes."""
     names = class_names(record.plan.reference if record.plan else {}, len(matrix))
     yield text("Rows: the label. Columns: the answer.", "quiet")
-    rows: list[list[Cell]] = [
-        [name, *_shaded(counts)] for name, counts in zip(names, matrix, strict=True)
-    ]
+    rows = []
+    for name, counts in zip(names, matrix, strict=True):
+        whole = max(1, sum(counts))
+        cells: list[Cell] = [{"text": str(n), "share": round(n / whole, 3)} for n in counts]
+        rows.append([name, *cells])
     yield table(["", *names], rows, numbers=True)
-    scores: list[list[Cell]] = [
-        [
-            score.name,
-            score.samples,
-            *(f"{share:.4f}" for share in (score.precision, score.recall, score.f1)),
-        ]
-        for score in class_scores(matrix, names)
-    ]
+    scores: list[list[Cell]] = []
+    for score in class_scores(matrix, names):
+        shares = (score.precision, score.recall, score.f1)
+        scores.append([score.name, score.samples, *(f"{share:.4f}" for share in shares)])
     yield table(["", "samples", "precision", "recall", "F1"], scores, numbers=True)
-
-
-def _shaded(counts: Sequence[int]) -> list[RichCell]:
-    whole = max(1, sum(counts))
-    return [{"text": str(count), "share": round(count / whole, 3)} for count in counts]
-
-
-def _show_finite(value: object) -> str:
-    as_number = number(value)
-    if math.isnan(as_number):
-        return "not finite"
-    return show_number(as_number)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from samecurve.core.events import Event
-from samecurve.report.record import EvenEvents, RunRecord, Start, as_mapping, device_names
+from samecurve.report.record import EvenEvents, RunRecord, Start, as_mapping, devices, show_devices
 from samecurve.report.steps import number
 
 _MAX_NOTABLE = 2000
@@ -17,31 +17,22 @@ def begin_start_with(content: RunRecord, event: Event) -> Mapping[str, object]:
 
     A restart has the plan of the start before it.
     """
-    starts = content.starts
-    if event.kind == "planned" or not starts:
+    plan: Mapping[str, object] = {}
+    if event.kind == "planned" or not content.starts:
         plan = as_mapping(event.values.get("plan"))
         content.environment = as_mapping(event.values.get("environment"))
-        begin_start(content, event.time, event.step, plan)
-        return plan
-    if event.kind == "restarted":
-        last = starts[-1]
-        begin_start(content, event.time, event.step, how=last.how, devices=last.devices)
-    return {}
+        how = f"{plan.get('engine', '')} {plan.get('strategy', '')}".strip()
+        begin_start(content, event.time, event.step, how, show_devices(devices(plan)))
+    elif event.kind == "restarted":
+        last = content.starts[-1]
+        begin_start(content, event.time, event.step, last.how, last.devices)
+    return plan
 
 
 def begin_start(
-    content: RunRecord,
-    time: float,
-    step: int,
-    plan: Mapping[str, object] | None = None,
-    *,
-    how: str = "",
-    devices: str = "",
+    content: RunRecord, time: float, step: int, how: str = "", devices: str = ""
 ) -> None:
-    """Add a start with a plan; without one, `how` and `devices` say what is known of it."""
-    if plan:
-        how = f"{plan.get('engine', '')} {plan.get('strategy', '')}".strip()
-        devices = device_names(plan)
+    """Add a start. how: its engine and strategy"""
     content.starts.append(
         Start(time=time, step=step, how=how, devices=devices, last_time=time, last_step=step)
     )
@@ -62,8 +53,8 @@ def keep_event(content: RunRecord, event: Event) -> None:
         content.notable.append(event)
         if len(content.notable) > _MAX_NOTABLE:
             del content.notable[_MAX_NOTABLE // 2]
-    if event.kind in even_events(content):
-        even_events(content)[event.kind].add(event)
+    if (even := even_events(content).get(event.kind)) is not None:
+        even.add(event)
     match event.kind:
         case "started":
             start.training_since = event.time
@@ -79,11 +70,8 @@ def keep_event(content: RunRecord, event: Event) -> None:
 
 
 def even_events(content: RunRecord) -> dict[str, EvenEvents]:
-    return {
-        "evaluated": content.evaluated,
-        "sampled": content.sampled,
-        "sensors": content.sensors,
-    }
+    """The lists of events that are kept evenly, by the events' kind."""
+    return {kind: getattr(content, kind) for kind in ("evaluated", "sampled", "sensors")}
 
 
 def void_events_beyond(content: RunRecord, step: int) -> None:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,15 +22,10 @@ import numpy as np
 from samecurve.core.events import Event
 from samecurve.core.system.files import regular_only
 from samecurve.observe.journal import VOIDED, event_of
-from samecurve.report.journal_events import (
-    begin_start,
-    begin_start_with,
-    even_events,
-    keep_event,
-    void_events_beyond,
-)
+from samecurve.report import journal_events
+from samecurve.report.journal_events import begin_start, even_events
 from samecurve.report.record import RunRecord, Start, Totals
-from samecurve.report.steps import Offsets, Steps, Table
+from samecurve.report.steps import STEP, TIME, Steps, Table
 from samecurve.units import counted
 
 _BATCH = 1 << 18  # bytes of lines that are parsed at once
@@ -39,7 +34,8 @@ _MAX_LINE = 1 << 26  # bytes; a longer line is passed over in pieces
 _MAX_EVENT = 1 << 22  # bytes of a line whose event is kept
 _REAL = {int, float}
 _HEAD = 4096  # bytes by which a journal is known again
-_STATE = 1  # number of this form of a saved state
+_STATE = 2  # number of this form of a saved state
+_SAVED = ("environment", "counts", "totals", "starts", "notable", "best", "tested")
 
 Values = dict[str, Any]  # a line of the journal
 
@@ -57,8 +53,9 @@ class _Place:
 
 
 class JournalReader:
-    """A reader of a journal, and its content so far. `content` holds it, in a record without plan
-    and config.
+    """A reader of a run's journal.
+
+    content: what was read so far, as a record without plan and config
     """
 
     def __init__(self, directory: Path) -> None:
@@ -132,39 +129,40 @@ class JournalReader:
         self._place.position += len(piece)
         if not any(piece):
             with suppress(OSError):  # only a hole is left, or this file system knows no holes
-                self._place.position = file.seek(
-                    os.lseek(file.fileno(), self.position, os.SEEK_DATA)
-                )
+                data = os.lseek(file.fileno(), self.position, os.SEEK_DATA)
+                self._place.position = file.seek(data)
 
     def _add_lines(self, lines: list[bytes]) -> None:
         """Add the lines that begin at the position."""
         values = _parsed(lines)
-        offsets = self.position + np.cumsum([0, *(len(line) + 1 for line in lines[:-1])])
+        lengths = (len(line) + 1 for line in lines[:-1])
+        offsets = list(accumulate(lengths, initial=self.position))
         are_steps = [type(each) is dict and each.get("kind") == "step" for each in values]
         first = 0
         for is_step, group in groupby(are_steps):
             last = first + len(list(group))
             if not is_step or not self._add_steps(values[first:last], offsets[first:last]):
                 for line, offset in zip(lines[first:last], offsets[first:last], strict=True):
-                    self._add_line(line, int(offset))
+                    self._add_line(line, offset)
             first = last
 
-    def _add_steps(self, steps: list[Any], offsets: Offsets) -> bool:
+    def _add_steps(self, steps: list[Values], offsets: list[int]) -> bool:
         """Add steps, if each has a step and a time that are plain numbers."""
         types = {type(step.get("step")) for step in steps}
         if types != {int} or not _REAL.issuperset(type(step.get("time")) for step in steps):
             return False
-        rows = self.content.steps.rows_of(steps)
-        if not (np.isfinite(rows[:, :2]).all() and np.abs(rows[:, 0]).max() < _MAX_STEPS):
+        rows = self.content.steps.rows_of(steps, offsets)
+        numbers, times = rows[:, STEP], rows[:, TIME]
+        if not (np.isfinite(rows[:, [STEP, TIME]]).all() and np.abs(numbers).max() < _MAX_STEPS):
             return False
         if not self.content.starts:
-            begin_start(self.content, float(rows[0, 1]), int(rows[0, 0]))
+            begin_start(self.content, float(times[0]), int(numbers[0]))
         start = self.content.starts[-1]
-        start.last_time = max(start.last_time, float(rows[:, 1].max()))
-        start.last_step = int(rows[-1, 0])
-        self._place.highest = max(self._place.highest, int(rows[:, 0].max()))
+        start.last_time = max(start.last_time, float(times.max()))
+        start.last_step = int(numbers[-1])
+        self._place.highest = max(self._place.highest, int(numbers.max()))
         self.content.counts["step"] += len(steps)
-        self.content.steps.add(rows, offsets)
+        self.content.steps.add(rows)
         return True
 
     def _add_line(self, line: bytes, offset: int) -> None:
@@ -179,21 +177,21 @@ class JournalReader:
 
     def _add(self, event: Event, offset: int) -> None:
         content, place = self.content, self._place
-        place.plan = begin_start_with(content, event) or place.plan
+        place.plan = journal_events.begin_start_with(content, event) or place.plan
         if event.kind in VOIDED:
             place.highest = max(place.highest, event.step)
-        keep_event(content, event)
+        journal_events.keep_event(content, event)
         if event.kind == "step":  # its step or time is no plain number
             values = {**event.values, "step": event.step, "time": event.time}
-            content.steps.add(content.steps.rows_of([values]), np.array([offset]))
+            content.steps.add(content.steps.rows_of([values], [offset]))
         elif event.kind == "resumed" and place.highest > event.step:
             self._event_at, place.highest = offset, event.step
-            void_events_beyond(content, event.step)
+            journal_events.void_events_beyond(content, event.step)
             count, seconds = content.steps.truncate(event.step, self._read_again)
             content.totals.voided_steps += count
             content.totals.voided += seconds
 
-    def _read_again(self, begin: int, end: int | None) -> tuple[Table, Offsets]:
+    def _read_again(self, begin: int, end: int | None) -> Table:
         """Read the steps of a part of the journal again.
 
         A journal that wants more than twice itself read again is damaged: it gets no steps.
@@ -202,7 +200,7 @@ class JournalReader:
         end = self._event_at if end is None else end
         self._read_again_bytes += end - begin
         if self._read_again_bytes > 2 * self.size + _BATCH:
-            return steps.rows_of([]), np.zeros(0, np.int64)
+            return steps.rows_of([], [])
         with open(self._path, "rb", opener=regular_only) as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")
@@ -215,50 +213,31 @@ class JournalReader:
                 elif values.get("kind") == "resumed":
                     kept = [each for each in kept if each[0]["step"] <= values["step"]]
             begin += len(line) + 1
-        rows = steps.rows_of([values for values, _ in kept])
-        return rows, np.array([offset for _, offset in kept], np.int64)
+        return steps.rows_of([values for values, _ in kept], [offset for _, offset in kept])
 
     def faults(self, *, live: bool) -> list[str]:
-        """The lines of the journal that could not be read. live: an unfinished last line is being
-        written.
-        """
+        """What could not be read of the journal. live: a last line without its end is no fault"""
         if self.error:
             return [f"journal.jsonl can't be read: {self.error}; there are no curves"]
         count = self._place.num_strange + (self.position < self.size and not live)
-        if not count:
-            return []
-        are = "is" if count == 1 else "are"
-        return [
-            f"journal.jsonl: {counted(count, 'line')} passed over that {are} no event"
-            " (damaged, or cut off by a kill)"
-        ]
+        are = f"{counted(count, 'line')} passed over that {'is' if count == 1 else 'are'} no event"
+        return [f"journal.jsonl: {are} (damaged, or cut off by a kill)"] if count else []
 
     # -- saving
 
     def save(self, path: Path) -> None:
         """Write the whole state to a file, whole or not at all. OSError: it can't be written."""
-        content = self.content
-        state = {
-            "form": _STATE,
-            "place": self._place,
-            "environment": content.environment,
-            "counts": content.counts,
-            "totals": content.totals,
-            "starts": content.starts,
-            "notable": content.notable,
-            "best": content.best,
-            "tested": content.tested,
-            "even": {
-                name: {"events": list(events), "every": events.every, "seen": events.seen}
-                for name, events in even_events(content).items()
-            },
+        state: Values = {name: getattr(self.content, name) for name in _SAVED}
+        state |= {"form": _STATE, "place": self._place}
+        state["even"] = {
+            name: {"events": list(events), "every": events.every, "seen": events.seen}
+            for name, events in even_events(self.content).items()
         }
-        text = json.dumps(state, default=asdict).encode()
+        arrays: dict[str, Any] = self.content.steps.to_arrays()
+        arrays["state"] = np.frombuffer(json.dumps(state, default=asdict).encode(), np.uint8)
         scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with open(scratch, "wb") as file:
-                arrays: dict[str, Any] = {"state": np.frombuffer(text, np.uint8)}
-                arrays |= content.steps.to_arrays()
                 np.savez(file, **arrays)
             scratch.replace(path)
         finally:
@@ -294,19 +273,16 @@ class JournalReader:
         )
         for name, events in even_events(content).items():
             kept = state["even"][name]
-            restored = [Event(**event) for event in kept["events"]]
-            events.restore(restored, kept["every"], kept["seen"])
+            events.restore([Event(**e) for e in kept["events"]], kept["every"], kept["seen"])
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:
     """The value of each line; None: it is no JSON, or too long."""
     if max(map(len, lines)) <= _MAX_EVENT:
-        try:
+        with suppress(ValueError, RecursionError):
             values = json.loads(b"[%b]" % b",".join(lines))  # half the time of a call for each line
-        except (ValueError, RecursionError):
-            values = []
-        if len(values) == len(lines):
-            return list(values)
+            if len(values) == len(lines):
+                return list(values)
     return [_value_of(line) for line in lines]
 
 

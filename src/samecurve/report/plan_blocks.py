@@ -1,9 +1,9 @@
-"""Blocks of a plan, which a run's page and the form of a new run have in common."""
+"""Blocks of a plan, which a run's page, a benchmark and the form of a new run have in common."""
 
 from collections.abc import Mapping, Sequence
 
 from samecurve.core.planning.memory import MemoryTerm
-from samecurve.report.blocks import COLOURS, Block, Part, table
+from samecurve.report.blocks import COLOURS, Bar, Block, Part, table
 from samecurve.units import show_bytes
 
 
@@ -23,7 +23,10 @@ def memory_table(terms: Sequence[MemoryTerm]) -> Block:
 def memory_parts(terms: Sequence[MemoryTerm], *, on_cpu: bool) -> list[Part]:
     """The parts of a memory bar. A GPU's peak is measured without the process itself."""
     shown = [term for term in terms if term.bytes and (on_cpu or term.name != "process")]
-    return [
-        {"label": term.name, "value": term.bytes, "colour": index % COLOURS}
-        for index, term in enumerate(shown)
-    ]
+    return [(term.name, term.bytes, index % COLOURS) for index, term in enumerate(shown)]
+
+
+def peak_bar(label: str, peak: float, estimate: float | None) -> Bar:
+    """A measured peak of memory, and the plan's estimate of it."""
+    mark = ("plan's estimate", estimate) if estimate else None
+    return Bar(label, [("measured peak", peak, 0)], mark=mark)

@@ -16,6 +16,7 @@ import numpy as np
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.report.blocks import Block, Page
+from samecurve.report.columns import ENCODINGS
 from samecurve.report.steps import Column
 from samecurve.terminal import printable
 from samecurve.units import show_bytes, show_count, show_seconds
@@ -32,6 +33,20 @@ _SERIES = [
 ]
 _TONES = {"bad": "#b3261e", "quiet": "#6b6f76"}
 _INK, _SOFT = "#1d2330", "#c9ced8"
+_STYLE: Mapping[Any, object] = {
+    "text.parse_math": False,
+    "font.size": 10,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _SOFT,
+    "axes.edgecolor": _SOFT,
+    "text.color": _INK,
+}
 _DASHES = ("-", "--", ":", "-.")
 _SIZE = (5.4, 3.1)  # inches; text of 10 points is still legible at the width of a phone
 _DPI = 150
@@ -78,10 +93,8 @@ def png(blocks: Sequence[Block], page: Page, *, made_by: str, axis: str = "step"
                 _draw_bars(axes, block)
             else:
                 _draw_chart(axes, block, page, axis)
-        content = io.BytesIO()
-        figure.savefig(
-            content, format="png", dpi=_DPI, facecolor="white", metadata={"Software": made_by}
-        )
+        content, about = io.BytesIO(), {"Software": made_by}
+        figure.savefig(content, format="png", dpi=_DPI, facecolor="white", metadata=about)
         return content.getvalue()
 
 
@@ -93,22 +106,7 @@ def _figure(count: int) -> "Iterator[tuple[Figure, list[Axes]]]":
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the script of a run's name
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "text.parse_math": False,
-                "font.size": 10,
-                "legend.fontsize": 8,
-                "legend.frameon": False,
-                "lines.linewidth": 1.4,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "axes.grid": True,
-                "axes.axisbelow": True,
-                "grid.color": _SOFT,
-                "axes.edgecolor": _SOFT,
-                "text.color": _INK,
-            }
-        )
+        matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(_SIZE[0] * count, _SIZE[1]), layout="constrained")
         yield figure, list(figure.subplots(1, count, squeeze=False)[0])
 
@@ -117,26 +115,7 @@ def _draw_chart(axes: "Axes", block: Block, page: Page, axis: str) -> None:
     x_axis, y_axis = block.get("x") or {}, block["y"]
     own = x_axis.get("kind") == "own"
     for line in block["lines"]:
-        x, y = _points(line, page, "" if own else axis)
-        colour = _SERIES[line["colour"] % len(_SERIES)]
-        axes.plot(
-            x,
-            y,
-            color=colour,
-            linestyle=_DASHES[line.get("dash", 0) % len(_DASHES)],
-            marker="o" if line.get("points") or len(x) == 1 else None,
-            markersize=3,
-            label=_label(line["label"]),
-        )
-        if "low" in line:
-            axes.fill_between(
-                x, _numbers(line["low"]), _numbers(line["high"]), alpha=0.2, color=colour
-            )
-        if "errors" in line:
-            low, high = (np.abs(_numbers(edge) - y) for edge in line["errors"])
-            axes.errorbar(
-                x, y, yerr=[low, high], color=colour, capsize=2, elinewidth=0.8, fmt="none"
-            )
+        _draw_line(axes, line, *_points(line, page, "" if own else axis))
     if x_axis.get("log2"):
         axes.set_xscale("log", base=2)
     if x_axis.get("ticks"):
@@ -150,6 +129,23 @@ def _draw_chart(axes: "Axes", block: Block, page: Page, axis: str) -> None:
     axes.set_xlabel(x_axis["label"] if own else AXES[axis])
     if len(block["lines"]) > 1:
         axes.legend(loc="best")
+
+
+def _draw_line(axes: "Axes", line: Mapping[str, Any], x: Column, y: Column) -> None:
+    colour, dash = _colour(line["colour"]), _DASHES[line.get("dash", 0) % len(_DASHES)]
+    marker = "o" if line.get("points") or len(x) == 1 else None
+    label = _label(line["label"])
+    axes.plot(x, y, color=colour, linestyle=dash, marker=marker, markersize=3, label=label)
+    if "low" in line:
+        low, high = _numbers(line["low"]), _numbers(line["high"])
+        axes.fill_between(x, low, high, alpha=0.2, color=colour)
+    if "errors" in line:
+        edges = [np.abs(_numbers(edge) - y) for edge in line["errors"]]
+        axes.errorbar(x, y, yerr=edges, color=colour, capsize=2, elinewidth=0.8, fmt="none")
+
+
+def _colour(colour: int | str) -> str:
+    return _TONES[colour] if isinstance(colour, str) else _SERIES[colour % len(_SERIES)]
 
 
 def _points(line: Mapping[str, Any], page: Page, axis: str) -> tuple[Column, Column]:
@@ -168,7 +164,7 @@ def _numbers(array: Any) -> Column:
     """An Array of a page; a gap, and what is too large to be drawn, is nan."""
     if isinstance(array, dict):
         (form, text), *_ = array.items()
-        values = np.frombuffer(base64.b64decode(text), {"f32": "<f4", "f64": "<f8"}[form])
+        values = np.frombuffer(base64.b64decode(text), ENCODINGS[form])
     else:
         values = np.array(array, np.float64)  # None becomes nan
     values = values.astype(np.float64)
@@ -176,36 +172,29 @@ def _numbers(array: Any) -> Column:
 
 
 def _draw_bars(axes: "Axes", block: Block) -> None:
-    seen: set[str] = set()
-    largest = max((sum(part["value"] for part in bar["parts"]) for bar in block["rows"]), default=0)
-    size, unit = next(
-        unit for unit in _UNITS[block["format"]] if largest >= 2 * unit[0] or unit[0] <= 1
-    )
+    rows, seen = block["rows"], set[str]()
+    largest = max((sum(part["value"] for part in bar["parts"]) for bar in rows), default=0)
+    units = _UNITS[block["format"]]
+    size, unit = next(unit for unit in units if largest >= 2 * unit[0] or unit[0] <= 1)
 
     def once(label: str) -> str:
         """A label for the legend, the first time; later ones are hidden."""
-        shown = _label(label)
-        if shown in seen:
-            return "_"
-        seen.add(shown)
+        shown = "_" if label in seen else _label(label)
+        seen.add(label)
         return shown
 
-    for row, bar in enumerate(block["rows"]):
+    for row, bar in enumerate(rows):
         left = 0.0
         for part in bar["parts"]:
-            colour = part["colour"]
-            colour = _TONES[colour] if isinstance(colour, str) else _SERIES[colour % len(_SERIES)]
-            value = min(float(part["value"]) / size, _MOST_DRAWN)
-            axes.barh(
-                [row], [value], left=left, height=0.6, color=colour, label=once(part["label"])
-            )
+            value, label = min(float(part["value"]) / size, _MOST_DRAWN), once(part["label"])
+            colour = _colour(part["colour"])
+            axes.barh([row], [value], left=left, height=0.6, color=colour, label=label)
             left += value
-        for mark in bar.get("marks", ()):
-            line = [float(mark["value"]) / size] * 2
-            span = [row - 0.4, row + 0.4]
-            axes.plot(line, span, color=_INK, linestyle=":", label=once(mark["label"]))
-    axes.set_yticks(range(len(block["rows"])), [_label(bar["label"]) for bar in block["rows"]])
-    axes.set_ylim(len(block["rows"]) - 0.4, -0.6)
+        for mark in bar["marks"]:
+            line, label = [float(mark["value"]) / size] * 2, once(mark["label"])
+            axes.plot(line, [row - 0.4, row + 0.4], color=_INK, linestyle=":", label=label)
+    axes.set_yticks(range(len(rows)), [_label(bar["label"]) for bar in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(unit)
     if seen:

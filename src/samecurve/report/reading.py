@@ -18,9 +18,14 @@ from samecurve.observe.plan_text import banner, decisions
 from samecurve.report.journal_reader import JournalReader
 from samecurve.report.record import Checkpoint, RunRecord, as_mapping
 from samecurve.report.steps import number
+from samecurve.units import first_and_count
 
 _MOST_JSON = 1 << 30  # bytes
 _MOST_MICROBATCHES = 1 << 20  # of a step
+_DAMAGED = (
+    *(OSError, ValueError, TypeError, AttributeError),
+    *(ArithmeticError, LookupError, RecursionError),
+)
 
 
 def read_runs(directories: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRecord]:
@@ -60,24 +65,19 @@ def check_is_run(directory: Path) -> None:
     """
     if (directory / "plan.json").is_file():
         return
+    cause = f"{directory} is no run directory"
+    parents = (*directory.parents, *directory.absolute().parents)
+    above = next((path for path in parents if (path / "plan.json").is_file()), None)
     if not directory.exists():
-        raise UserError(
-            f"{directory} does not exist",
-            "a run directory: what train printed after `run`",
-            str(directory),
-        )
-    for above in (*directory.parents, *directory.absolute().parents):
-        if (above / "plan.json").is_file():
-            raise UserError(
-                f"{directory} is no run directory", f"it lies in the run {above}", str(directory)
-            )
-    remedy = "a directory with plan.json and journal.jsonl in it"
-    names = sorted(path.parent.name for path in directory.glob("*/plan.json"))
-    if names:
-        remedy = f"runs lie in it: {directory / names[0]}"
-        if len(names) > 1:
-            remedy += f", and {len(names) - 1} more"
-    raise UserError(f"{directory} is no run directory", remedy, str(directory))
+        cause = f"{directory} does not exist"
+        remedy = "a run directory: what train printed after `run`"
+    elif above:
+        remedy = f"it lies in the run {above}"
+    elif runs := sorted(str(path.parent) for path in directory.glob("*/plan.json")):
+        remedy = f"runs lie in it: {first_and_count(runs)}"
+    else:
+        remedy = "a directory with plan.json and journal.jsonl in it"
+    raise UserError(cause, remedy, str(directory))
 
 
 def _read_plan(record: RunRecord, plan_of_journal: Mapping[str, object]) -> None:
@@ -85,7 +85,7 @@ def _read_plan(record: RunRecord, plan_of_journal: Mapping[str, object]) -> None
     path = record.directory / "plan.json"
     try:
         content = json.loads(read_file_bytes(path, _MOST_JSON))
-        if not isinstance(content, dict) or not isinstance(content.get("plan"), dict):
+        if not as_mapping(as_mapping(content).get("plan")):
             raise ValueError("no plan in it")
     except (OSError, ValueError, RecursionError) as error:
         if not plan_of_journal:
@@ -145,17 +145,6 @@ def flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return dotted
 
 
-_DAMAGED = (
-    OSError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    LookupError,
-    RecursionError,
-)
-
-
 def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
     """The checkpoints of the run, newest first."""
     checkpoints = []
@@ -166,15 +155,9 @@ def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
             loss = math.nan
             if loop.get("metrics_step") == step:
                 loss = number(loop.get("metrics", {}).get("loss"))
-            checkpoint = Checkpoint(
-                step=step,
-                path=f"checkpoints/{path.name}",
-                bytes=sum(int(file["bytes"]) for file in manifest["files"].values()),
-                loss=loss,
-                versions=_texts(manifest.get("versions")),
-            )
+            size = sum(int(file["bytes"]) for file in manifest["files"].values())
+            versions = _texts(manifest.get("versions"))
+            checkpoints.append(Checkpoint(step, f"checkpoints/{path.name}", size, loss, versions))
         except _DAMAGED:
             faults.append(f"checkpoints/{path.name} has no manifest that can be read")
-        else:
-            checkpoints.append(checkpoint)
     return checkpoints

@@ -9,7 +9,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.report.steps import Steps
 
-_WITH_ARRAYS = 4  # the last events that keep their lists
+_WITH_LISTS = 4  # the last events that keep their lists
 
 
 @dataclass(kw_only=True)
@@ -77,8 +77,8 @@ class EvenEvents:
             self._kept.pop()  # it was kept as the last one alone
         self._kept.append(event)
         self.seen += 1
-        if not self._keeps_lists and len(self._kept) > _WITH_ARRAYS:
-            self._kept[-_WITH_ARRAYS - 1] = _without_lists(self._kept[-_WITH_ARRAYS - 1])
+        if not self._keeps_lists and len(self._kept) > _WITH_LISTS:
+            self._kept[-_WITH_LISTS - 1] = _without_lists(self._kept[-_WITH_LISTS - 1])
         if len(self._kept) > self._most:
             self._kept = self._kept[::2]
             self.every *= 2
@@ -102,8 +102,6 @@ class EvenEvents:
 
 
 def _without_lists(event: Event) -> Event:
-    if not any(isinstance(value, list) for value in event.values.values()):
-        return event
     values = {name: value for name, value in event.values.items() if not isinstance(value, list)}
     return replace(event, values=values)
 
@@ -135,25 +133,20 @@ class RunRecord:
     identity: str = ""  # of the journal: another file has another one
     faults: list[str] = field(default_factory=list)  # a line for each thing that could not be read
 
-    @property
-    def num_steps(self) -> int:
-        """The number of steps, without those that a resume made void."""
-        return len(self.steps)
-
 
 def as_mapping(value: object) -> Mapping[str, object]:
     """The value if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
 
 
-def device_names(plan: Mapping[str, object]) -> str:
-    """The plan's devices: '2 x NVIDIA H100'."""
-    return ", ".join(f"{count} x {name}" for name, count in devices(plan).items())
-
-
 def devices(plan: Mapping[str, object]) -> Counter[str]:
-    """The devices' names, each with its number of devices."""
+    """The names of a plan's devices, each with its number of devices."""
     entries = plan.get("devices")
     if not isinstance(entries, list):
         return Counter()
     return Counter(str(as_mapping(entry).get("name")) for entry in entries)
+
+
+def show_devices(devices: Mapping[str, int]) -> str:
+    """'2 x NVIDIA H100'."""
+    return ", ".join(f"{count} x {name}" for name, count in devices.items())

@@ -6,37 +6,21 @@ and those that stay as they are from the run's start on (plan, config, environme
 
 import base64
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from samecurve.core.events import Event
-from samecurve.core.system.files import read_file_bytes
+from samecurve.observe.pictures import png
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.report import blocks, summary
-from samecurve.report.blocks import (
-    Block,
-    Card,
-    Cell,
-    Page,
-    Run,
-    Tone,
-    details,
-    heading,
-    table,
-    text,
-)
+from samecurve.report.blocks import Block, Cell, Page, Run, Tone, details, heading, table, text
 from samecurve.report.charts import charts
 from samecurve.report.columns import columns_of
-from samecurve.report.evaluation_blocks import (
-    WHERE_ALL_ARE,
-    evaluations,
-    shortened_table,
-    tested,
-)
+from samecurve.report.evaluation_blocks import WHERE_ALL_ARE, evaluations, shortened_table, tested
 from samecurve.report.plan_blocks import memory_table, reasons_table
-from samecurve.report.record import RunRecord, Start
+from samecurve.report.record import RunRecord, as_mapping
 from samecurve.report.steps import number
-from samecurve.report.words import SUMMARY_ROWS, show_moment, show_number, show_value
+from samecurve.report.words import show_moment, show_number, show_value, summary_rows
 from samecurve.terminal import printable
 from samecurve.units import show_bytes, show_seconds
 
@@ -46,13 +30,8 @@ _MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
 _MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
 _MAX_PICTURES_BYTES = 16 << 20  # of all that a file holds
 _MAX_BETWEEN = 10  # samples between the first and the last
-_PNG = b"\x89PNG\r\n\x1a\n"
-_TONES: dict[str, Tone] = {
-    "finished": "good",
-    "failed": "bad",
-    "cut off": "bad",
-    "not started": "bad",
-}
+_TONES: dict[str, Tone] = {"finished": "good", "failed": "bad", "cut off": "bad"}
+_TONES |= {"not started": "bad"}
 _OUTCOMES = {
     "running": "It is still running: the page is as of now.",
     "starting": "It is starting.",
@@ -114,10 +93,17 @@ def notes(record: RunRecord, name: str = "") -> Iterator[Block]:
 
     name: of the run, before each note
     """
-    yield from _outcome_note(record, name)
-    if not record.num_steps and record.starts:
+    how = summary.outcome(record)
+    if how == "failed":
+        yield text(_failure(record.starts[-1].end_values), "bad", title=f"{name}Failed:")
+    elif how == "cut off":
+        words = f"{name}The last start ended without a word at step {record.starts[-1].last_step}"
+        yield text(f"{words}: killed, or the machine went down.", "warn")
+    elif how in _OUTCOMES:
+        yield text(name + _OUTCOMES[how], "quiet")
+    if not len(record.steps) and record.starts:
         yield text(f"{name}No step was trained, so there are no curves.", "warn")
-    elif record.num_steps and not record.evaluated:
+    elif len(record.steps) and not record.evaluated:
         yield text(f"{name}It was never evaluated.", "quiet")
     if record.began_from:
         yield text(f"{name}It began from {record.began_from}.", "quiet")
@@ -125,32 +111,13 @@ def notes(record: RunRecord, name: str = "") -> Iterator[Block]:
         yield text(name + fault, "bad")
 
 
-def _outcome_note(record: RunRecord, name: str) -> Iterator[Block]:
-    how = summary.outcome(record)
-    if how == "failed":
-        values = record.starts[-1].end_values
-        cause = str(values.get("cause", ""))
-        if values.get("remedy"):
-            cause = f"{cause} Remedy: {values['remedy']}"
-        yield text(cause, "bad", title=f"{name}Failed:")
-    elif how == "cut off":
-        words = (
-            f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
-            " the machine went down."
-        )
-        yield text(name + words, "warn")
-    elif how in _OUTCOMES:
-        yield text(name + _OUTCOMES[how], "quiet")
+def _failure(values: Mapping[str, object]) -> str:
+    return " Remedy: ".join(str(values[name]) for name in ("cause", "remedy") if values.get(name))
 
 
 def _summary_cards(record: RunRecord) -> Block:
-    run = summary.summary(record)
-    items: list[Card] = []
-    for row in SUMMARY_ROWS:
-        value, note = row.show(run)
-        if value:
-            items.append({"title": row.title, "value": value, "note": note})
-    return blocks.cards(items)
+    rows = summary_rows(summary.summary(record))
+    return blocks.cards((title, value, note) for title, (value, note) in rows.items() if value)
 
 
 def plan_in_short(record: RunRecord) -> Iterator[Block]:
@@ -172,8 +139,7 @@ def happened(record: RunRecord) -> Iterator[Block]:
 def _describe(event: Event) -> str:
     values = event.values
     if event.kind == "failed":
-        parts = [str(values[name]) for name in ("cause", "remedy") if values.get(name)]
-        return " Remedy: ".join(parts)
+        return _failure(values)
     if event.kind in {"finished", "stopped"}:
         seconds = show_seconds(number(values.get("seconds"), 0.0))
         goodput = number(values.get("goodput"), 0.0)
@@ -183,25 +149,17 @@ def _describe(event: Event) -> str:
 
 def _starts(record: RunRecord) -> Iterator[Block]:
     """A table of the run's starts: where each ran, how long, and how it ended."""
-    if len(record.starts) > 1:
-        ends = [start.end or "cut off" for start in record.starts]
-        ends[-1] = summary.outcome(record)
-        rows = [_start_row(start, end) for start, end in zip(record.starts, ends, strict=True)]
+    starts = record.starts
+    if len(starts) > 1:
+        ends = [start.end or "cut off" for start in starts[:-1]] + [summary.outcome(record)]
+        rows: list[list[Cell]] = []
+        for start, end in zip(starts, ends, strict=True):
+            seconds = show_seconds(start.wall_seconds)
+            steps = (start.step, start.last_step)
+            rows.append([show_moment(start.time), *steps, seconds, start.how, start.devices, end])
         head = ["started", "from step", "to step", "seconds", "strategy", "devices", "ended"]
         yield heading("Starts")
         yield shortened_table(head, rows, WHERE_ALL_ARE)
-
-
-def _start_row(start: Start, end: str) -> list[Cell]:
-    return [
-        show_moment(start.time),
-        start.step,
-        start.last_step,
-        show_seconds(start.wall_seconds),
-        start.how,
-        start.devices,
-        end,
-    ]
 
 
 def samples(record: RunRecord, picture: PictureSource) -> Iterator[Block]:
@@ -223,15 +181,13 @@ def _sample(event: Event, picture: PictureSource) -> Iterator[Block]:
     yield heading(f"at step {event.step}", 3)
     for words in _list(event.values.get("texts"))[:_MAX_TEXTS]:
         yield blocks.pre(str(words)[:_MAX_TEXT], wrap=True)
-    names = [str(name) for name in _list(event.values.get("pictures"))[:_MAX_PICTURES]]
+    names = map(str, _list(event.values.get("pictures"))[:_MAX_PICTURES])
     sources = {name: picture(name) for name in names}
-    shown: list[blocks.Picture] = [
-        {"caption": name, "src": source} for name, source in sources.items() if source
-    ]
+    shown = [(name, source) for name, source in sources.items() if source]
     if shown:
         yield blocks.pictures(shown)
-    for name in names:
-        if not sources[name]:
+    for name, source in sources.items():
+        if not source:
             yield text(f"{name}: not shown (no PNG file of this run, or too large)", "quiet")
 
 
@@ -245,8 +201,9 @@ def picture_data(run: Path) -> PictureSource:
 
     def source(name: str) -> str | None:
         nonlocal room
-        content = read_picture(run, name)
-        if content is None or len(content) > room:
+        try:
+            content = png(run, name, min(room, _MAX_PICTURE))
+        except (OSError, ValueError):
             return None
         room -= len(content)
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
@@ -254,29 +211,11 @@ def picture_data(run: Path) -> PictureSource:
     return source
 
 
-def read_picture(run: Path, name: str) -> bytes | None:
-    """A PNG file of the run. None: it is no PNG, is too large, or lies outside the run."""
-    path = run / name
-    try:
-        if run.resolve() not in path.resolve().parents:
-            return None
-        content = read_file_bytes(path, _MAX_PICTURE)
-    except (OSError, ValueError):
-        return None
-    if not content.startswith(_PNG):
-        return None
-    return content
-
-
 def _plan(record: RunRecord) -> Iterator[Block]:
     """The plan: every decision with its reason, and the expected memory."""
-    reasons = record.plan_json.get("because")
-    values: dict[str, str] = {}
-    if record.plan:
-        values = decisions(record.plan)
     yield heading("Plan")
-    if isinstance(reasons, dict):
-        yield reasons_table(reasons, values)
+    if reasons := as_mapping(record.plan_json.get("because")):
+        yield reasons_table(reasons, decisions(record.plan) if record.plan else {})
     if record.plan:
         yield heading("Memory of each device, estimated", 3)
         yield memory_table(record.plan.memory)
@@ -288,14 +227,10 @@ def _config(record: RunRecord) -> Iterator[Block]:
     """Config values and where each was set; defaults are folded away."""
     if not record.config:
         return
-    were_set: list[list[Cell]] = []
-    defaults: list[list[Cell]] = []
-    for key, value in record.config.items():
-        if key in record.origins:
-            were_set.append([key, show_value(value), record.origins[key]])
-        else:
-            defaults.append([key, show_value(value)])
     yield heading("Config")
+    shown = {key: show_value(value) for key, value in record.config.items()}
+    were_set = [[k, shown[k], record.origins[k]] for k in shown if k in record.origins]
+    defaults = [[key, value] for key, value in shown.items() if key not in record.origins]
     yield table(["key", "value", "from"], were_set)
     yield details(f"{len(defaults)} defaults", [table(["key", "value"], defaults)])
 
@@ -303,10 +238,10 @@ def _config(record: RunRecord) -> Iterator[Block]:
 def _environment(record: RunRecord) -> Iterator[Block]:
     values = summary.environment(record)
     yield heading("Environment")
-    if not values:
+    if values:
+        yield table([], [[name, show_value(value, name)] for name, value in values.items()])
+    else:
         yield text("Not recorded: the run was started by an older version.", "quiet")
-        return
-    yield table([], [[name, show_value(value, name)] for name, value in values.items()])
 
 
 def _checkpoints(record: RunRecord) -> Iterator[Block]:

@@ -11,7 +11,7 @@ from the journal again.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -19,109 +19,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
-Table = NDArray[np.float64]  # a row for each step or point, a column for each name
-Offsets = NDArray[np.int64]
+Table = NDArray[np.float64]  # a row for each step, a column for each name
+Points = NDArray[np.float64]  # by point, by kind of value (_FIRST and so on), by name
 
 MEANS = "metrics/"  # prefix of columns of the means that the loss returns beside the loss value
 MAX_POINTS = 2048
 MAX_COLUMNS = 80
 _MAX_SAMPLES = 1e12  # most samples of one step; a larger number is damaged
 _READ = (
-    "step",
-    "time",
-    "loss",
-    "grad_norm",
-    "lr",
-    "samples_per_second",
-    "tokens_per_second",
-    "seconds",
-    "memory_bytes",
-    "mfu",
-    "scale",
+    *("step", "time", "loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second"),
+    *("seconds", "memory_bytes", "mfu", "scale"),
 )
 # computed for each step, so that their sums are exact
 _DERIVED = ("samples", "tokens", "waited", "wait_percent", "skipped")
-_STEP = 0
+OFFSET, STEP, TIME = 0, 1, 2  # the first columns
 _FIRST, _SUM, _COUNT, _LOW, _HIGH = range(5)
 _NUMBERS = {int, float, bool, type(None)}
 
 # reads the steps again whose lines begin at a byte from the first to the second (None: to the end)
-ReadAgain = Callable[[int, int | None], tuple[Table, Offsets]]
+ReadAgain = Callable[[int, int | None], Table]
 
 
 def number(value: object, otherwise: float = math.nan) -> float:
     """The value as a finite number; `otherwise`, if it is none."""
-    if not isinstance(value, int | float):
-        return otherwise
     try:
-        as_float = float(value)
-    except OverflowError:
-        return otherwise
-    if not math.isfinite(as_float):
-        return otherwise
-    return as_float
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond all floats
+        pass
+    return otherwise
 
 
-@dataclass(frozen=True)
-class Points:
-    """Points of steps. values: by point, by kind of value, by name of a column."""
-
-    values: NDArray[np.float64]  # first, sum, number of finite ones, lowest, highest
-    offsets: Offsets  # byte of the first step's line
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def chosen(self, which: slice | NDArray[np.bool_]) -> "Points":
-        return Points(self.values[which], self.offsets[which])
-
-    def followed_by(self, others: "Points") -> "Points":
-        return Points(
-            np.concatenate((self.values, others.values)),
-            np.concatenate((self.offsets, others.offsets)),
-        )
-
-    def joined_in_pairs(self) -> "Points":
-        """Points of twice as many steps. The number of points is even."""
-        one, two = self.values[::2], self.values[1::2]
-        values = one + two
-        values[:, _FIRST] = one[:, _FIRST]
-        values[:, _LOW] = np.fmin(one[:, _LOW], two[:, _LOW])
-        values[:, _HIGH] = np.fmax(one[:, _HIGH], two[:, _HIGH])
-        return Points(values, self.offsets[::2])
-
-
-def _points_of(rows: Table, offsets: Offsets, each: int) -> Points:
+def _points_of(rows: Table, each: int) -> Points:
     """Points of `each` rows; the number of rows is a multiple of it."""
     grouped = rows.reshape(-1, each, rows.shape[1])
     finite = np.isfinite(grouped)
     counts = finite.sum(axis=1)
-    values = np.stack(
-        [
-            grouped[:, 0],
-            np.where(finite, grouped, 0.0).sum(axis=1),
-            counts,
-            np.where(counts, np.where(finite, grouped, np.inf).min(axis=1), np.nan),
-            np.where(counts, np.where(finite, grouped, -np.inf).max(axis=1), np.nan),
-        ],
-        axis=1,
-    )
-    return Points(values, offsets[::each])
+    lowest = np.where(finite, grouped, np.inf).min(axis=1)
+    highest = np.where(finite, grouped, -np.inf).max(axis=1)
+    values = [
+        grouped[:, 0],
+        np.where(finite, grouped, 0.0).sum(axis=1),
+        counts,
+        np.where(counts, lowest, np.nan),
+        np.where(counts, highest, np.nan),
+    ]
+    return np.stack(values, axis=1)
+
+
+def _joined_in_pairs(points: Points) -> Points:
+    """Points of twice as many steps. The number of points is even."""
+    one, two = points[::2], points[1::2]
+    joined = one + two
+    joined[:, _FIRST] = one[:, _FIRST]
+    joined[:, _LOW] = np.fmin(one[:, _LOW], two[:, _LOW])
+    joined[:, _HIGH] = np.fmax(one[:, _HIGH], two[:, _HIGH])
+    return joined
 
 
 class Steps:
     """The steps of a run that no resume made void, as at most MAX_POINTS points."""
 
     def __init__(self) -> None:
-        self.names = [*_READ, *_DERIVED]
+        self.names = ["offset", *_READ, *_DERIVED]
         self.each = 1
         self.generation = 0  # changes when points are joined or made void
-        self._closed = _points_of(self._no_rows(), np.zeros(0, np.int64), 1)
-        self._open, self._open_offsets = self._no_rows(), np.zeros(0, np.int64)
+        self._closed: Points = np.zeros((0, 5, len(self.names)))
+        self._open: Table = np.zeros((0, len(self.names)))  # steps that fill no point yet
         self._points: Points | None = None  # closed and open ones together
-
-    def _no_rows(self) -> Table:
-        return np.zeros((0, len(self.names)))
 
     def __len__(self) -> int:
         """The number of steps."""
@@ -132,11 +97,6 @@ class Steps:
         """The names of the means that the loss returns beside the loss value."""
         return [name.removeprefix(MEANS) for name in self.names if name.startswith(MEANS)]
 
-    @property
-    def last_is_open(self) -> bool:
-        """Whether the last point can still grow."""
-        return bool(len(self._open))
-
     # -- what a chart or a summary asks for: a number for each point
 
     @property
@@ -145,8 +105,8 @@ class Steps:
         if self._points is None:
             self._points = self._closed
             if len(self._open):
-                last = _points_of(self._open, self._open_offsets, len(self._open))
-                self._points = self._closed.followed_by(last)
+                last = _points_of(self._open, len(self._open))
+                self._points = np.concatenate((self._closed, last))
         return self._points
 
     def first(self, name: str) -> Column:
@@ -190,13 +150,17 @@ class Steps:
     def _values(self, kind: int, name: str) -> Column:
         if name not in self.names:
             return np.full(len(self.points), np.nan)
-        return self.points.values[:, kind, self.names.index(name)]
+        return self.points[:, kind, self.names.index(name)]
 
     # -- adding and removing
 
-    def rows_of(self, events: Sequence[Mapping[str, object]]) -> Table:
-        """The numbers of `step` lines, a row for each. New means get columns."""
+    def rows_of(self, events: Sequence[Mapping[str, object]], offsets: Sequence[int]) -> Table:
+        """The numbers of `step` lines, a row for each. New means get columns.
+
+        offsets: the bytes of the journal at which the lines begin
+        """
         read = {name: _numbers([event.get(name) for event in events]) for name in _READ}
+        read["offset"] = np.array(offsets, np.float64)
         wait, seconds = _numbers([event.get("wait_seconds") for event in events]), read["seconds"]
         skipped = _numbers([event.get("skipped") for event in events])
         with np.errstate(all="ignore"):  # a damaged journal may hold any number
@@ -231,31 +195,28 @@ class Steps:
             return
         self.names += names
         self._points = None
-
         none = np.full((len(self._closed), 5, len(names)), np.nan)
         none[:, (_SUM, _COUNT)] = 0
-        values = np.concatenate((self._closed.values, none), axis=2)
-        self._closed = Points(values, self._closed.offsets)
+        self._closed = np.concatenate((self._closed, none), axis=2)
         self._open = np.hstack((self._open, np.full((len(self._open), len(names)), np.nan)))
 
     @np.errstate(all="ignore")
-    def add(self, rows: Table, offsets: Offsets) -> None:
+    def add(self, rows: Table) -> None:
         rows = np.concatenate((self._open, rows))
-        offsets = np.concatenate((self._open_offsets, offsets))
         self._points = None
         while True:
             room = (MAX_POINTS - len(self._closed)) * self.each
             count = min(room, len(rows)) // self.each * self.each
             if count:
-                added = _points_of(rows[:count], offsets[:count], self.each)
-                self._closed = self._closed.followed_by(added)
-            rows, offsets = rows[count:], offsets[count:]
+                added = _points_of(rows[:count], self.each)
+                self._closed = np.concatenate((self._closed, added))
+            rows = rows[count:]
             if len(self._closed) < MAX_POINTS or not len(rows):
                 break
-            self._closed = self._closed.joined_in_pairs()
+            self._closed = _joined_in_pairs(self._closed)
             self.each *= 2
             self.generation += 1
-        self._open, self._open_offsets = rows.copy(), offsets.copy()
+        self._open = rows.copy()
 
     def truncate(self, step: int, read_again: ReadAgain) -> tuple[int, float]:
         """Remove the steps beyond `step`. Returns their number, and the sum of their seconds.
@@ -264,24 +225,21 @@ class Steps:
         """
         count, seconds = len(self), self.total("seconds")
         closed = self._closed
-        low, high = closed.values[:, _LOW, _STEP], closed.values[:, _HIGH, _STEP]
+        low, high = closed[:, _LOW, STEP], closed[:, _HIGH, STEP]
         keep = high <= step
-        keep_open = self._open[:, _STEP] <= step
-        if keep.all() and keep_open.all():
+        rows = self._open[self._open[:, STEP] <= step]
+        if keep.all() and len(rows) == len(self._open):
             return 0, 0.0
-        rows, offsets = self._open[keep_open], self._open_offsets[keep_open]
         cut = np.flatnonzero(~keep & (low <= step))
         if len(cut):
-            first = int(cut[0])
-            ends = [*closed.offsets[first + 1 :], *self._open_offsets[:1]]
-            found, found_offsets = read_again(int(closed.offsets[first]), ends[0] if ends else None)
-            counts = found[:, _STEP] <= step
-            rows = np.concatenate((found[counts][: self.each - 1], rows))
-            offsets = np.concatenate((found_offsets[counts][: self.each - 1], offsets))
-        self._closed = closed.chosen(keep)
-        self._open, self._open_offsets = self._no_rows(), np.zeros(0, np.int64)
+            begins = [*closed[cut[0] :, _FIRST, OFFSET], *self._open[:1, OFFSET]]
+            end = int(begins[1]) if len(begins) > 1 else None
+            found = read_again(int(begins[0]), end)
+            kept = found[found[:, STEP] <= step]
+            rows = np.concatenate((kept[: self.each - 1], rows))
+        self._closed, self._open = closed[keep], self._open[:0]
         self.generation += 1
-        self.add(rows, offsets)
+        self.add(rows)
         return count - len(self), max(0.0, seconds - self.total("seconds"))
 
     # -- saving
@@ -291,10 +249,8 @@ class Steps:
         return {
             "names": np.array([name.encode() for name in self.names], np.bytes_),
             "about": np.array([self.each, self.generation], np.int64),
-            "closed": self._closed.values,
-            "closed_offsets": self._closed.offsets,
+            "closed": self._closed,
             "open": self._open,
-            "open_offsets": self._open_offsets,
         }
 
     @classmethod
@@ -303,9 +259,8 @@ class Steps:
         steps = cls()
         steps.names = [name.decode() for name in arrays["names"].tolist()]
         steps.each, steps.generation = (int(value) for value in arrays["about"])
-        steps._closed = Points(arrays["closed"], arrays["closed_offsets"])
-        steps._open, steps._open_offsets = arrays["open"], arrays["open_offsets"]
-        if not steps._closed.values.shape[2] == steps._open.shape[1] == len(steps.names):
+        steps._closed, steps._open = arrays["closed"], arrays["open"]
+        if not steps._closed.shape[2] == steps._open.shape[1] == len(steps.names):
             raise ValueError("the tables have other columns than the names")
         return steps
 
@@ -316,11 +271,8 @@ def _numbers(values: Sequence[object]) -> Column:
     if types == {type(None)}:
         return np.full(len(values), np.nan)
     if types <= _NUMBERS:
-        try:
+        with suppress(OverflowError):  # an integer beyond all floats
             column = np.array(values, np.float64)
-        except OverflowError:  # an integer beyond all floats
-            pass
-        else:
             column[~np.isfinite(column)] = np.nan
             return column
     return np.array([number(value) for value in values], np.float64)

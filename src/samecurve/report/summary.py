@@ -6,19 +6,18 @@ every step; medians from at most 2048 steps, evenly chosen. An unknown number is
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.report.reading import flat
-from samecurve.report.record import RunRecord, as_mapping, device_names, devices
-from samecurve.report.steps import Column, number
+from samecurve.report.record import RunRecord, as_mapping, devices, show_devices
+from samecurve.report.steps import number
 
 Grid = NDArray[np.float64]
 
-NOT_METRICS = {"loss", *BESIDE_METRICS}
 _MAX_DEVICES = 4096
 
 
@@ -37,9 +36,16 @@ class Decisions(TypedDict):
     exact: object
 
 
-class Losses(TypedDict):
-    """Losses of a run. None: there is no such loss, or it is not finite."""
+class Summary(Decisions):
+    """The numbers of a run. None: not known, or not finite."""
 
+    run: str  # its directory
+    outcome: str
+    step: int  # the last step; 0: there is none
+    devices: dict[str, int]  # names of devices and their numbers
+    world: int  # number of devices
+    lr: float | None  # its peak
+    # losses
     loss: float | None  # of the last step
     loss_mean: float | None  # of the last loss_mean_steps steps
     loss_mean_steps: int
@@ -47,50 +53,28 @@ class Losses(TypedDict):
     best_step: int | None
     evaluated_at: int | None  # step of the last evaluation
     evaluated: dict[str, float | None]  # its loss and metrics
-
-
-class Times(TypedDict):
+    # times
     wall_seconds: float  # in which the run's processes ran
     training_seconds: float  # of the steps that no resume made void
     goodput: float | None  # their share
     voided_steps: int
     seconds_by_use: dict[str, float]
-
-
-class Rates(TypedDict):
-    """Rates of a run, as medians over steps."""
-
+    # rates: medians over steps
     samples_seen: int
     step_seconds: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     mfu: float | None
     wait_share: float | None  # of a step
-
-
-class Memory(TypedDict):
+    # memory
     memory_bytes: int | None  # the largest peak of a device
     memory_bytes_by_device: list[int]
     memory_estimate_bytes: int | None
-
-
-class Sensors(TypedDict):
-    """Sensor values, as means over devices and readings."""
-
+    # sensors: over devices and readings
     utilisation_mean: float | None
     power_watts_mean: float | None  # of all devices together
     celsius_max: float | None
-
-
-class Summary(Decisions, Losses, Times, Rates, Memory, Sensors):
-    """The numbers of a run."""
-
-    run: str  # its directory
-    outcome: str
-    step: int  # the last step; 0: there is none
-    devices: dict[str, int]  # names of devices and their numbers
-    world: int  # number of devices
-    lr: object  # its peak
+    # the number of
     starts: int
     warnings: int
     skipped: int  # steps whose update was left out
@@ -110,61 +94,58 @@ def outcome(record: RunRecord) -> str:
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
 def summary(record: RunRecord) -> Summary:
-    plan = record.plan_json
+    plan, steps = record.plan_json, record.steps
+    uses = where_time_went(record)
+    wall, training = sum(uses.values()), steps.total("seconds")
+    points = -(-_window(len(steps)) // steps.each)  # over which the loss is taken
+    count = float(steps.counts("loss")[-points:].sum())
+    evaluation = record.evaluated[-1] if record.evaluated else None
+    best_loss = _finite(record.best.values.get("loss")) if record.best else None
+    peaks = [int(number(peak, 0.0)) for peak in _peaks_by_device(record)]
+    step_peaks = steps.high("memory_bytes")
+    largest = int(step_peaks[np.isfinite(step_peaks)].max(initial=0))
+    readings = sensor_readings(record)
+    watts, celsius = readings["power_watts"], readings["celsius"]
     return {
         "run": str(record.directory),
         "outcome": outcome(record),
-        "step": int(record.steps.last("step")) if record.num_steps else 0,
+        "step": int(steps.last("step")) if len(steps) else 0,
         **_decisions(plan),
         "devices": dict(devices(plan)),
         "world": sum(devices(plan).values()),
-        "lr": as_mapping(plan.get("schedule")).get("peak"),
-        **_losses(record),
-        **_times(record),
-        **_rates(record),
-        **_memory(record),
-        **_sensors(record),
+        "lr": _finite(as_mapping(plan.get("schedule")).get("peak")),
+        "loss": _finite(steps.last("loss")),
+        "loss_mean": float(steps.sums("loss")[-points:].sum()) / count if count else None,
+        "loss_mean_steps": min(points * steps.each, len(steps)),
+        "best_loss": best_loss,
+        "best_step": record.best.step if record.best and best_loss is not None else None,
+        "evaluated_at": evaluation.step if evaluation else None,
+        "evaluated": metrics_of(evaluation) if evaluation else {},
+        "wall_seconds": wall,
+        "training_seconds": training,
+        "goodput": min(1.0, training / wall) if wall else None,
+        "voided_steps": record.totals.voided_steps,
+        "seconds_by_use": uses,
+        "samples_seen": int(steps.total("samples")),
+        "step_seconds": _of_finite(np.median, steps.first("seconds")),
+        "samples_per_second": _of_finite(np.median, steps.first("samples_per_second")),
+        "tokens_per_second": _of_finite(np.median, steps.first("tokens_per_second")),
+        "mfu": _of_finite(np.median, steps.first("mfu")),
+        "wait_share": _of_finite(np.median, steps.first("wait_percent") / 100),
+        "memory_bytes": max([*peaks, largest]) or None,
+        "memory_bytes_by_device": peaks,
+        "memory_estimate_bytes": record.plan.memory_estimate if record.plan else None,
+        "utilisation_mean": _of_finite(np.mean, readings["utilisation"]),
+        "power_watts_mean": _of_finite(np.mean, np.nansum(watts, axis=0)) if watts.size else None,
+        "celsius_max": _of_finite(np.max, celsius),
         "starts": record.totals.starts,
         "warnings": record.counts["warned"] + record.counts["slow"],
-        "skipped": int(record.steps.total("skipped")),
+        "skipped": int(steps.total("skipped")),
     }
 
 
 def _decisions(plan: Mapping[str, object]) -> Decisions:
-    return {
-        "engine": plan.get("engine"),
-        "strategy": plan.get("strategy"),
-        "backend": plan.get("backend"),
-        "precision": plan.get("precision"),
-        "batch": plan.get("batch"),
-        "micro": plan.get("micro"),
-        "rounds": plan.get("rounds"),
-        "steps": plan.get("steps"),
-        "samples": plan.get("samples"),
-        "exact": plan.get("exact"),
-    }
-
-
-def _losses(record: RunRecord) -> Losses:
-    steps = record.steps
-    points = -(-_window(len(steps)) // steps.each)
-    count = float(steps.counts("loss")[-points:].sum())
-    last, best_loss = steps.last("loss"), _loss_of(record.best)
-    losses: Losses = {
-        "loss": last if math.isfinite(last) else None,
-        "loss_mean": float(steps.sums("loss")[-points:].sum()) / count if count else None,
-        "loss_mean_steps": min(points * steps.each, len(steps)),
-        "best_loss": None,
-        "best_step": None,
-        "evaluated_at": None,
-        "evaluated": {},
-    }
-    if record.best and math.isfinite(best_loss):
-        losses["best_loss"], losses["best_step"] = best_loss, record.best.step
-    if record.evaluated:
-        evaluation = record.evaluated[-1]
-        losses["evaluated_at"], losses["evaluated"] = evaluation.step, _metrics_of(evaluation)
-    return losses
+    return cast("Decisions", {name: plan.get(name) for name in Decisions.__annotations__})
 
 
 def _window(count: int) -> int:
@@ -177,64 +158,17 @@ def _window(count: int) -> int:
     return count // 50 | 1
 
 
-def _loss_of(evaluated: Event | None) -> float:
-    return math.inf if evaluated is None else number(evaluated.values.get("loss"), math.inf)
-
-
-def _metrics_of(evaluated: Event) -> dict[str, float | None]:
-    """The loss and the task's metrics of an evaluation."""
-    left_out = NOT_METRICS - {"loss"}
-    return {
-        name: _finite_or_none(value)
-        for name, value in evaluated.values.items()
-        if name not in left_out and not isinstance(value, list)
-    }
-
-
-def _finite_or_none(value: object) -> float | None:
+def _finite(value: object) -> float | None:
     as_float = number(value)
-    if math.isnan(as_float):
-        return None
-    return as_float
+    return None if math.isnan(as_float) else as_float
 
 
-def _times(record: RunRecord) -> Times:
-    seconds_by_use = where_time_went(record)
-    wall = sum(seconds_by_use.values())
-    training = record.steps.total("seconds")
-    goodput = None
-    if wall:
-        goodput = min(1.0, training / wall)
+def metrics_of(evaluated: Event) -> dict[str, float | None]:
+    """The loss and the metrics of an evaluation that are no arrays."""
     return {
-        "wall_seconds": wall,
-        "training_seconds": training,
-        "goodput": goodput,
-        "voided_steps": record.totals.voided_steps,
-        "seconds_by_use": seconds_by_use,
-    }
-
-
-def _rates(record: RunRecord) -> Rates:
-    steps = record.steps
-    wait_share = steps.first("wait_percent") / 100
-    return {
-        "samples_seen": int(steps.total("samples")),
-        "step_seconds": _median(steps.first("seconds")),
-        "samples_per_second": _median(steps.first("samples_per_second")),
-        "tokens_per_second": _median(steps.first("tokens_per_second")),
-        "mfu": _median(steps.first("mfu")),
-        "wait_share": _median(wait_share),
-    }
-
-
-def _memory(record: RunRecord) -> Memory:
-    peak_bytes = [int(number(peak, 0.0)) for peak in _peaks_by_device(record)]
-    of_steps = record.steps.high("memory_bytes")
-    largest = int(of_steps[np.isfinite(of_steps)].max(initial=0))
-    return {
-        "memory_bytes": max([*peak_bytes, largest]) or None,
-        "memory_bytes_by_device": peak_bytes,
-        "memory_estimate_bytes": record.plan.memory_estimate if record.plan else None,
+        name: _finite(value)
+        for name, value in evaluated.values.items()
+        if name not in BESIDE_METRICS and not isinstance(value, list)
     }
 
 
@@ -245,20 +179,6 @@ def _peaks_by_device(record: RunRecord) -> list[object]:
         if isinstance(peaks, list):
             return peaks
     return []
-
-
-def _sensors(record: RunRecord) -> Sensors:
-    readings = sensor_readings(record)
-    sensors: Sensors = {
-        "utilisation_mean": _mean(readings["utilisation"]),
-        "power_watts_mean": None,
-        "celsius_max": None,
-    }
-    if readings["power_watts"].size:
-        sensors["power_watts_mean"] = _mean(np.nansum(readings["power_watts"], axis=0))
-    if readings["celsius"].size:
-        sensors["celsius_max"] = float(np.nanmax(readings["celsius"]))
-    return sensors
 
 
 def sensor_readings(record: RunRecord) -> dict[str, Grid]:
@@ -302,18 +222,10 @@ def where_time_went(record: RunRecord) -> dict[str, float]:
     return {**parts, "other": max(0.0, wall - sum(parts.values()))}
 
 
-def _mean(values: Column | Grid) -> float | None:
+def _of_finite(reduce: Callable[[Grid], Any], values: Grid) -> float | None:
+    """A number of the finite values, such as their median; None: there is none."""
     finite = values[np.isfinite(values)]
-    if not len(finite):
-        return None
-    return float(finite.mean())
-
-
-def _median(column: Column) -> float | None:
-    finite = column[np.isfinite(column)]
-    if not len(finite):
-        return None
-    return float(np.median(finite))
+    return float(reduce(finite)) if len(finite) else None
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[object]]]:
@@ -340,10 +252,13 @@ def _differing(runs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
 def plan_decisions(record: RunRecord) -> dict[str, object]:
     """The plan's decisions that affect results, speed or memory."""
     plan_json, plan = record.plan_json, record.plan
-    decisions: dict[str, object] = {**_decisions(plan_json)}
-    decisions["devices"] = device_names(plan_json)
-    for name in ("processes", "threads", "recompute", "compress"):
-        decisions[name] = plan_json.get(name)
+    names = ("processes", "threads", "recompute", "compress")
+    decisions: dict[str, object] = {
+        **_decisions(plan_json),
+        "devices": show_devices(devices(plan_json)),
+        **{name: plan_json.get(name) for name in names},
+        "data": as_mapping(plan_json.get("fixed")).get("fingerprint"),
+    }
     if plan is not None:
         decisions |= {
             "lr": plan.schedule.peak,
@@ -351,7 +266,6 @@ def plan_decisions(record: RunRecord) -> dict[str, object]:
             "memory_estimate_bytes": plan.memory_estimate,
             "seed": plan.fixed.seed,
         }
-    decisions["data"] = as_mapping(plan_json.get("fixed")).get("fingerprint")
     return decisions
 
 

@@ -2,34 +2,14 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any
 
+from samecurve.report.record import show_devices
 from samecurve.report.summary import Summary
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
-Words = Callable[[Summary], str]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the summary."""
-
-    title: str
-    value: Words  # '' for none
-    more: Words | None = None  # a further remark
-
-    def show(self, run: Summary) -> tuple[str, str]:
-        """The row's value for one run, with its remark."""
-        if self.more is None:
-            return self.value(run), ""
-        return self.value(run), self.more(run)
-
-
-def _if_known(value: T | None, show: Callable[[T], str]) -> str:
-    return "" if value is None else show(value)
+_CELSIUS = "\N{DEGREE SIGN}C"
 
 
 def show_number(value: float | None) -> str:
@@ -60,7 +40,67 @@ def show_value(value: object, name: str = "") -> str:
     return text
 
 
-def _memory_of_estimate(run: Summary) -> str:
+def _if_known(value: Any, show: Callable[[Any], str]) -> str:
+    return "" if value is None else show(value)
+
+
+def summary_rows(run: Summary) -> dict[str, tuple[str, str]]:
+    """The rows of a summary by title, each a value and a note; '' where there is none.
+
+    One run's page shows them as cards, several runs' page as a table.
+    """
+    step, planned, memory = run["step"], run["steps"], run["memory_bytes"]
+    evaluated = dict(run["evaluated"])
+    last_loss = _if_known(evaluated.pop("loss", None), show_number)
+    metrics = "  ".join(f"{name} {show_number(value)}" for name, value in evaluated.items())
+    loss_of = f"mean of the last {run['loss_mean_steps']:,} steps"
+    if run["loss_mean_steps"] <= 1:
+        loss_of = "the last step's"
+    steps = f"{step:,} of {planned:,}" if isinstance(planned, int) else f"{step:,}"
+    samples = _if_known(run["samples_seen"] or None, lambda seen: f"{show_count(seen)} samples")
+    wall = f"of {show_seconds(run['wall_seconds'])} in {counted(run['starts'], 'start')}"
+    rate = _if_known(run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s")
+    tokens = _if_known(run["tokens_per_second"], lambda rate: f"{show_count(rate)} tok/s")
+    celsius = _if_known(run["celsius_max"], f"; at most {{:.0f}} {_CELSIUS}".format)
+    return {
+        "training loss": (show_number(run["loss_mean"]) if step else "", loss_of),
+        "best validation loss": (
+            _if_known(run["best_loss"], show_number),
+            _if_known(run["best_step"], "at step {:,}".format),
+        ),
+        "last validation": (last_loss, metrics),
+        "steps": (steps, samples),
+        "training time": (
+            show_seconds(run["training_seconds"]) if step else "",
+            _if_known(run["step_seconds"], lambda median: f"median step {show_seconds(median)}"),
+        ),
+        "goodput": (_if_known(run["goodput"], "{:.0%}".format), wall),
+        "throughput": (tokens or rate, f"{rate}; medians" if rate else ""),
+        "MFU": (_if_known(run["mfu"], "{:.1%}".format), ""),
+        "waiting for data": (_if_known(run["wait_share"], "{:.1%}".format), "of a step, median"),
+        "memory of a device": (_if_known(memory, show_bytes), _of_estimate(run)),
+        "utilisation": (
+            _if_known(run["utilisation_mean"], "{:.0%}".format),
+            "mean of the devices' readings",
+        ),
+        "power": (
+            _if_known(run["power_watts_mean"], "{:.0f} W".format),
+            f"all devices, mean{celsius}",
+        ),
+        "devices": (str(run["world"] or ""), show_devices(run["devices"])),
+        "how": _how(run),
+        "batch": (_if_known(run["batch"], str), _accumulation(run)),
+        "peak learning rate": (_if_known(run["lr"], "{:.3g}".format), ""),
+        "steps done again": (
+            str(run["voided_steps"] or ""),
+            "after being gone on with from a save",
+        ),
+        "updates left out": (str(run["skipped"] or ""), "their gradient was not finite"),
+        "warnings": (str(run["warnings"] or ""), ""),
+    }
+
+
+def _of_estimate(run: Summary) -> str:
     estimate, largest = run["memory_estimate_bytes"], run["memory_bytes"]
     if largest is None:
         return ""
@@ -69,63 +109,11 @@ def _memory_of_estimate(run: Summary) -> str:
     return f"{largest / estimate:.0%} of {show_bytes(estimate)} estimated"
 
 
-def _last_metrics(run: Summary) -> str:
-    metrics = {name: value for name, value in run["evaluated"].items() if name != "loss"}
-    return "  ".join(f"{name} {show_number(value)}" for name, value in metrics.items())
-
-
-def _loss_mean(run: Summary) -> str:
-    if not run["step"]:
-        return ""
-    return show_number(run["loss_mean"])
-
-
-def _mean_of_steps(run: Summary) -> str:
-    if run["loss_mean_steps"] <= 1:
-        return "the last step's"
-    return f"mean of the last {run['loss_mean_steps']:,} steps"
-
-
-def _steps(run: Summary) -> str:
-    planned = run["steps"]
-    if not isinstance(planned, int):
-        return f"{run['step']:,}"
-    return f"{run['step']:,} of {planned:,}"
-
-
-def _training_time(run: Summary) -> str:
-    if not run["step"]:
-        return ""
-    return show_seconds(run["training_seconds"])
-
-
-def _samples_per_second(run: Summary) -> str:
-    return _if_known(run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s")
-
-
-def _throughput(run: Summary) -> str:
-    tokens = _if_known(run["tokens_per_second"], lambda rate: f"{show_count(rate)} tok/s")
-    return tokens or _samples_per_second(run)
-
-
-def _most_celsius(run: Summary) -> str:
-    degrees = "\N{DEGREE SIGN}C"
-    most = _if_known(run["celsius_max"], lambda celsius: f"; at most {celsius:.0f} {degrees}")
-    return f"all devices, mean{most}"
-
-
-def _engine_and_strategy(run: Summary) -> str:
-    words = [str(word) for word in (run["engine"], run["strategy"], run["precision"]) if word]
-    if run["exact"]:
-        words.append("exact")
-    return " ".join(words)
-
-
-def _backend(run: Summary) -> str:
+def _how(run: Summary) -> tuple[str, str]:
+    words = [run["engine"], run["strategy"], run["precision"], "exact" if run["exact"] else None]
     backend = run["backend"]
-    if backend is None or backend == "none":
-        return ""
-    return f"over {backend}"
+    over = "" if backend is None or backend == "none" else f"over {backend}"
+    return " ".join(str(word) for word in words if word), over
 
 
 def _accumulation(run: Summary) -> str:
@@ -133,86 +121,3 @@ def _accumulation(run: Summary) -> str:
     if not isinstance(micro, int) or not isinstance(rounds, int):
         return ""
     return f"{micro} at once, {counted(rounds, 'round')}"
-
-
-# The summary: on one run's page as cards, on several runs' page as rows.
-SUMMARY_ROWS = (
-    Row("training loss", _loss_mean, _mean_of_steps),
-    Row(
-        "best validation loss",
-        lambda run: _if_known(run["best_loss"], show_number),
-        lambda run: _if_known(run["best_step"], lambda step: f"at step {step:,}"),
-    ),
-    Row(
-        "last validation",
-        lambda run: _if_known(run["evaluated"].get("loss"), show_number),
-        _last_metrics,
-    ),
-    Row(
-        "steps",
-        _steps,
-        lambda run: _if_known(
-            run["samples_seen"] or None, lambda samples: f"{show_count(samples)} samples"
-        ),
-    ),
-    Row(
-        "training time",
-        _training_time,
-        lambda run: _if_known(
-            run["step_seconds"], lambda seconds: f"median step {show_seconds(seconds)}"
-        ),
-    ),
-    Row(
-        "goodput",
-        lambda run: _if_known(run["goodput"], lambda share: f"{share:.0%}"),
-        lambda run: f"of {show_seconds(run['wall_seconds'])} in {counted(run['starts'], 'start')}",
-    ),
-    Row(
-        "throughput",
-        _throughput,
-        lambda run: _if_known(_samples_per_second(run) or None, "{}; medians".format),
-    ),
-    Row("MFU", lambda run: _if_known(run["mfu"], lambda share: f"{share:.1%}")),
-    Row(
-        "waiting for data",
-        lambda run: _if_known(run["wait_share"], lambda share: f"{share:.1%}"),
-        lambda _run: "of a step, median",
-    ),
-    Row(
-        "memory of a device",
-        lambda run: _if_known(run["memory_bytes"], show_bytes),
-        _memory_of_estimate,
-    ),
-    Row(
-        "utilisation",
-        lambda run: _if_known(run["utilisation_mean"], lambda mean: f"{mean:.0%}"),
-        lambda _run: "mean of the devices' readings",
-    ),
-    Row(
-        "power",
-        lambda run: _if_known(run["power_watts_mean"], lambda mean: f"{mean:.0f} W"),
-        _most_celsius,
-    ),
-    Row(
-        "devices",
-        lambda run: str(run["world"] or ""),
-        lambda run: ", ".join(f"{count} x {name}" for name, count in run["devices"].items()),
-    ),
-    Row("how", _engine_and_strategy, _backend),
-    Row("batch", lambda run: _if_known(run["batch"], str), _accumulation),
-    Row(
-        "peak learning rate",
-        lambda run: _if_known(run["lr"], lambda rate: f"{rate:.3g}"),
-    ),
-    Row(
-        "steps done again",
-        lambda run: str(run["voided_steps"] or ""),
-        lambda _run: "after being gone on with from a save",
-    ),
-    Row(
-        "updates left out",
-        lambda run: str(run["skipped"] or ""),
-        lambda _run: "their gradient was not finite",
-    ),
-    Row("warnings", lambda run: str(run["warnings"] or "")),
-)

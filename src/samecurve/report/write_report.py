@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from samecurve.report.frozen import frozen_html
 from samecurve.report.png import need_matplotlib
 from samecurve.report.record import RunRecord
 from samecurve.report.run_page import picture_data, run_page
-from samecurve.report.summary import Summary, differences, summary
+from samecurve.report.summary import differences, summary
 from samecurve.report.words import show_moment
 
 MADE_BY = "samecurve report"
@@ -91,14 +90,9 @@ def _pictures(page: Page) -> dict[str, bytes]:
     return drawn
 
 
-class ReportNumbers(TypedDict, total=False):
-    runs: list[Summary]
-    differences: dict[str, dict[str, list[object]]]  # only for several runs
-
-
-def report_numbers(records: Sequence[RunRecord]) -> ReportNumbers:
+def report_numbers(records: Sequence[RunRecord]) -> dict[str, object]:
     """The summaries, and the differences between several runs."""
-    numbers: ReportNumbers = {"runs": [summary(record) for record in records]}
+    numbers: dict[str, object] = {"runs": [summary(record) for record in records]}
     if len(records) > 1:
         numbers["differences"] = differences(records)
     return numbers

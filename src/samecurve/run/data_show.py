@@ -21,7 +21,6 @@ from samecurve.report.blocks import (
     COLOURS,
     Bar,
     Block,
-    Card,
     Span,
     bars,
     cards,
@@ -33,7 +32,6 @@ from samecurve.report.blocks import (
     text,
 )
 from samecurve.report.blocks import Line as ChartLine
-from samecurve.report.blocks import Picture as ShownPicture
 from samecurve.run.describe import check_installed
 from samecurve.tasks.preview.about import LeftOut
 from samecurve.tasks.preview.open_data import Preview, Split, preview
@@ -89,26 +87,18 @@ def _global_batch_size(config: Config) -> int | None:
 
 
 def _cards(shown: Preview) -> Block:
-    items: list[Card] = []
-    for name, count in shown.counts.items():
-        items.append({"title": f"{_WORDS[name]} samples", "value": f"{count:,}"})
+    items = [(f"{_WORDS[name]} samples", f"{n:,}", "") for name, n in shown.counts.items()]
     batch = shown.global_batch_size
     if batch is not None:
         steps = -(-shown.counts["train"] // batch)
-        items.append(
-            {
-                "title": "steps an epoch",
-                "value": f"{steps:,}",
-                "note": f"of {counted(batch, 'sample')}",
-            }
-        )
+        items.append(("steps an epoch", f"{steps:,}", f"of {counted(batch, 'sample')}"))
     about = shown.about
     if about.tokens is not None:
-        card: Card = {"title": "tokens an epoch", "value": f"{about.tokens:,}"}
+        note = ""
         if about.loss_tokens is not None:
             share = about.loss_tokens / max(1, about.tokens)
-            card["note"] = f"{about.loss_tokens:,} ({share:.1%}) count in the loss"
-        items.append(card)
+            note = f"{about.loss_tokens:,} ({share:.1%}) count in the loss"
+        items.append(("tokens an epoch", f"{about.tokens:,}", note))
     return cards(items)
 
 
@@ -176,11 +166,12 @@ def _value_table(shown: Preview) -> Block | None:
     return table(head, rows)
 
 
-def _picture(sample: Sample, part: Picture, samples: Sequence[Sample]) -> ShownPicture:
+def _picture(sample: Sample, part: Picture, samples: Sequence[Sample]) -> tuple[str, str]:
+    """A picture's caption and source."""
     values = [f"{value.name} {value.text}" for value in sample.of(Value)[:2]]
     name = [part.name] if len(samples[0].of(Picture)) > 1 else []
     caption = "\n".join([", ".join([_name(sample), *name, *values]), part.form])
-    return {"caption": caption, "src": f"data:image/png;base64,{_png(part.pixels)}"}
+    return caption, f"data:image/png;base64,{_png(part.pixels)}"
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:
@@ -202,9 +193,9 @@ def _span_lines(shown: Text) -> list[list[Span]]:
             if number:
                 lines.append([])
             if line and piece.trained is None:
-                lines[-1].append({"text": line})
+                lines[-1].append((line, None))
             elif line:
-                lines[-1].append({"text": line, "tone": "loss" if piece.trained else "quiet"})
+                lines[-1].append((line, "loss" if piece.trained else "quiet"))
     return lines
 
 
@@ -274,7 +265,7 @@ def _length_blocks(statistics: Statistics) -> list[Block]:
     rows = [_bar(label, f"{noun}s", count) for label, count in _histogram(lengths)]
     return [
         heading(f"Tokens of a {noun}"),
-        cards([{"title": title, "value": f"{length:,}"} for title, length in limits.items()]),
+        cards([(title, f"{length:,}", "") for title, length in limits.items()]),
         bars("lengths", f"{noun}s by their tokens", rows, form="count", note=extent),
     ]
 
@@ -296,7 +287,7 @@ def _histogram(lengths: NDArray[np.int64]) -> list[tuple[str, int]]:
 
 
 def _bar(label: str, what: str, count: int) -> Bar:
-    return {"label": label, "parts": [{"label": what, "value": int(count), "colour": 0}]}
+    return Bar(label, [(what, int(count), 0)])
 
 
 def _class_blocks(statistics: Statistics) -> list[Block]:

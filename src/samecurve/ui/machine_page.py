@@ -8,18 +8,7 @@ from pathlib import Path
 
 from samecurve.core.system.files import read_file_bytes
 from samecurve.report.bench_blocks import bench_blocks
-from samecurve.report.blocks import (
-    Block,
-    Card,
-    Cell,
-    Page,
-    cards,
-    details,
-    header,
-    heading,
-    table,
-    text,
-)
+from samecurve.report.blocks import Block, Cell, Page, cards, details, header, heading, table, text
 from samecurve.terminal import printable
 from samecurve.ui.devices import DeviceNow, Devices
 from samecurve.ui.redact import redact_blocks
@@ -38,10 +27,10 @@ _UNKNOWN = "\N{EN DASH}"
 def machine_page(devices: Devices, roots: Sequence[Root]) -> Page:
     """The page, as it is now."""
     machine = devices.machine
-    items: list[Card] = [
-        {"title": "Host", "value": platform.node()},
-        {"title": "Processor", "value": machine.cpu or "CPU", "note": f"{machine.cores} cores"},
-        {"title": "Memory", "value": show_bytes(machine.host_bytes), "note": "for this process"},
+    items = [
+        ("Host", platform.node(), ""),
+        ("Processor", machine.cpu or "CPU", f"{machine.cores} cores"),
+        ("Memory", show_bytes(machine.host_bytes), "for this process"),
     ]
     blocks: list[Block] = [header("Machine", quiet=devices.detected), cards(items)]
     blocks += _devices(devices)

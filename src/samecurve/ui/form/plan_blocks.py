@@ -31,50 +31,27 @@ def _cards(plan: Plan) -> Block:
     held = sum(term.bytes for term in plan.memory)
     room = min(device.memory for device in plan.layout.devices)
     certainty = "estimate" if plan.memory_estimate else "estimate, without activations"
+    samples, lr = f"{plan.global_batch_size:,} samples", f"{plan.schedule.peak:.6g}"
+    length = f"{epochs:.3g} epochs of {counted(plan.order.steps_per_epoch, 'step')}"
+    devices = counted(plan.layout.num_devices, "device")
     return cards(
         [
-            {
-                "title": "Batch",
-                "value": f"{plan.global_batch_size:,} samples",
-                "note": f"{arithmetic(plan)}; {plan.reasons['batch']}",
-            },
-            {
-                "title": "Learning rate",
-                "value": f"{plan.schedule.peak:.6g}",
-                "note": plan.reasons["lr"],
-            },
-            {
-                "title": "Length",
-                "value": f"{plan.steps:,} steps",
-                "note": f"{epochs:.3g} epochs of {counted(plan.order.steps_per_epoch, 'step')}",
-            },
-            {
-                "title": "Memory a device",
-                "value": show_bytes(held),
-                "note": f"of {show_bytes(room)} ({certainty})",
-            },
-            {
-                "title": "Runs on",
-                "value": counted(plan.layout.num_devices, "device"),
-                "note": f"{strategy_text(plan)}, {plan.compute.precision}",
-            },
+            ("Batch", samples, f"{arithmetic(plan)}; {plan.reasons['batch']}"),
+            ("Learning rate", lr, plan.reasons["lr"]),
+            ("Length", f"{plan.steps:,} steps", length),
+            ("Memory a device", show_bytes(held), f"of {show_bytes(room)} ({certainty})"),
+            ("Runs on", devices, f"{strategy_text(plan)}, {plan.compute.precision}"),
         ]
     )
 
 
 def _memory_bars(plan: Plan) -> Block:
     """A bar for each device: the terms of its memory, the process too, against its capacity."""
-    rows: list[Bar] = []
+    rows, parts = [], memory_parts(plan.memory, on_cpu=True)
     for device in plan.layout.devices[:_MOST_DEVICES]:
+        name = f"{'GPU' if device.kind == 'cuda' else 'rank'} {device.index}"
         planned = int(device.memory * usable_share(device.kind, device.memory))
-        rows.append(
-            {
-                "label": f"{'GPU' if device.kind == 'cuda' else 'rank'} {device.index}",
-                "parts": memory_parts(plan.memory, on_cpu=True),
-                "limit": device.memory,
-                "marks": [{"label": "planned with at most", "value": planned}],
-            }
-        )
+        rows.append(Bar(name, parts, device.memory, ("planned with at most", planned)))
     note = plan.reasons["memory"]
     return bars("memory", "Memory of each device", rows, form="bytes", note=note)
 
