@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from commands import write_config
 from samecurve.core.events import Event
@@ -17,6 +17,7 @@ from samecurve.observe.journal import append_event
 
 CHROMIUM = Path("/usr/bin/chromium")
 MISSING = f"{CHROMIUM} is not there: apt-get install chromium"
+expect.set_options(timeout=60_000)  # milliseconds: a run starts in 3 s, beside other tests in 20 s
 WIDE = {"width": 1280, "height": 900}
 NARROW = {"width": 390, "height": 844}
 

@@ -74,7 +74,7 @@ def test_a_run_is_set_up_watched_stopped_resumed_and_compared(tmp_path: Path, co
         assert 0 < stopped_at < STEPS
         page.get_by_role("dialog").get_by_label("CPU ranks").fill("1")
         page.get_by_role("dialog").get_by_role("button", name="Resume").click()
-        expect(page.locator(".page-header")).to_contain_text("finished", timeout=90_000)
+        expect(page.locator(".page-header")).to_contain_text("finished")
 
         apart = [
             abs(one - two) / one
@@ -118,7 +118,7 @@ def test_queued_jobs_run_in_order_and_after_a_restart_of_the_server(
         rows = site.page.get_by_role("row")
         for name in ("one", "two"):
             row = rows.filter(has_text=re.compile(rf"\b{name}"))
-            expect(row).to_contain_text("finished", timeout=90_000)
+            expect(row).to_contain_text("finished")
     (one,), (two,) = ((root / "runs").glob(f"{name}*") for name in ("one", "two"))
     ended = read_events(one / "journal.jsonl")[-1]
     began = read_events(two / "journal.jsonl")[0]
