@@ -9,6 +9,7 @@ from samecurve.report.blocks import COLOURS, Bar, Block, Colour, Line, table
 from samecurve.report.columns import plain
 from samecurve.report.plan_blocks import peak_bar
 from samecurve.report.steps import number
+from samecurve.report.words import show_value
 from samecurve.units import show_bytes, show_count
 
 Content = Mapping[str, Any]  # of bench.json
@@ -74,7 +75,7 @@ def _blocks(content: Content) -> Iterator[Block]:
     yield blocks.heading("Environment")
     environment = dict(content["environment"])
     environment = {**environment.pop("versions", {}), **environment}
-    yield table([], [[str(key), _show(key, value)] for key, value in environment.items()])
+    yield table([], [[str(key), show_value(value, key)] for key, value in environment.items()])
 
 
 def figures(about: Content, row: Row) -> dict[str, str]:
@@ -172,9 +173,3 @@ def _memory(rows: Sequence[Row]) -> Block:
             peak_bar(str(label), number(peak, 0.0), estimate) for label, peak in peaks.items()
         ]
     return blocks.bars("memory", "Peak memory of a device", shown, form="bytes")
-
-
-def _show(key: str, value: object) -> str:
-    if key == "host_bytes" and isinstance(value, int):
-        return show_bytes(value)
-    return str(value)

@@ -1,6 +1,6 @@
 """The charts of one run, or of several in the same charts.
 
-A chart without numbers is left out, and its name is given, so that the page can say so.
+A chart without numbers is left out, and a note names it.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 
 from samecurve.core.events import Event
 from samecurve.report.bars import memory_bars, time_bars
-from samecurve.report.blocks import COLOURS, Block, Line, chart
+from samecurve.report.blocks import COLOURS, Block, Line, chart, text
 from samecurve.report.columns import plain
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import MEANS, Column, number
@@ -24,7 +24,6 @@ _MAX_METRICS = 12
 _MAX_MARKS = 200
 _MAX_DEVICES = 16  # that have a line or a row each
 _NEVER_MISSED = {"loss scale", "MFU", "memory over time", "temperature"}  # few runs have them
-_MARKS = {"resumed", "restarted", "warned", "slow", "failed", "stopped", "finished"}
 Charts = dict[str, Block | None]
 
 
@@ -57,8 +56,8 @@ _SENSORS = {  # sensor, chart's name, title, format, what is shown of a run's de
 _OVER_DEVICES: dict[str, Any] = {"mean": np.nanmean, "highest": np.nanmax, "sum": np.nansum}
 
 
-def charts(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Block], list[str]]:
-    """The charts, and the names of those that have no numbers."""
+def charts(records: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
+    """The charts, and a note on those that have no numbers."""
     drawn: Charts = {
         "loss": _loss_chart(records, names),
         **_mean_charts(records, names),
@@ -69,8 +68,10 @@ def charts(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Blo
         "where time went": time_bars(records, names),
     }
     blocks = _with_distinct_names([block for block in drawn.values() if block])
-    missing = [what for what, block in drawn.items() if block is None]
-    return blocks, [what for what in missing if what not in _NEVER_MISSED]
+    empty = [what for what, block in drawn.items() if block is None]
+    missing = ", ".join(what for what in empty if what not in _NEVER_MISSED)
+    note = text(f"Not drawn, since there are no numbers for it: {missing}.", "quiet")
+    return [*blocks, note] if missing else blocks
 
 
 def _loss_chart(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
@@ -96,16 +97,15 @@ def _marks(record: RunRecord) -> list[dict[str, Any]]:
     """Marks of what interrupted a run: resumes, warnings, its end, updates that were left out."""
     skipped = record.steps.high("step")[record.steps.high("skipped") > 0]
     marks = [(int(step), "skipped", "update left out") for step in skipped[-_MAX_MARKS:]]
-    events = [event for event in record.notable if event.kind in _MARKS]
-    for event in events[-_MAX_MARKS:]:
+    for event in record.notable[-_MAX_MARKS:]:
         kind = "resumed" if event.kind == "restarted" else event.kind
         marks.append((event.step, kind, _mark_text(event)))
-    return [{"run": 0, "step": step, "kind": kind, "text": text} for step, kind, text in marks]
+    return [{"run": 0, "step": step, "kind": kind, "text": words} for step, kind, words in marks]
 
 
 def _mark_text(event: Event) -> str:
-    text = str(event.values.get("text") or event.values.get("cause") or "")
-    return f"{event.kind}: {text[:200]}" if text else event.kind
+    words = str(event.values.get("text") or event.values.get("cause") or "")
+    return f"{event.kind}: {words[:200]}" if words else event.kind
 
 
 def _mean_charts(records: Sequence[RunRecord], names: Sequence[str]) -> Charts:

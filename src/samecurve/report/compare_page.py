@@ -3,19 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from samecurve.report import run_page
 from samecurve.report.blocks import Block, Cell, Page, details, header, heading, pre, table, text
 from samecurve.report.charts import charts
 from samecurve.report.record import RunRecord
-from samecurve.report.run_page import (
-    PictureSource,
-    badge,
-    happened,
-    missing_note,
-    notes,
-    plan_in_short,
-    run_of,
-    samples,
-)
 from samecurve.report.summary import differences, summary
 from samecurve.report.words import show_value, summary_rows
 
@@ -31,36 +22,35 @@ def compare_page(
     records: Sequence[RunRecord],
     names: Sequence[str],
     exact: Sequence[str],
-    picture: Callable[[Path], PictureSource],
+    picture: Callable[[Path], run_page.PictureSource],
 ) -> Page:
     """The page of several runs.
 
     exact: lines that say whether the runs are equal to the last bit; []: it was not asked
     picture: gives a run directory's sources of pictures
     """
-    drawn, missing = charts(records, names)
     title = f"{len(records)} runs compared"
     blocks: list[Block] = [header(title)]
     for record, name in zip(records, names, strict=True):
-        blocks += notes(record, f"{name}: ")
+        blocks += run_page.notes(record, f"{name}: ")
     if exact:
         blocks += [heading("Equal to the last bit?"), pre("\n".join(exact), wrap=True)]
-    blocks += [*drawn, *missing_note(missing)]
+    blocks += charts(records, names)
     blocks += [heading("Summary"), _runs_table(records, names)]
     blocks += _differences(differences(records), names)
     for record, name in zip(records, names, strict=True):
-        shown = samples(record, picture(record.directory))
-        inner = [*plan_in_short(record), *happened(record), *shown]
+        shown = run_page.samples(record, picture(record.directory))
+        inner = [*run_page.plan_in_short(record), *run_page.happened(record), *shown]
         hint = f"plan, what happened, samples; all of it: samecurve report {record.directory}"
         blocks += [heading(name), details(hint, inner)]
-    runs = [run_of(records[index], name, index) for index, name in enumerate(names)]
+    runs = [run_page.run_of(records[index], name, index) for index, name in enumerate(names)]
     return {"title": title, "blocks": blocks, "runs": runs}
 
 
 def _runs_table(records: Sequence[RunRecord], names: Sequence[str]) -> Block:
     """The rows of the summary in which any run has a value, below how each run ended."""
     outcomes: list[Cell] = []
-    for words, tone in map(badge, records):
+    for words, tone in map(run_page.badge, records):
         outcomes.append({"text": words, "tone": tone})
     rows: list[list[Cell]] = [["outcome", *outcomes]]
     runs = [summary_rows(summary(record)) for record in records]

@@ -18,7 +18,7 @@ from samecurve.report.blocks import Page
 from samecurve.terminal import printable
 
 _MAIN = "frozen.js"
-_UPLOT = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css")
+_UPLOT, _STYLES = "uplot/uPlot.iife.min.js", ("uplot/uPlot.min.css", "page.css")
 _IMPORT = re.compile(r'^import (?:\{[^}]*\}|\* as \w+) from "\./([\w-]+\.js)";\n', re.MULTILINE)
 
 
@@ -29,7 +29,8 @@ def page_file(name: str) -> bytes:
 
 def frozen_html(page: Page, made_by: str, foot: str) -> str:
     """The page as one HTML document."""
-    script, style, uplot = _script(), _style(), page_file(_UPLOT[0]).decode()
+    script, uplot = _script(), page_file(_UPLOT).decode()
+    style = "".join(page_file(name).decode() for name in _STYLES)
     policy = (
         f"default-src 'none'; script-src {_hash(uplot)} {_hash(script)}; style-src {_hash(style)};"
         " img-src data:; base-uri 'none'; form-action 'none'"
@@ -63,11 +64,6 @@ def dump_json(content: Mapping[str, object]) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-@cache
-def _style() -> str:
-    return page_file(_UPLOT[1]).decode() + page_file("page.css").decode()
 
 
 @cache

@@ -30,8 +30,12 @@ _MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
 _MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
 _MAX_PICTURES_BYTES = 16 << 20  # of all that a file holds
 _MAX_BETWEEN = 10  # samples between the first and the last
-_TONES: dict[str, Tone] = {"finished": "good", "failed": "bad", "cut off": "bad"}
-_TONES |= {"not started": "bad"}
+_TONES: dict[str, Tone] = {
+    "finished": "good",
+    "failed": "bad",
+    "cut off": "bad",
+    "not started": "bad",
+}
 _OUTCOMES = {
     "running": "It is still running: the page is as of now.",
     "starting": "It is starting.",
@@ -54,10 +58,11 @@ def run_of(record: RunRecord, name: str, colour: int = 0) -> Run:
 
 def head_blocks(record: RunRecord, name: str, picture: PictureSource) -> list[Block]:
     """How the run went: outcome, summary, what happened, evaluations, samples."""
+    rows = summary_rows(summary.summary(record))
     return [
         blocks.header(name, badge(record), str(record.directory)),
         *notes(record),
-        _summary_cards(record),
+        blocks.cards((title, *row) for title, row in rows.items() if row[0]),
         *plan_in_short(record),
         *happened(record),
         *_starts(record),
@@ -69,18 +74,12 @@ def head_blocks(record: RunRecord, name: str, picture: PictureSource) -> list[Bl
 
 
 def chart_blocks(record: RunRecord, name: str) -> list[Block]:
-    drawn, missing = charts([record], [name])
-    return [heading("Charts"), *drawn, *missing_note(missing)]
+    return [heading("Charts"), *charts([record], [name])]
 
 
 def static_blocks(record: RunRecord) -> list[Block]:
     """The facts that were known when the run started: plan, config, environment."""
     return [*_plan(record), *_config(record), *_environment(record)]
-
-
-def missing_note(missing: list[str]) -> Iterator[Block]:
-    if missing:
-        yield text(f"Not drawn, since there are no numbers for it: {', '.join(missing)}.", "quiet")
 
 
 def badge(record: RunRecord) -> tuple[str, Tone]:
@@ -113,11 +112,6 @@ def notes(record: RunRecord, name: str = "") -> Iterator[Block]:
 
 def _failure(values: Mapping[str, object]) -> str:
     return " Remedy: ".join(str(values[name]) for name in ("cause", "remedy") if values.get(name))
-
-
-def _summary_cards(record: RunRecord) -> Block:
-    rows = summary_rows(summary.summary(record))
-    return blocks.cards((title, value, note) for title, (value, note) in rows.items() if value)
 
 
 def plan_in_short(record: RunRecord) -> Iterator[Block]:

@@ -103,10 +103,8 @@ class Steps:
     def points(self) -> Points:
         """All points; the last one may stand for fewer than `each` steps."""
         if self._points is None:
-            self._points = self._closed
-            if len(self._open):
-                last = _points_of(self._open, len(self._open))
-                self._points = np.concatenate((self._closed, last))
+            rest = [_points_of(self._open, len(self._open))] if len(self._open) else []
+            self._points = np.concatenate((self._closed, *rest))
         return self._points
 
     def first(self, name: str) -> Column:

@@ -149,13 +149,8 @@ def _decisions(plan: Mapping[str, object]) -> Decisions:
 
 
 def _window(count: int) -> int:
-    """The number of last steps whose mean is the run's loss.
-
-    It is about a fiftieth of all steps; 1 below 200 steps.
-    """
-    if count < 200:
-        return 1
-    return count // 50 | 1
+    """The number of last steps whose mean is the run's loss: a fiftieth; 1 below 200 steps."""
+    return count // 50 | 1 if count >= 200 else 1
 
 
 def _finite(value: object) -> float | None:
@@ -235,12 +230,11 @@ def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[object
     plan: decisions of the plans
     environment: versions and machines
     """
-    parts: dict[str, Callable[[RunRecord], Mapping[str, object]]] = {
-        "config": lambda record: record.config,
-        "plan": plan_decisions,
-        "environment": environment,
+    return {
+        "config": _differing([record.config for record in records]),
+        "plan": _differing([plan_decisions(record) for record in records]),
+        "environment": _differing([environment(record) for record in records]),
     }
-    return {name: _differing([part(record) for record in records]) for name, part in parts.items()}
 
 
 def _differing(runs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:

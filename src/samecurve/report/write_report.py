@@ -18,7 +18,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page
 from samecurve.report.frozen import frozen_html
-from samecurve.report.png import need_matplotlib
+from samecurve.report.png import need_matplotlib, png
 from samecurve.report.record import RunRecord
 from samecurve.report.run_page import picture_data, run_page
 from samecurve.report.summary import differences, summary
@@ -77,8 +77,6 @@ def _page(records: Sequence[RunRecord], names: Sequence[str], exact: Sequence[st
 
 def _pictures(page: Page) -> dict[str, bytes]:
     """A PNG for each chart; for several runs the loss over time and over samples, too."""
-    from samecurve.report.png import png
-
     drawn = {}
     for block in page["blocks"]:
         if block["type"] not in {"chart", "bars"}:

@@ -7,6 +7,7 @@ import samecurve
 from samecurve.report.bench_blocks import bench_blocks
 from samecurve.report.blocks import Page
 from samecurve.report.frozen import frozen_html
+from samecurve.report.png import png
 from samecurve.report.words import show_moment
 
 _MADE_BY = "samecurve bench"
@@ -29,8 +30,6 @@ def bench_files(content: dict[str, Any], *, picture: bool = False) -> dict[str, 
         "bench.html": frozen_html(page, _MADE_BY, foot).encode(),
     }
     if picture:
-        from samecurve.report.png import png
-
         charts = [block for block in blocks if block["type"] in {"chart", "bars"}]
         files["bench.png"] = png(charts, page, made_by=_MADE_BY)
     return files
