@@ -82,6 +82,13 @@ def watch_complaints(page: Page, complaints: list[str]) -> None:
     )
 
 
+def watch_requests(page: Page) -> list[str]:
+    """The addresses that a page asks for, from now on."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    return asked
+
+
 @contextmanager
 def opened(root: Path, size: Any = WIDE) -> Iterator[Site]:
     """The page of a server below a directory, in a browser of its own."""

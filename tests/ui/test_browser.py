@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="pip install 'samecurve[dev]'")
 
 import browsing
 from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_texts, write_root
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, expect
 
 from commands import samecurve
 from samecurve.observe.journal import read_events
@@ -106,7 +106,7 @@ def test_queued_jobs_run_in_order_and_after_a_restart_of_the_server(
         for name in ("one", "two"):
             page.get_by_label("Name").fill(name)
             page.get_by_role("button", name="Queue", exact=True).click()
-            expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+            expect(page.get_by_role("heading", name="Runs", exact=True, level=1)).to_be_visible()
             site.open("new")
             expect(page.get_by_role("complementary", name="Plan")).to_contain_text("batch 10 =")
         site.open("runs")
@@ -193,8 +193,7 @@ def test_a_report_is_read_from_disk_without_a_network(tmp_path: Path, unbroken_r
     with browsing.browser(offline=True) as context:
         for file in (run / "report.html", tmp_path / "both.html"):
             page = context.new_page()
-            asked: list[Request] = []
-            page.on("request", asked.append)
+            asked = browsing.watch_requests(page)
             browsing.watch_complaints(page, complaints)
             page.goto(file.as_uri())
             loss = page.get_by_role("figure", name="Loss").first
