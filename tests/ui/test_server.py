@@ -225,11 +225,9 @@ def test_a_long_journal_is_read_by_a_child(long_run: Path, tmp_path: Path) -> No
 def test_the_next_server_need_not_read_it_again(
     long_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from samecurve.ui.index import index
-
     state = indexer.state_path(long_run)
     state.parent.mkdir(parents=True, exist_ok=True)
-    index(long_run, state)
+    indexer.index(long_run, state)
     append(long_run, step(5001))
     monkeypatch.setattr(indexer.Indexer, "_read", lambda *_: pytest.fail("a child was started"))
     with serving(tmp_path) as served:

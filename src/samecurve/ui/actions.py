@@ -29,7 +29,6 @@ from samecurve.tasks.user_class.class_place import place_of
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.jobs.desk import JobCommand
 from samecurve.ui.journal_tail import live_attempt, read_tail
-from samecurve.ui.kill import kill
 from samecurve.ui.lock_file import read_holder
 from samecurve.ui.roots import ListedRun, is_plain_directory
 from samecurve.ui.run_list import State
@@ -115,10 +114,6 @@ def request(listed: ListedRun, what: Request) -> str:
     return _ASKED[what]
 
 
-def kill_run(listed: ListedRun) -> str:
-    return kill(listed.run)
-
-
 def resume_command(listed: ListedRun, asked: Resume) -> JobCommand:
     """The command that goes on with a run. RefusedError: it is live."""
     flags = asked.flags()
@@ -128,14 +123,10 @@ def resume_command(listed: ListedRun, asked: Resume) -> JobCommand:
     return _command(listed, arguments, "resume", asked.devices or "")._replace(run=listed.home)
 
 
-def eval_command(listed: ListedRun) -> JobCommand:
-    _check_idle(listed, "evaluated")
-    return _command(listed, ["eval", str(listed.home)], "evaluate", "")
-
-
-def sample_command(listed: ListedRun) -> JobCommand:
-    _check_idle(listed, "sampled from")
-    return _command(listed, ["sample", str(listed.home)], "sample", "")
+def checkpoint_command(listed: ListedRun, verb: Literal["eval", "sample"]) -> JobCommand:
+    """The command that evaluates a run's last checkpoint, or samples from it."""
+    _check_idle(listed, "evaluated" if verb == "eval" else "sampled from")
+    return _command(listed, [verb, str(listed.home)], "evaluate" if verb == "eval" else verb, "")
 
 
 def _command(listed: ListedRun, arguments: Sequence[str], what: str, devices: str) -> JobCommand:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from samecurve import __version__
 from samecurve.errors import SamecurveError
 from samecurve.terminal import printable
-from samecurve.ui import compare_routes, run_routes
+from samecurve.ui import compare, run_routes
 from samecurve.ui.answers import json_answer
 from samecurve.ui.errors import RefusedError, entries, entry, status_of
 from samecurve.ui.form_routes import form_routes
@@ -25,11 +25,9 @@ from samecurve.ui.static_files import own_file, shared_file
 def make_app(site: Site) -> FastAPI:
     """The application, without the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_exception_handler(Exception, _answer_fault)
-    app.add_exception_handler(RefusedError, _answer_refused)
-    app.add_exception_handler(SamecurveError, _answer_explained)
-    app.add_exception_handler(HTTPException, _answer_status)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    kinds = (Exception, RefusedError, SamecurveError, HTTPException, RequestValidationError)
+    for kind in kinds:
+        app.add_exception_handler(kind, _answer_error)
 
     @app.get("/")
     def front(request: Request) -> Response:
@@ -62,37 +60,31 @@ def make_app(site: Site) -> FastAPI:
         )
 
     run_routes.add(app, site)
-    compare_routes.add(app, site)
+    compare.add(app, site)
     app.include_router(form_routes(site.desk))
     return app
 
 
-def _answer_refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)
-    return json_answer({"errors": [error.entry]}, error.status)
+def _answer_error(request: Request, error: Exception) -> Response:
+    """The answer in place of one that has failed.
 
-
-def _answer_explained(_: Request, error: Exception) -> Response:
-    assert isinstance(error, SamecurveError)
-    return json_answer({"errors": entries(error)}, status_of(error))
-
-
-def _answer_status(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    cause = f"{request.method} {request.url.path[:100]}: {HTTPStatus(error.status_code).phrase}"
-    return json_answer({"errors": [entry(cause)]}, error.status_code)
-
-
-def _answer_invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    errors = [
-        entry(str(one["msg"]), where=".".join(map(str, one["loc"]))) for one in error.errors()[:12]
-    ]
-    return json_answer({"errors": errors}, 400)
-
-
-def _answer_fault(_: Request, error: Exception) -> Response:
-    """Answer a failure of our own. The traceback goes to the server's log, not to the browser."""
+    The traceback of a fault of ours goes to the server's log, not to the browser.
+    """
+    match error:
+        case RefusedError():
+            return json_answer({"errors": [error.entry]}, error.status)
+        case SamecurveError():
+            return json_answer({"errors": entries(error)}, status_of(error))
+        case HTTPException():
+            phrase = HTTPStatus(error.status_code).phrase
+            cause = f"{request.method} {request.url.path[:100]}: {phrase}"
+            return json_answer({"errors": [entry(cause)]}, error.status_code)
+        case RequestValidationError():
+            errors = [
+                entry(str(one["msg"]), where=".".join(map(str, one["loc"])))
+                for one in error.errors()[:12]
+            ]
+            return json_answer({"errors": errors}, 400)
     text = "".join(traceback.format_exception(error))
     logging.getLogger("samecurve.ui").error("%s", redact(printable(text)))
     cause = f"the server failed: {type(error).__name__}: {error}"

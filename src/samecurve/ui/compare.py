@@ -1,17 +1,25 @@
-"""The page that compares runs, and the exact comparison, which another process makes."""
+"""The routes of the pages Compare and Machine.
+
+The exact comparison of two runs is made by another process.
+"""
 
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
+
+from fastapi import FastAPI
+from starlette.responses import Response
 
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page
 from samecurve.terminal import printable
+from samecurve.ui.answers import json_answer
 from samecurve.ui.errors import RefusedError
+from samecurve.ui.indexer import journal_size
+from samecurve.ui.machine_page import machine_page
 from samecurve.ui.redact import redact, redact_blocks
 from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_pages import picture_of
@@ -31,6 +39,23 @@ class Exact(TypedDict):
     equal: bool | None
 
 
+def add(app: FastAPI, site: Site) -> None:
+    """Add the routes to the application."""
+
+    @app.get("/api/compare")
+    def compare(runs: str = "") -> Response:
+        return json_answer(comparison(site, chosen_runs(site, runs)))
+
+    @app.get("/api/compare/exact")
+    def exact(runs: str = "") -> Response:
+        first, second = chosen_runs(site, runs, most=2)
+        return json_answer(exact_comparison(first, second))
+
+    @app.get("/api/machine")
+    def machine() -> Response:
+        return json_answer(machine_page(site.devices, site.catalogue.roots))
+
+
 def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[ListedRun]:
     """The runs of ids with commas between them. RefusedError: one is missing, or too many."""
     names = list(dict.fromkeys(filter(None, ids.split(","))))
@@ -44,21 +69,17 @@ def chosen_runs(site: Site, ids: str, most: int = MOST_RUNS) -> list[ListedRun]:
 def comparison(site: Site, runs: Sequence[ListedRun]) -> Page:
     """The page of several runs."""
     by_home = {listed.home: listed for listed in runs}
-    page: Page = redact_blocks(
-        compare_page(
-            [site.pages.record(listed) for listed in runs],
-            [printable(listed.name) for listed in runs],
-            (),
-            lambda home: picture_of(by_home[home]),
-        )
-    )
-    return page
+    records = [site.pages.record(listed) for listed in runs]
+    names = [printable(listed.name) for listed in runs]
+    page = compare_page(records, names, (), lambda home: picture_of(by_home[home]))
+    shown: Page = redact_blocks(page)
+    return shown
 
 
 def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
     """Compare two runs to the last bit, as `samecurve compare-runs` does."""
     for listed in (first, second):
-        size = _size(listed)
+        size = journal_size(listed.home)
         if size > _MOST_JOURNAL:
             words = f"{listed.name}: its journal has {show_bytes(size)}, too long to compare here"
             return {"lines": [printable(words), _in_terminal(first, second)], "equal": None}
@@ -81,19 +102,11 @@ def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
         return {"lines": [words, _in_terminal(first, second)], "equal": None}
     finally:
         _ONE.release()
-    text = (done.stdout if done.returncode in {0, 1} and done.stdout else done.stderr).decode(
-        errors="replace"
-    )
+    output = done.stdout if done.returncode in {0, 1} and done.stdout else done.stderr
+    lines = output.decode(errors="replace").splitlines()
     equal = {0: True, 1: False}.get(done.returncode) if done.stdout else None
-    return {"lines": [redact(printable(line)) for line in text.splitlines()], "equal": equal}
+    return {"lines": [redact(printable(line)) for line in lines], "equal": equal}
 
 
 def _in_terminal(first: ListedRun, second: ListedRun) -> str:
     return printable(f"in a terminal: samecurve compare-runs {first.home} {second.home}")
-
-
-def _size(listed: ListedRun) -> int:
-    try:
-        return Path(listed.home / "journal.jsonl").stat().st_size
-    except OSError:
-        return 0

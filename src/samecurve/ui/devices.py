@@ -1,17 +1,20 @@
-"""The devices of this machine, and how busy they are now."""
+"""The devices of this machine, and how busy they are now; the same of a run, by its journal."""
 
 import os
 import threading
 import time
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from samecurve.core.planning.machine import Machine
 from samecurve.errors import UserError
 from samecurve.probe import cpu_cores, cpu_name, host_memory, probe
 from samecurve.probe.links import Links, find_links
 from samecurve.probe.sensors import Sensors
+from samecurve.ui.plan_file import PlanFile
 from samecurve.units import counted
 
+_MOST = 64  # devices of a run
 _FRESH = 1.0  # seconds in which a reading counts
 
 
@@ -82,21 +85,38 @@ class Devices:
         if self._sensors is None:
             self._sensors = Sensors(devices, list(owners), threads=1)
         values = self._sensors.read(dict.fromkeys(owners, os.getpid()))
-
-        def value(name: str, device: int) -> float | None:
-            readings = values.get(f"{name}_by_device")
-            return readings[device] if isinstance(readings, list) else None
-
         return [
             {
                 "index": device.index,
                 "kind": device.kind,
                 "name": device.name,
                 "memory": device.memory,
-                "used": value("memory_bytes", place),
-                "utilisation": value("utilisation", place),
-                "power_watts": value("power_watts", place),
-                "celsius": value("celsius", place),
+                "used": _value(values, "memory_bytes", place),
+                "utilisation": _value(values, "utilisation", place),
+                "power_watts": _value(values, "power_watts", place),
+                "celsius": _value(values, "celsius", place),
             }
             for place, device in enumerate(devices)
         ]
+
+
+def device_readings(plan: PlanFile, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    """The activity of each device of the plan, by a line of sensors; []: the line has none."""
+    names = ("utilisation", "memory_bytes", "power_watts", "celsius")
+    if not any(isinstance(values.get(f"{name}_by_device"), list) for name in names):
+        return []
+    return [
+        {
+            "name": f"{device.name} {place}" if len(plan.devices) > 1 else device.name,
+            "memory_total": device.memory if device.kind != "cpu" else None,
+            **{name: _value(values, name, place) for name in names},
+        }
+        for place, device in enumerate(plan.devices[:_MOST])
+    ]
+
+
+def _value(values: Mapping[str, object], name: str, device: int) -> float | None:
+    """A device's value in a line of sensors; None: it can't be read."""
+    by_device = values.get(f"{name}_by_device")
+    value = by_device[device] if isinstance(by_device, list) and device < len(by_device) else None
+    return value if isinstance(value, int | float) else None

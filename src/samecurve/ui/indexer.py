@@ -1,6 +1,8 @@
-"""Reads long journals one at a time in a child process, and knows where their states are kept.
+"""Reads long journals in child processes, one at a time, and knows where their states are kept.
 
-The states lie in the cache: whoever removes them loses time, and nothing else.
+The server stays quick meanwhile, and keeps its memory. A child (`python -m samecurve.ui.indexer RUN
+STATE PARENT`) saves what it has read every few seconds, so that the page shows it. The states lie
+in the cache: whoever removes them loses time, and nothing else.
 """
 
 import os
@@ -9,16 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from samecurve.core.system.cache import cache_home
+from samecurve.core.system.parent_death import die_with
 from samecurve.report.journal_reader import JournalReader
 
 LONG = 8 << 20  # bytes of a journal that the server does not read itself
 _KEPT = 60 * 24 * 3600.0  # seconds for which the state of a run that nobody opens is kept
 _PAUSE = 0.1  # seconds between two looks at the child
-_MODULE = "samecurve.ui.index"
+_MODULE = "samecurve.ui.indexer"
+_AT_ONCE = 4 << 20  # bytes that a child reads between two looks at the clock
+_SAVED_EVERY = 2.0  # seconds
 
 
 def state_path(home: Path) -> Path:
@@ -54,7 +60,7 @@ class Indexer:
     def want(self, home: Path) -> bool:
         """Read this run's journal next. False: its child has failed before, so none is started."""
         with self._changed:
-            if self._failed.get(home) == _size(home):
+            if self._failed.get(home) == journal_size(home):
                 return False
             if self._current != home and self._thread.is_alive():
                 self._wanted = dict.fromkeys([home, *self._wanted])
@@ -73,7 +79,7 @@ class Indexer:
                 del self._wanted[home]
                 self._current = home
             if _unread(home) > LONG and not self._read(home):
-                self._failed[home] = _size(home)
+                self._failed[home] = journal_size(home)
             self._current = None
 
     def _read(self, home: Path) -> bool:
@@ -97,7 +103,8 @@ class Indexer:
         return child.returncode == 0
 
 
-def _size(home: Path) -> int:
+def journal_size(home: Path) -> int:
+    """Bytes of a run's journal; 0: there is none."""
     try:
         return os.stat(home / "journal.jsonl", follow_symlinks=False).st_size
     except OSError:
@@ -106,7 +113,7 @@ def _size(home: Path) -> int:
 
 def _unread(home: Path) -> int:
     """Bytes of a journal that its saved state does not have."""
-    size = _size(home)
+    size = journal_size(home)
     if size <= LONG:
         return size
     reader = JournalReader.load(home, state_path(home))
@@ -117,8 +124,25 @@ def _unread(home: Path) -> int:
 def _remove_old() -> None:
     """Remove states that were not read for long."""
     for path in (cache_home() / "runs").glob("*.npz"):
-        try:
+        with suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT:
                 path.unlink()
-        except OSError:
-            continue
+
+
+def index(run: Path, state: Path) -> None:
+    """Read a run's journal to its end, and save the reader's state."""
+    reader = JournalReader.load(run, state)
+    saved = time.monotonic()
+    while not reader.read(_AT_ONCE):
+        if time.monotonic() - saved > _SAVED_EVERY:
+            reader.save(state)
+            saved = time.monotonic()
+    reader.save(state)
+
+
+if __name__ == "__main__":
+    _, run, state, parent = sys.argv
+    die_with(int(parent))
+    with suppress(OSError):
+        os.nice(10)
+    index(Path(run), Path(state))

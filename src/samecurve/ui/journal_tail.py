@@ -4,6 +4,7 @@ A journal may have hundreds of megabytes: only its last block is read, and only 
 """
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from samecurve.core.events import Event
 from samecurve.core.system.files import regular_only
 from samecurve.observe.journal import event_of
+from samecurve.report.steps import number
 
 _TAIL, _LONG_TAIL = 1 << 16, 1 << 20  # bytes; the longer one where a single line fills the shorter
 _BEGINNINGS = {"planned", "restarted", "resumed"}
@@ -98,7 +100,8 @@ def _rate(steps: Sequence[Event]) -> tuple[float, str] | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    as_float = number(value)
+    return None if math.isnan(as_float) else as_float
 
 
 def live_attempt(path: Path) -> str | None:

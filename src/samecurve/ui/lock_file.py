@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from samecurve.core.system.files import read_file_bytes
-from samecurve.run.directory.lock import is_live
+from samecurve.run.directory.lock import boot_id, is_live
 from samecurve.run.directory.run_directory import Run
 
 _MOST_BYTES = 1 << 16
@@ -30,22 +30,19 @@ def read_holder(run: Run) -> Holder | None:
     """The entry in the run's lock. None: there is none, or it can't be read."""
     try:
         values = json.loads(read_file_bytes(run.home / "lock", _MOST_BYTES))
-        return Holder(
-            str(values["host"]),
-            int(values["pid"]),
-            str(values.get("boot", "")),
-            float(values.get("since", 0.0)),
-        )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ):
+        values = {"boot": "", "since": 0.0, **values}
+        host, pid, boot, since = (values[name] for name in ("host", "pid", "boot", "since"))
+        return Holder(str(host), int(pid), str(boot), float(since))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return None
+
+
+def holds_lock(run: Run) -> bool:
+    """Whether a live process holds the run's lock. A lock that was released is an empty file."""
+    try:
+        return os.stat(run.home / "lock", follow_symlinks=False).st_size > 0 and is_live(run)
+    except OSError:
+        return False
 
 
 def launcher(run: Run) -> psutil.Process | str:
@@ -59,7 +56,7 @@ def launcher(run: Run) -> psutil.Process | str:
         return "no process holds its lock"
     if holder.host != socket.gethostname():
         return f"its launcher is a process of {holder.host}"
-    if holder.boot and holder.boot != _boot_id():
+    if holder.boot and holder.boot != boot_id():
         return "its lock was written before this machine was started"
     if holder.pid <= 1 or holder.pid == os.getpid():
         return "its lock names no launcher"
@@ -92,10 +89,3 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
     except FileNotFoundError:
         raise psutil.NoSuchProcess(process.pid) from None
     return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

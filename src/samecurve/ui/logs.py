@@ -6,7 +6,6 @@ At most a few megabytes are read for an answer. Secrets are hidden, and control 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -28,15 +27,6 @@ class LogAnswer(TypedDict):
     lines: list[str]
     start: int  # the byte at which the lines begin, or down to which was searched
     more: bool  # whether the file has bytes before that
-
-
-@dataclass(frozen=True)
-class LogQuestion:
-    """The lines that the page asks for."""
-
-    file: str = ""  # '': the first one
-    search: str = ""  # '': the last lines
-    before: int | None = None  # the byte before which the lines end; None: the file's end
 
 
 def log_files(logs: Path, others: Mapping[str, Path]) -> dict[str, Path]:
@@ -63,19 +53,27 @@ def _parts(name: str) -> list[str]:
     return re.split(r"([0-9]+)", name)
 
 
-def read_log(files: Mapping[str, Path], question: LogQuestion) -> LogAnswer:
-    """Read lines of one of the files. RefusedError: there is no such file, or it can't be read."""
+def read_log(
+    files: Mapping[str, Path], name: str = "", *, search: str = "", before: int | None = None
+) -> LogAnswer:
+    """Read lines of one of the files, the last ones or those that have a word.
+
+    name: of the file; '': the first one
+    before: the byte before which the lines end; None: the file's end
+
+    RefusedError: there is no such file, or it can't be read.
+    """
     answer: LogAnswer = {"files": list(files), "lines": [], "start": 0, "more": False}
     if not files:
         return answer
-    path = files.get(question.file or next(iter(files)))
+    path = files.get(name or next(iter(files)))
     if path is None:
-        raise RefusedError(404, f"this run has no log {question.file[:100]!r}", "", "file")
+        raise RefusedError(404, f"this run has no log {name[:100]!r}", "", "file")
     try:
         with open(path, "rb", opener=regular_only) as file:
             size = file.seek(0, os.SEEK_END)
-            end = size if question.before is None else max(0, min(size, question.before))
-            begin = max(0, end - (_SEARCHED if question.search else _TAIL))
+            end = size if before is None else max(0, min(size, before))
+            begin = max(0, end - (_SEARCHED if search else _TAIL))
             file.seek(begin)
             content = file.read(end - begin)
     except FileNotFoundError:
@@ -88,8 +86,8 @@ def read_log(files: Mapping[str, Path], question: LogQuestion) -> LogAnswer:
     lines = content.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    if question.search:
-        wanted = question.search.casefold()
+    if search:
+        wanted = search.casefold()
         shown = [text for line in lines if wanted in (text := _shown(line)).casefold()][-LINES:]
     else:
         kept = lines[-LINES:]

@@ -4,23 +4,20 @@ What a file says is kept until its size or time changes, so that a list in which
 costs a few system calls a run.
 """
 
-import math
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 import yaml
 
 from samecurve.core.system.files import read_file_bytes
-from samecurve.run.directory.lock import is_live
 from samecurve.terminal import printable
 from samecurve.ui.journal_tail import Tail, read_tail
-from samecurve.ui.lock_file import read_holder
+from samecurve.ui.lock_file import holds_lock, read_holder
 from samecurve.ui.plan_file import PlanFile, read_plan_file
 from samecurve.ui.redact import redact
 from samecurve.ui.roots import ListedRun
@@ -59,18 +56,12 @@ class RunRow(TypedDict):
     cause: NotRequired[str]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    stamp: tuple[int, int, int]
-    value: Any
-
-
 class RunList:
     """Makes the rows, and keeps what was read for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[Path, _Kept] = {}
+        self._kept: dict[Path, tuple[tuple[int, int, int], Any]] = {}  # stamp and content
 
     def rows(self, runs: Mapping[str, ListedRun]) -> list[RunRow]:
         """The rows, the last start first."""
@@ -81,13 +72,9 @@ class RunList:
                 del self._kept[path]
         return sorted(rows, key=lambda row: row["started"] or 0.0, reverse=True)
 
-    def row(self, listed: ListedRun) -> RunRow:
-        with self._lock:
-            return self._row(listed)
-
     def state(self, listed: ListedRun) -> State:
         with self._lock:
-            return state_of(self._tail(listed), is_live=_holds_lock(listed))
+            return state_of(self._tail(listed), is_live=holds_lock(listed.run))
 
     def plan(self, listed: ListedRun) -> PlanFile:
         with self._lock:
@@ -100,10 +87,9 @@ class RunList:
         plan = self._read(listed.run.plan, read_plan_file, PlanFile())
         task = self._read(listed.run.config, _read_task, "")
         tail = self._tail(listed)
-        lives = _holds_lock(listed)
-        tail_or_none = tail or Tail()
-        started, seconds = _times(tail_or_none, listed, lives=lives)
-        loss = tail_or_none.loss
+        lives = holds_lock(listed.run)
+        known = tail or Tail()
+        started, seconds = _times(known, listed, lives=lives)
         row: RunRow = {
             "id": listed.id,
             "name": printable(listed.name),
@@ -114,15 +100,15 @@ class RunList:
             "strategy": plan.strategy,
             "devices": plan.devices_text,
             "world": len(plan.devices),
-            "step": tail_or_none.step,
+            "step": known.step,
             "steps": plan.steps,
-            "loss": loss if loss is not None and math.isfinite(loss) else None,
-            "rate": _rate(tail_or_none),
+            "loss": known.loss,
+            "rate": None if known.rate is None else {"value": known.rate[0], "unit": known.rate[1]},
             "started": started,
             "seconds": seconds,
         }
         if row["state"] == "failed":
-            row["cause"] = redact(printable(tail_or_none.cause))
+            row["cause"] = redact(printable(known.cause))
         return row
 
     def _read(self, path: Path, read: Callable[[Path], T], missing: T) -> T:
@@ -130,12 +116,11 @@ class RunList:
         try:
             status = os.stat(path, follow_symlinks=False)
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-            kept = self._kept.get(path)
-            if kept is None or kept.stamp != stamp:
-                kept = self._kept[path] = _Kept(stamp, read(path))
+            if self._kept.get(path, ((), None))[0] != stamp:
+                self._kept[path] = stamp, read(path)
         except OSError:
             return missing
-        value: T = kept.value
+        value: T = self._kept[path][1]
         return value
 
 
@@ -146,16 +131,6 @@ def state_of(tail: Tail | None, *, is_live: bool) -> State:
     if is_live:
         return "running" if tail and tail.trains else "starting"
     return "interrupted" if tail and tail.last_time is not None else "not started"
-
-
-def _holds_lock(listed: ListedRun) -> bool:
-    """Whether a process holds the run's lock. A lock that was released is an empty file."""
-    try:
-        if not os.stat(listed.home / "lock", follow_symlinks=False).st_size:
-            return False
-    except OSError:
-        return False
-    return is_live(listed.run)
 
 
 def _times(tail: Tail, listed: ListedRun, *, lives: bool) -> tuple[float | None, float | None]:
@@ -173,12 +148,6 @@ def _times(tail: Tail, listed: ListedRun, *, lives: bool) -> tuple[float | None,
     else:
         began = tail.first_time if tail.first_time is not None else tail.last_time
     return began, max(0.0, tail.last_time - began)
-
-
-def _rate(tail: Tail) -> Rate | None:
-    if tail.rate is None or not math.isfinite(tail.rate[0]):
-        return None
-    return {"value": tail.rate[0], "unit": tail.rate[1]}
 
 
 def _read_task(path: Path) -> str:

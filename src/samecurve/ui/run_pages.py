@@ -27,12 +27,12 @@ from samecurve.run.directory.lock import is_live
 from samecurve.terminal import printable
 from samecurve.ui.actions import possible
 from samecurve.ui.answers import json_text
-from samecurve.ui.indexer import LONG, Indexer, state_path
+from samecurve.ui.devices import device_readings
+from samecurve.ui.indexer import LONG, Indexer, journal_size, state_path
 from samecurve.ui.plan_file import PlanFile
 from samecurve.ui.redact import redact_blocks
 from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_list import RunList
-from samecurve.ui.sensors import device_readings
 
 _KEPT = 8  # runs
 _AT_ONCE = 1 << 18  # bytes of one reading
@@ -133,7 +133,7 @@ class OpenRun:
             return
         reader = self._reader or self._load()
         before = reader.position
-        size = _size(self._found.home)
+        size = journal_size(self._found.home)
         if size - reader.position > LONG and self._indexer.want(self._found.home):
             if _time_of(self._state_path) != self._state_time:
                 reader = self._load()
@@ -280,12 +280,5 @@ def _time_of(path: Path) -> int:
     """When a file was changed last; 0: it is not there."""
     try:
         return os.stat(path, follow_symlinks=False).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _size(home: Path) -> int:
-    try:
-        return os.stat(home / "journal.jsonl", follow_symlinks=False).st_size
     except OSError:
         return 0

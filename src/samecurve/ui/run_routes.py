@@ -13,7 +13,8 @@ from samecurve.ui.actions import Resume
 from samecurve.ui.answers import json_answer, json_body, text_of
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.jobs.desk import JobCommand
-from samecurve.ui.logs import LogQuestion, log_files, read_log
+from samecurve.ui.kill import kill
+from samecurve.ui.logs import log_files, read_log
 from samecurve.ui.redact import redact_blocks
 from samecurve.ui.site import Site
 
@@ -40,7 +41,8 @@ def add(app: FastAPI, site: Site) -> None:
     def logs(run_id: str, file: str = "", search: str = "", before: int | None = None) -> Response:
         listed = site.find(run_id)
         files = log_files(listed.run.logs, site.job_logs(listed))
-        return json_answer(read_log(files, LogQuestion(file, search[:_MOST_SEARCH], before)))
+        lines = read_log(files, file, search=search[:_MOST_SEARCH], before=before)
+        return json_answer(lines)
 
     @app.get("/api/runs/{run_id}/picture/{name}")
     def picture(run_id: str, name: str) -> Response:
@@ -76,7 +78,7 @@ def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
     listed = site.find(run_id)
     match action:
         case "kill":
-            return actions.kill_run(listed)
+            return kill(listed.run)
         case "stop" | "save":
             return actions.request(listed, action)
         case "resume":
@@ -85,9 +87,9 @@ def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
         case "evaluate" | "sample" if is_live(listed.run):
             return actions.request(listed, action)
         case "evaluate":
-            return _start(site, actions.eval_command(listed))
+            return _start(site, actions.checkpoint_command(listed, "eval"))
         case "sample":
-            return _start(site, actions.sample_command(listed))
+            return _start(site, actions.checkpoint_command(listed, "sample"))
     raise RefusedError(404, f"there is no action {action[:40]!r}", ", ".join(actions.ACTIONS))
 
 

@@ -53,7 +53,7 @@ class Lock:
         self._file.truncate(0)
         holder = {
             "host": socket.gethostname(),
-            "boot": _boot_id(),
+            "boot": boot_id(),
             "pid": os.getpid(),
             "since": time.time(),
         }
@@ -101,7 +101,8 @@ def is_live(run: Run) -> bool:
         return True
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """The id of this boot of the machine; '': not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

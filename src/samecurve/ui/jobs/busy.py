@@ -1,16 +1,14 @@
 """The devices that are in use: by running jobs, and by live runs that somebody else has started."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.system.files import read_file_bytes
-from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.ui.jobs.job import ENDED, Job
-
-_MOST_BYTES = 1 << 26  # of plan.json
+from samecurve.ui.lock_file import holds_lock
+from samecurve.ui.plan_file import read_plan_file
 
 
 @dataclass
@@ -30,7 +28,7 @@ class Devices:
             if job.outcome().state not in ENDED:
                 taken |= dict.fromkeys(job.devices, f"job {job.name} uses it")
         for home in self.runs():
-            if home.resolve() not in own and _holds_lock(home):
+            if home.resolve() not in own and holds_lock(Run(home)):
                 taken |= dict.fromkeys(devices_of(home), f"run {home.name} uses it")
         return taken
 
@@ -44,25 +42,12 @@ def runs_below(root: Path) -> Callable[[], list[Path]]:
     return runs
 
 
-def _holds_lock(home: Path) -> bool:
-    """Whether a live process holds the run's lock. A lock that was released is an empty file."""
-    try:
-        return (home / "lock").stat().st_size > 0 and is_live(Run(home))
-    except OSError:
-        return False
-
-
 def devices_of(home: Path) -> list[str]:
     """The devices of a run's plan, as jobs name them; empty: it can't be read."""
-    try:
-        values = json.loads(read_file_bytes(Run(home).plan, _MOST_BYTES))
-        devices = values["plan"]["devices"]
-        return [
-            "cpu" if device["kind"] == "cpu" else f"{device['kind']}:{device['index']}"
-            for device in devices
-        ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+    with suppress(OSError):
+        devices = read_plan_file(Run(home).plan).devices
+        return ["cpu" if d.kind == "cpu" else f"{d.kind}:{d.index}" for d in devices]
+    return []
 
 
 def device_words(devices: Sequence[str]) -> str:
