@@ -21,7 +21,7 @@ from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
 from samecurve.ui.jobs.busy import Devices, device_words, devices_of, runs_below
 from samecurve.ui.jobs.desk import Desk, JobCommand
-from samecurve.ui.jobs.job import Job
+from samecurve.ui.jobs.job import Folder, Job
 from samecurve.ui.jobs.processes import ProcessName
 from samecurve.ui.jobs.queue import NewJob, Queue, job_rows
 from samecurve.ui.jobs.work import WorkerThread, has_worker, work, working
@@ -145,6 +145,23 @@ def test_moving_and_removing(queue: Queue, tmp_path: Path) -> None:
         queue.remove(read(running))
     with pytest.raises(UserError, match="does not wait"):
         queue.move(running, "up")
+
+
+def test_a_job_that_moves_while_it_is_listed_is_listed_once(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queue.add(new(tmp_path, "moves"))
+    read_folder = Queue._in
+
+    def reading(self: Queue, folder: Folder) -> list[Job]:
+        jobs = read_folder(self, folder)
+        self._claim(job)
+        return jobs
+
+    monkeypatch.setattr(Queue, "_in", reading)
+    (listed,) = queue.jobs()
+    assert listed.folder == "running"
+    listed.path.unlink()  # nothing has started it
 
 
 def test_outcomes(queue: Queue, tmp_path: Path) -> None:

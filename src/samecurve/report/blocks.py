@@ -127,7 +127,7 @@ def chart(
     note: str = "",
     **more: Any,
 ) -> Block:
-    """A chart. y: a format, or the whole description of the axis. more: group, x, smooth, marks."""
+    """A chart. y: a format, or the whole description of the axis. more: x, smooth, marks."""
     axis = {"format": y} if isinstance(y, str) else y
     return _block("chart", name=name, title=title, note=note, y=axis, lines=lines, **more)
 

@@ -11,7 +11,6 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -44,38 +43,6 @@ _ASKED = {
 }
 _SOON = "try again in a few seconds"
 _GONE = "reload the page: it shows what the run does now"
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The values that a resume may change."""
-
-    devices: str | None = None  # None: as the run's config says
-    strategy: str | None = None
-
-    def flags(self) -> list[str]:
-        """The flags of `train`. RefusedError: they name no devices, or no strategy."""
-        flags = []
-        if self.devices:
-            if not _DEVICES.fullmatch(self.devices):
-                raise RefusedError(
-                    400,
-                    f"devices {self.devices[:60]!r} name none",
-                    "auto, all, cpu, cpu:4, or the numbers of GPUs such as 0,1",
-                    "devices",
-                )
-            flags += ["--devices", self.devices]
-        if self.strategy:
-            names = ["auto", *STRATEGY_NAMES]
-            if self.strategy not in names:
-                raise RefusedError(
-                    400,
-                    f"there is no strategy {self.strategy[:60]!r}",
-                    ", ".join(names),
-                    "strategy",
-                )
-            flags += ["--strategy", self.strategy]
-        return flags
 
 
 def possible(listed: ListedRun, state: State, *, live: bool) -> list[Action]:
@@ -114,13 +81,28 @@ def request(listed: ListedRun, what: Request) -> str:
     return _ASKED[what]
 
 
-def resume_command(listed: ListedRun, asked: Resume) -> JobCommand:
-    """The command that goes on with a run. RefusedError: it is live."""
-    flags = asked.flags()
+def resume_command(listed: ListedRun, devices: str | None, strategy: str | None) -> JobCommand:
+    """The command that goes on with a run. RefusedError: it is live, or there is no such value.
+
+    devices, strategy: None: as the run's config says
+    """
+    flags = []
+    if devices:
+        if not _DEVICES.fullmatch(devices):
+            cause = f"devices {devices[:60]!r} name none"
+            remedy = "auto, all, cpu, cpu:4, or the numbers of GPUs such as 0,1"
+            raise RefusedError(400, cause, remedy, "devices")
+        flags += ["--devices", devices]
+    if strategy:
+        names = ["auto", *STRATEGY_NAMES]
+        if strategy not in names:
+            cause = f"there is no strategy {strategy[:60]!r}"
+            raise RefusedError(400, cause, ", ".join(names), "strategy")
+        flags += ["--strategy", strategy]
     _check_idle(listed, "resumed")
     run, home = listed.run, str(listed.home)
     arguments = ["train", "-f", str(run.config), "--save-dir", home, *flags]
-    return _command(listed, arguments, "resume", asked.devices or "")._replace(run=listed.home)
+    return _command(listed, arguments, "resume", devices or "")._replace(run=listed.home)
 
 
 def checkpoint_command(listed: ListedRun, verb: Literal["eval", "sample"]) -> JobCommand:

@@ -51,17 +51,7 @@ class Devices:
 
     @property
     def detected(self) -> str:
-        """'Detected 2 GPUs', or why there is none."""
-        machine = self.machine
-        if self.error:
-            return f"No GPU found: {self.error}"
-        if not machine.devices:
-            return (
-                "No GPU found: no driver of NVIDIA or AMD answers on this machine; runs train on"
-                f" {counted(machine.cores, 'CPU core')}"
-            )
-        unfit = [f"{engine}: {why.cause}; {why.remedy}" for engine, why in machine.unfit.items()]
-        return "; ".join([f"Detected {counted(len(machine.devices), 'GPU')}", *unfit])
+        return f"No GPU found: {self.error}" if self.error else detected(self.machine)
 
     def now(self) -> list[DeviceNow]:
         with self._lock:
@@ -98,6 +88,18 @@ class Devices:
             }
             for place, device in enumerate(devices)
         ]
+
+
+def detected(machine: Machine) -> str:
+    """'Detected 2 GPUs: NVIDIA H100', or why there is none."""
+    if not machine.devices:
+        return (
+            "No GPU found: no driver of NVIDIA or AMD answers on this machine; runs train on"
+            f" {counted(machine.cores, 'CPU core')}"
+        )
+    names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.devices))
+    unfit = [f"{engine}: {why.cause}; {why.remedy}" for engine, why in machine.unfit.items()]
+    return "; ".join([f"Detected {counted(len(machine.devices), 'GPU')}: {names}", *unfit])
 
 
 def device_readings(plan: PlanFile, values: Mapping[str, object]) -> list[dict[str, Any]]:

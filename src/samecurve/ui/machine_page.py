@@ -1,9 +1,9 @@
 """The page of the machine: its devices, how they are connected, and what `bench` has measured."""
 
 import json
-import os
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from samecurve.core.system.files import read_file_bytes
@@ -13,6 +13,7 @@ from samecurve.terminal import printable
 from samecurve.ui.devices import DeviceNow, Devices
 from samecurve.ui.redact import redact_blocks
 from samecurve.ui.roots import Root
+from samecurve.ui.tree import SKIPPED, walk
 from samecurve.units import show_bytes
 
 _BENCH = "bench.json"
@@ -20,7 +21,7 @@ _DEPTH = 4  # directories below a root in which results of bench are looked for
 _MOST_DIRECTORIES = 5_000
 _MOST_RESULTS = 12
 _MOST_BYTES = 1 << 24
-_SKIPPED = {"node_modules", "__pycache__", "site-packages", "checkpoints", "logs", "samples"}
+_SKIPPED = SKIPPED | {"checkpoints", "logs", "samples"}
 _UNKNOWN = "\N{EN DASH}"
 
 
@@ -36,8 +37,7 @@ def machine_page(devices: Devices, roots: Sequence[Root]) -> Page:
     blocks += _devices(devices)
     blocks += _links(devices)
     blocks += _benches(roots)
-    page: Page = {"title": "Machine", "blocks": redact_blocks(blocks), "runs": []}
-    return page
+    return {"title": "Machine", "blocks": redact_blocks(blocks), "runs": []}
 
 
 def _devices(devices: Devices) -> Iterator[Block]:
@@ -117,33 +117,11 @@ def find_benches(roots: Sequence[Root]) -> list[tuple[str, Path]]:
     """The results of bench below the roots, the newest first: their names and files."""
     benches: dict[Path, tuple[float, str]] = {}
     for root in roots:
-        level, left = [root.path], _MOST_DIRECTORIES
-        for _ in range(_DEPTH + 1):
-            below: list[Path] = []
-            for directory in level[:left]:
-                folders, time = _look(directory)
-                if time is not None:
-                    relative = directory.relative_to(root.path) / _BENCH
-                    benches.setdefault(directory / _BENCH, (time, relative.as_posix()))
-                below += folders
-            left -= min(left, len(level))
-            level = below
+        for directory, files in walk(root.path, _DEPTH, _MOST_DIRECTORIES, skipped=_SKIPPED):
+            if _BENCH in files:
+                path = directory / _BENCH
+                with suppress(OSError):
+                    written = path.stat().st_mtime
+                    benches.setdefault(path, (written, path.relative_to(root.path).as_posix()))
     newest = sorted(benches.items(), key=lambda entry: entry[1][0], reverse=True)
     return [(name, path) for path, (_, name) in newest[:_MOST_RESULTS]]
-
-
-def _look(directory: Path) -> tuple[list[Path], float | None]:
-    """The directories in a directory, without links, and when its bench.json was written."""
-    folders, written = [], None
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.name == _BENCH and entry.is_file(follow_symlinks=False):
-                    written = entry.stat(follow_symlinks=False).st_mtime
-                elif entry.name.startswith(".") or entry.name in _SKIPPED:
-                    continue
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(directory / entry.name)
-    except OSError:
-        return [], None
-    return sorted(folders), written

@@ -4,7 +4,6 @@ A run is known to the browser by an id, never by a path: only ids that a scan ha
 accepted, so nothing in a request can name another directory.
 """
 
-import os
 import stat
 import threading
 import time
@@ -15,12 +14,13 @@ from pathlib import Path
 
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
+from samecurve.ui.tree import walk
 
 _DEPTH = 3  # directories below a root in which runs are looked for
-_MOST_DIRECTORIES = 20_000  # that one scan looks into
+_MOST_DIRECTORIES = 20_000  # below a root that a scan looks into
 _FRESH = 1.0  # seconds in which a scan counts
 _MOST_OF_TIME = 0.05  # share of the time that scans of a large tree may take
-_SKIPPED = {"node_modules", "__pycache__", "site-packages"}
+_LEAF = "plan.json"  # the file that a run has
 
 
 def opaque_id(root: Path, relative: str) -> str:
@@ -66,7 +66,6 @@ class Catalogue:
 
     def __init__(self, roots: Sequence[Root]) -> None:
         self.roots = tuple(dict.fromkeys(roots))
-        self.is_cut = False  # whether the tree has more directories than are looked into
         self._lock = threading.Lock()
         self._found: dict[str, ListedRun] = {}
         self._fresh_until = 0.0
@@ -95,42 +94,14 @@ class Catalogue:
 
     def _scan(self) -> dict[str, ListedRun]:
         by_directory: dict[Path, ListedRun] = {}
-        left = _MOST_DIRECTORIES
         for root in self.roots:
-            level = [(root.path, "")]
-            for _ in range(_DEPTH + 1):
-                below: list[tuple[Path, str]] = []
-                for directory, relative in level[:left]:
-                    folders = _folders_unless_run(directory)
-                    if folders is None:
-                        name = relative or root.name
-                        run_id = opaque_id(root.path, relative)
-                        by_directory.setdefault(directory, ListedRun(run_id, name, root, directory))
-                        continue
-                    prefix = f"{relative}/" if relative else ""
-                    below += [(directory / name, f"{prefix}{name}") for name in folders]
-                left -= min(left, len(level))
-                level = below
-        self.is_cut = left == 0
+            for directory, files in walk(root.path, _DEPTH, _MOST_DIRECTORIES, leaf=_LEAF):
+                if _LEAF in files:
+                    relative = directory.relative_to(root.path).as_posix()
+                    relative, name = ("", root.name) if relative == "." else (relative, relative)
+                    run = ListedRun(opaque_id(root.path, relative), name, root, directory)
+                    by_directory.setdefault(directory, run)
         return {run.id: run for run in by_directory.values()}
-
-
-def _folders_unless_run(directory: Path) -> list[str] | None:
-    """The names of the directories in a directory, without links. None: it is a run itself."""
-    folders = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                name = entry.name
-                if name == "plan.json" and entry.is_file(follow_symlinks=False):
-                    return None
-                if name.startswith(".") or name in _SKIPPED:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(name)
-    except OSError:  # not ours to read, or just removed
-        return []
-    return sorted(folders)
 
 
 def is_plain_directory(path: Path) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 
@@ -28,32 +28,7 @@ State = Literal[
 _MOST_CONFIG = 1 << 20  # bytes that are searched for the task
 _TASK = re.compile(rb"^task:[^\n]*", re.MULTILINE)
 T = TypeVar("T")
-
-
-class Rate(TypedDict):
-    value: float
-    unit: str
-
-
-class RunRow(TypedDict):
-    """A run in the list."""
-
-    id: str
-    name: str
-    root: str
-    state: State
-    task: str
-    engine: str
-    strategy: str
-    devices: str
-    world: int
-    step: int
-    steps: int
-    loss: float | None
-    rate: Rate | None
-    started: float | None  # seconds since 1970
-    seconds: float | None
-    cause: NotRequired[str]
+Row = dict[str, Any]  # a run in the list
 
 
 class RunList:
@@ -63,7 +38,7 @@ class RunList:
         self._lock = threading.Lock()
         self._kept: dict[Path, tuple[tuple[int, int, int], Any]] = {}  # stamp and content
 
-    def rows(self, runs: Mapping[str, ListedRun]) -> list[RunRow]:
+    def rows(self, runs: Mapping[str, ListedRun]) -> list[Row]:
         """The rows, the last start first."""
         with self._lock:
             rows = [self._row(listed) for listed in runs.values()]
@@ -83,14 +58,14 @@ class RunList:
     def _tail(self, listed: ListedRun) -> Tail | None:
         return self._read(listed.run.journal, read_tail, None)
 
-    def _row(self, listed: ListedRun) -> RunRow:
+    def _row(self, listed: ListedRun) -> Row:
         plan = self._read(listed.run.plan, read_plan_file, PlanFile())
         task = self._read(listed.run.config, _read_task, "")
         tail = self._tail(listed)
         lives = holds_lock(listed.run)
         known = tail or Tail()
         started, seconds = _times(known, listed, lives=lives)
-        row: RunRow = {
+        row: Row = {
             "id": listed.id,
             "name": printable(listed.name),
             "root": listed.root.id,

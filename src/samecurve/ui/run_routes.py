@@ -9,7 +9,6 @@ from starlette.responses import Response
 from samecurve.observe.pictures import png
 from samecurve.run.directory.lock import is_live
 from samecurve.ui import actions
-from samecurve.ui.actions import Resume
 from samecurve.ui.answers import json_answer, json_body, text_of
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.jobs.desk import JobCommand
@@ -82,8 +81,8 @@ def _act(site: Site, run_id: str, action: str, body: dict[str, Any]) -> str:
         case "stop" | "save":
             return actions.request(listed, action)
         case "resume":
-            changes = Resume(text_of(body, "devices"), text_of(body, "strategy"))
-            return _start(site, actions.resume_command(listed, changes))
+            devices, strategy = text_of(body, "devices"), text_of(body, "strategy")
+            return _start(site, actions.resume_command(listed, devices, strategy))
         case "evaluate" | "sample" if is_live(listed.run):
             return actions.request(listed, action)
         case "evaluate":

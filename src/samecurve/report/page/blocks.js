@@ -7,7 +7,7 @@ import { formatDigits } from "./numbers.js";
 import { ChartTools } from "./tools.js";
 
 const drawn = {
-  header, heading, text, cards, table, pre, spans, details, columns, pictures, bars: barsFigure,
+  header, heading, text, cards, table, pre, spans, details, pictures, bars: barsFigure,
 };
 const toneSigns = { bad: "✕", warn: "!", good: "✓" };
 
@@ -72,14 +72,12 @@ export function renderBlocks(blocks, context) {
       fragment.append(drawn[block.type](block, context));
       return;
     }
-    const group = block.group ?? "";
-    if (grid === null || grid.dataset.group !== group) {
+    if (grid === null) {
       const first = blocks.findIndex(({ type }) => type === "chart") === index;
       if (first && sharesAxis(blocks)) {
         fragment.append(context.toolsOf(block.name));
       }
-      grid = el("div", { class: "charts", "data-group": group });
-      if (group) fragment.append(el("h3", {}, group));
+      grid = el("div", { class: "charts" });
       fragment.append(grid);
     }
     grid.append(context.chart(block));
@@ -89,7 +87,7 @@ export function renderBlocks(blocks, context) {
 
 /** Names of the charts among blocks, and among the blocks within them. */
 function chartNames(blocks) {
-  return blocks.flat().flatMap((block) => {
+  return blocks.flatMap((block) => {
     return block.type === "chart" ? [block.name] : chartNames(block.blocks ?? []);
   });
 }
@@ -108,8 +106,8 @@ export function badge({ text: words, tone }) {
   return el("span", { class: `badge ${tone ?? "quiet"}` }, words);
 }
 
-function heading({ text: words, level, id }) {
-  return el(level === 3 ? "h3" : "h2", { id }, words);
+function heading({ text: words, level }) {
+  return el(level === 3 ? "h3" : "h2", {}, words);
 }
 
 function text({ text: words, tone, title }) {
@@ -126,10 +124,9 @@ function cards({ items }) {
     el("dt", {}, title), el("dd", {}, value), note && el("dd", { class: "quiet" }, note))));
 }
 
-function table({ head, rows, numbers, id }) {
-  const classes = numbers ? "numbers" : null;
+function table({ head, rows, numbers }) {
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
-    el("table", { class: classes, id },
+    el("table", { class: numbers ? "numbers" : null },
       head.some((cell) => cellText(cell)) && el("thead", {}, el("tr", {},
         head.map((cell) => el("th", { scope: "col" }, cellContent(cell))))),
       el("tbody", {}, rows.map(([first, ...rest]) => el("tr", {},
@@ -145,10 +142,9 @@ function cellText(cell) {
 function cellContent(cell) {
   const words = cellText(cell);
   if (typeof cell !== "object" || cell === null) return words;
-  const { note, share, href } = cell;
-  const main = href?.startsWith("#/") ? el("a", { href }, words) : words;
-  const shaded = share === undefined || share === null
-    ? main : el("span", { class: "share", style: { "--share": share } }, main);
+  const { note, share } = cell;
+  const shaded = share === undefined
+    ? words : el("span", { class: "share", style: { "--share": share } }, words);
   return [shaded, note && el("div", { class: "quiet" }, note)];
 }
 
@@ -169,13 +165,8 @@ function details({ summary, blocks, open }, context) {
     el("div", { class: "details-body" }, renderBlocks(blocks, context)));
 }
 
-function columns({ blocks }, context) {
-  return el("div", { class: "columns" },
-    blocks.map((column) => el("div", {}, renderBlocks(column, context))));
-}
-
-function pictures({ items, size }) {
-  return el("div", { class: `pictures ${size ?? "small"}` }, items.map(({ caption, src }) => {
+function pictures({ items }) {
+  return el("div", { class: "pictures" }, items.map(({ caption, src }) => {
     return el("figure", {}, isOurPicture(src) && el("img", { src, alt: caption, loading: "lazy" }),
       el("figcaption", {}, caption));
   }));

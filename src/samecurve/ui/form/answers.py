@@ -8,7 +8,7 @@ from typing import Any
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.machine import Machine, choose_devices
+from samecurve.core.planning.machine import choose_devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.strategies import strategies_of
 from samecurve.errors import SamecurveError, UserError
@@ -16,6 +16,7 @@ from samecurve.probe import probe
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.prepare import make_plan
 from samecurve.tasks import entry_of
+from samecurve.ui.devices import detected
 from samecurve.ui.form.bases import BaseName, Bases
 from samecurve.ui.form.draft import Draft, each, error_json, make_draft
 from samecurve.ui.form.fields import table
@@ -31,7 +32,6 @@ from samecurve.ui.form.written import (
     new_file,
     write,
 )
-from samecurve.units import counted
 
 Answer = dict[str, Any]
 _DESCRIBES = "samecurve.run.describe"
@@ -185,7 +185,7 @@ class Answers:
         use = str(values.get("devices.use") or "auto")
         return {
             "title": "Multi-GPU training",
-            "detected": _detected(machine),
+            "detected": detected(machine),
             "devices": gpus,
             "cores": machine.cores,
             "cpu": machine.cpu,
@@ -214,16 +214,6 @@ def _without_measuring(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
         "devices.balance measured: the speeds are measured when the run starts; shown evenly here"
     )
     return replace(loaded, config=config), [note]
-
-
-def _detected(machine: Machine) -> str:
-    if machine.devices:
-        names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.devices))
-        return f"Detected {counted(len(machine.devices), 'GPU')}: {names}"
-    return (
-        "No GPU found: no driver of NVIDIA or AMD shows one to this process."
-        f" CPU ranks share {counted(machine.cores, 'core')}"
-    )
 
 
 def _is_several(use: str, gpus: int) -> bool:

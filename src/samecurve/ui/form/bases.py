@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samecurve.core.config.document import Document, parse, read_file
+from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
 
 Kind = Literal["preset", "config", "run", "empty"]
-_SECTIONS = {"task", "engine", "model", "data", "batch", "optimizer", "schedule", "train"}
-_SECTIONS |= {"devices", "track"}
+_SECTIONS = Config.model_fields.keys()
 # a cheap look before a file is parsed: one of these keys begins a line (or stands in JSON)
 _KEYS = re.compile(
     r"(?m)^[\s{]*[\"']?(task|batch|trainer|multi_gpu|enable_multi_gpu|training_method|base_model"

@@ -4,7 +4,6 @@ The browser names a config by an id, which is looked up among the files that a s
 Values of a config that are paths must lie below a root, links resolved.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
+from samecurve.ui.tree import SKIPPED, walk
 
 MOST_BYTES = 1 << 20  # of a config file
 _DEPTH = 3
-_MOST_CONFIGS = 500
-_SKIPPED = {"node_modules", "venv", "runs", "queue", "bench", "__pycache__", "site-packages"}
+_MOST_CONFIGS, _MOST_FOLDERS = 500, 20_000
+_SKIPPED = SKIPPED | {"venv", "runs", "queue", "bench"}
 _SUFFIXES = {".yaml", ".yml", ".json"}
 _WILDCARD = re.compile(r"[*?\[]")
 _NO_PATHS = {"data.prompts"}  # texts that may begin with a slash
@@ -42,30 +42,20 @@ class Roots:
         """Files that may be configs, each with its root: not large, not deep, not hidden."""
         count = 0
         for root in self.paths:
-            for path in _files_below(root):
-                count += 1
-                if count > _MOST_CONFIGS:
-                    return
-                yield root, path
+            for folder, names in walk(root, _DEPTH, _MOST_FOLDERS, skipped=_SKIPPED):
+                for path in (folder / name for name in sorted(names)):
+                    if _may_be_config(path) and count < _MOST_CONFIGS:
+                        count += 1
+                        yield root, path
 
 
-def _files_below(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        depth = len(Path(folder).relative_to(root).parts)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if depth < _DEPTH and not name.startswith(".") and name not in _SKIPPED
-        )
-        for name in sorted(files):
-            path = Path(folder) / name
-            if path.suffix not in _SUFFIXES or name.startswith(".") or path.is_symlink():
-                continue
-            try:
-                if 0 < path.stat().st_size <= MOST_BYTES:
-                    yield path
-            except OSError:
-                continue
+def _may_be_config(path: Path) -> bool:
+    if path.suffix not in _SUFFIXES or path.name.startswith("."):
+        return False
+    try:
+        return 0 < path.stat().st_size <= MOST_BYTES
+    except OSError:
+        return False
 
 
 def check_places(values: Mapping[str, Any], roots: Roots, home: Path) -> list[UserError]:

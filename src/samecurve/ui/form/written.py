@@ -19,8 +19,7 @@ from samecurve.ui.form.draft import Draft
 from samecurve.ui.form.values import settings
 
 CONFIGS = "configs"  # the folder, below a root, that new config files are written to
-_ORDER = ("task", "engine", "model", "data", "batch", "optimizer", "schedule", "train")
-_SECTIONS = (*_ORDER, "devices", "track")
+_SECTIONS = tuple(Config.model_fields)
 _MOST_NAME = 60
 
 

@@ -7,7 +7,7 @@ runs, its shepherd alone writes the file.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,21 +62,11 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """The content of the job's file."""
+        values = asdict(self)
+        for name in ("folder", "path", "log"):  # where the file lies
+            del values[name]
         return {
-            "id": self.id,
-            "name": self.name,
-            "argv": list(self.argv),
-            "shown": self.shown,
-            "cwd": str(self.cwd),
-            "devices": list(self.devices),
-            "added": self.added,
-            "order": self.order,
-            "run": str(self.run) if self.run else None,
-            "starter": self.starter.to_json() if self.starter else None,
-            "process": self.process.to_json() if self.process else None,
-            "started": self.started,
-            "exit": self.exit,
-            "ended": self.ended,
+            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
         }
 
     def outcome(self) -> "Outcome":

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+from samecurve.run.directory.lock import boot_id
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _began(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
         fields = text.rpartition(")")[2].split()
-        return None if fields[0] in {"Z", "X"} else f"{_BOOT.read_text().strip()} {fields[19]}"
+        return None if fields[0] in {"Z", "X"} else f"{boot_id()} {fields[19]}"
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
             return None

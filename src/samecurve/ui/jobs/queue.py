@@ -88,7 +88,9 @@ class Queue:
 
     def jobs(self) -> list[Job]:
         """All jobs: those that run, those that wait in their order, the last ones that ended."""
-        by_folder = {folder: self._in(folder) for folder in _FOLDERS}
+        # a job that moves on meanwhile is seen in two folders: the later one counts
+        jobs = {job.id: job for folder in _FOLDERS for job in self._in(folder)}.values()
+        by_folder = {name: [job for job in jobs if job.folder == name] for name in _FOLDERS}
         done = sorted(by_folder["done"], key=lambda job: job.ended or job.added, reverse=True)
         return [*by_folder["running"], *by_folder["waiting"], *done]
 
