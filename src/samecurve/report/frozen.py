@@ -10,7 +10,6 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -36,6 +35,8 @@ def frozen_html(page: Page, made_by: str, foot: str) -> str:
         " img-src data:; base-uri 'none'; form-action 'none'"
     )
     content = {"page": page, "made_by": made_by, "foot": foot}
+    data = json.dumps(content, allow_nan=False, separators=(",", ":"))  # ASCII alone
+    data = data.replace("<", "\\u003c")  # so that no script element ends within it
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -48,18 +49,12 @@ def frozen_html(page: Page, made_by: str, foot: str) -> str:
 </head>
 <body>
 <noscript>A script in this file draws the page: allow it. It loads nothing.</noscript>
-<script type="application/json" id="page">{dump_json(content)}</script>
+<script type="application/json" id="page">{data}</script>
 <script>{uplot}</script>
 <script type="module">{script}</script>
 </body>
 </html>
 """
-
-
-def dump_json(content: Mapping[str, object]) -> str:
-    """JSON that can stand within a script element. ValueError: a number is not finite."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))  # ASCII alone
-    return text.replace("<", "\\u003c")
 
 
 def _hash(text: str) -> str:

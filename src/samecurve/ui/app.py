@@ -15,7 +15,8 @@ from samecurve.errors import SamecurveError
 from samecurve.terminal import printable
 from samecurve.ui import compare, run_routes
 from samecurve.ui.answers import json_answer
-from samecurve.ui.errors import RefusedError, entries, entry, status_of
+from samecurve.ui.errors import RefusedError, entries, entry, shown_error, status_of
+from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.form_routes import form_routes
 from samecurve.ui.redact import redact
 from samecurve.ui.site import Site
@@ -25,8 +26,8 @@ from samecurve.ui.static_files import own_file, shared_file
 def make_app(site: Site) -> FastAPI:
     """The application, without the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    kinds = (Exception, RefusedError, SamecurveError, HTTPException, RequestValidationError)
-    for kind in kinds:
+    explained: tuple[type[Exception], ...] = (RefusedError, PlanRefusedError, SamecurveError)
+    for kind in (*explained, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
 
     @app.get("/")
@@ -73,6 +74,8 @@ def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case RefusedError():
             return json_answer({"errors": [error.entry]}, error.status)
+        case PlanRefusedError():
+            return json_answer({"errors": list(map(shown_error, error.errors))}, 400)
         case SamecurveError():
             return json_answer({"errors": entries(error)}, status_of(error))
         case HTTPException():

@@ -7,7 +7,7 @@ from samecurve.terminal import printable
 from samecurve.ui.redact import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class ErrorEntry(TypedDict):
@@ -29,6 +29,14 @@ class RefusedError(Exception):
 def entry(cause: str, remedy: str = "", where: str = "") -> ErrorEntry:
     cause, remedy, where = (redact(printable(text)) for text in (cause, remedy, where))
     return {"cause": cause, "remedy": remedy, "where": where}
+
+
+def shown_error(error: "Mapping[str, str]") -> ErrorEntry:
+    """An error of the plan worker, its secrets hidden."""
+    shown = entry(error.get("cause", ""), error.get("remedy", ""), error.get("where", ""))
+    if error.get("key"):
+        shown["key"] = error["key"]
+    return shown
 
 
 def entries(error: SamecurveError) -> list[ErrorEntry]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from samecurve.ui.answers import json_answer, json_body
-from samecurve.ui.errors import ErrorEntry, RefusedError, entry
+from samecurve.ui.errors import RefusedError, shown_error
 from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.jobs.desk import Desk
 from samecurve.ui.redact import redact_blocks
@@ -44,31 +44,31 @@ def _add_draft(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/api/form/bases")
     def bases() -> Response:
-        return _answered(lambda: desk.ask("bases", {}))
+        return json_answer(desk.ask("bases", {}))
 
     @router.post("/api/form")
     def form(body: Body) -> Response:
-        return _answered(lambda: desk.ask("form", _draft(body)))
+        return json_answer(desk.ask("form", _draft(body)))
 
     @router.post("/api/plan")
     def plan(body: Body) -> Response:
-        return _answered(lambda: _plan(desk, _draft(body)))
+        return json_answer(_plan(desk, _draft(body)))
 
     @router.post("/api/save")
     def save(body: Body) -> Response:
-        return _answered(lambda: desk.ask("save", _draft(body)))
+        return json_answer(desk.ask("save", _draft(body)))
 
     @router.post("/api/start")
     def start(body: Body) -> Response:
-        return _answered(lambda: {"job": desk.submit(_draft(body), at_once=True)})
+        return json_answer({"job": desk.submit(_draft(body), at_once=True)})
 
     @router.post("/api/queue")
     def enqueue(body: Body) -> Response:
-        return _answered(lambda: {"job": desk.submit(_draft(body), at_once=False)})
+        return json_answer({"job": desk.submit(_draft(body), at_once=False)})
 
     @router.post("/api/data")
     def data(body: Body) -> Response:
-        return _answered(lambda: _data(desk, _draft(body)))
+        return json_answer(_data(desk, _draft(body)))
 
 
 def _add_queue(router: APIRouter, desk: Desk) -> None:
@@ -103,25 +103,9 @@ def _job_id(text: str) -> str:
     return text
 
 
-def _answered(ask: Callable[[], dict[str, Any]]) -> Response:
-    """The answer, or the errors of a request that is refused."""
-    try:
-        return json_answer(ask())
-    except PlanRefusedError as refused:
-        return json_answer({"errors": [_entry(error) for error in refused.errors]}, 400)
-
-
-def _entry(error: Mapping[str, str]) -> ErrorEntry:
-    """An error for the page, its secrets hidden."""
-    shown = entry(error.get("cause", ""), error.get("remedy", ""), error.get("where", ""))
-    if error.get("key"):
-        shown["key"] = error["key"]
-    return shown
-
-
 def _plan(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
     answer = desk.ask("plan", sent)
-    answer["errors"] = [_entry(error) for error in answer["errors"]]
+    answer["errors"] = list(map(shown_error, answer["errors"]))
     for name in ("blocks", "worlds", "notes"):
         answer[name] = redact_blocks(answer[name])
     return answer

@@ -81,7 +81,8 @@ class PlanWorker:
                 self._stop()
                 value = self._exchange(line, draft)
             self._asked = time.monotonic()
-            self._end_when_idle()
+            if self._timer is None or not self._timer.is_alive():
+                self._look_again(self._idle)
             return value
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class PlanWorker:
         if self._is_closed:
             _refuse("the server is ending", "start `samecurve ui` again")
         if self._process is None or self._process.poll() is not None:
-            self._start()
+            self._process = self._starter.submit(self._start).result()
         assert self._process is not None
         try:
             assert self._process.stdin is not None
@@ -128,10 +129,7 @@ class PlanWorker:
         remedy = "does the task's file compute or download while it is loaded? try again"
         return _task_error(cause, remedy)
 
-    def _start(self) -> None:
-        self._process = self._starter.submit(self._popen).result()
-
-    def _popen(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), *self._roots],
             stdin=subprocess.PIPE,
@@ -175,23 +173,20 @@ class PlanWorker:
             process.stdout.close()
         return code
 
-    def _end_when_idle(self) -> None:
-        if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(self._idle, self._look)
-            self._timer.daemon = True
-            self._timer.start()
+    def _look_again(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._look)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _look(self) -> None:
         """End a worker that nobody has asked for a while; look again later if somebody has."""
         with self._lock:
             left = self._asked + self._idle - time.monotonic()
-            if left <= 0:
+            if left > 0:
+                self._look_again(left)
+            else:
                 self._stop()
                 self._timer = None
-                return
-            self._timer = threading.Timer(left, self._look)
-            self._timer.daemon = True
-            self._timer.start()
 
 
 def _refuse(cause: str, remedy: str) -> NoReturn:
