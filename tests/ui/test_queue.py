@@ -130,16 +130,16 @@ def test_a_run_is_resumed_once_at_a_time(tmp_path: Path) -> None:
 
 
 def test_moving_and_removing(queue: Queue, tmp_path: Path) -> None:
-    for name in "abc":
+    for name in "xyz":  # no letter of an id
         queue.add(new(tmp_path, name))
-    queue.move(queue.find("c"), "up")
-    queue.move(queue.find("a"), "up")  # it is the first already
-    queue.move(queue.find("a"), "down")
-    assert [job.name for job in queue.jobs()] == ["c", "a", "b"]
-    queue.remove(queue.find("a"))
-    assert [job.name for job in queue.jobs()] == ["c", "b"]
-    with pytest.raises(UserError, match="no job a"):
-        queue.find("a")
+    queue.move(queue.find("z"), "up")
+    queue.move(queue.find("x"), "up")  # it is the first already
+    queue.move(queue.find("x"), "down")
+    assert [job.name for job in queue.jobs()] == ["z", "x", "y"]
+    queue.remove(queue.find("x"))
+    assert [job.name for job in queue.jobs()] == ["z", "y"]
+    with pytest.raises(UserError, match="no job x"):
+        queue.find("x")
     running = queue.start(new(tmp_path, "now", waits_for(tmp_path / "go")))
     with pytest.raises(UserError, match="would not stop it"):
         queue.remove(read(running))
