@@ -101,7 +101,8 @@ def notes(record: RunRecord, name: str = "") -> Iterator[Block]:
     elif how in _OUTCOMES:
         yield text(name + _OUTCOMES[how], "quiet")
     if not len(record.steps) and record.starts:
-        yield text(f"{name}No step was trained, so there are no curves.", "warn")
+        words = f"{name}No step was trained, so there are no curves."
+        yield text(words, "quiet" if record.live else "warn")
     elif len(record.steps) and not record.evaluated:
         yield text(f"{name}It was never evaluated.", "quiet")
     if record.began_from:
