@@ -308,6 +308,15 @@ def add_typed(typed: dict[str, tuple[Any, str]], key: str, value: object, flag: 
     typed[key] = value, flag
 
 
+save_dir_option = click.option(
+    "--save-dir",
+    "--checkpoint-dir",
+    "save_dir",
+    cls=Option,
+    type=Path,
+    help="the run directory; runs/NAME-TIME if not given",
+)
+
 init_from_option = click.option(
     "--init-from",
     type=Path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, HelpContext, Option, Verb
+from samecurve.cli.options import ConfigVerb, HelpContext, Verb, save_dir_option
 from samecurve.errors import keeping
 from samecurve.terminal import echo
 
@@ -48,14 +48,7 @@ def queue() -> None:
 
 
 @queue.command(cls=AddVerb)
-@click.option(
-    "--save-dir",
-    "--checkpoint-dir",
-    "save_dir",
-    cls=Option,
-    type=Path,
-    help="the run directory; runs/NAME-TIME if not given",
-)
+@save_dir_option
 @_queue_option
 def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
     """Put a run at the end of the queue. It takes the options of train.

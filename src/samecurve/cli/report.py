@@ -24,7 +24,7 @@ from samecurve.terminal import echo
     help="the summary's numbers as JSON, and no page unless --to or --png asks for one",
 )
 def report(runs: tuple[Path, ...], *, to: Path | None, png: bool, as_json: bool) -> None:
-    """One page (HTML) for a RUN, or several compared: curves, throughput, memory, plan,
+    """Make one page (HTML) of a RUN, or of several compared: curves, throughput, memory, plan,
     environment.
     """
     import json

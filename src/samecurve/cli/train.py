@@ -11,10 +11,10 @@ import click
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
     ConfigVerb,
-    Option,
     init_from_option,
     probe_facts,
     probe_option,
+    save_dir_option,
     speed_measure,
 )
 from samecurve.errors import Interrupted, keeping
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ConfigVerb)
-@click.option(
-    "--save-dir",
-    "--checkpoint-dir",
-    "save_dir",
-    cls=Option,
-    type=Path,
-    help="the run directory; runs/NAME-TIME if not given",
-)
+@save_dir_option
 @click.option(
     "--resume",
     default="auto",

@@ -32,16 +32,17 @@ def line_of(event: Event) -> str:
     try:
         return _ENCODER.encode(values) + "\n"
     except ValueError:
-        return _ENCODER.encode(_finite(values)) + "\n"
+        return _ENCODER.encode(finite(values)) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None in place of each number within it that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -232,8 +232,8 @@ class Steps:
         if len(cut):
             begins = [*closed[cut[0] :, _FIRST, OFFSET], *self._open[:1, OFFSET]]
             end = int(begins[1]) if len(begins) > 1 else None
-            found = read_again(int(begins[0]), end)
-            kept = found[found[:, STEP] <= step]
+            again = read_again(int(begins[0]), end)
+            kept = again[again[:, STEP] <= step]
             rows = np.concatenate((kept[: self.each - 1], rows))
         self._closed, self._open = closed[keep], self._open[:0]
         self.generation += 1

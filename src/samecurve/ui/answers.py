@@ -1,12 +1,12 @@
 """Bodies of requests and of answers: JSON, with numbers that JSON has."""
 
 import json
-import math
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from samecurve.observe.journal import finite
 from samecurve.ui.errors import RefusedError
 
 
@@ -20,17 +20,7 @@ def json_text(value: object) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        return json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
 
 
 async def json_body(request: Request) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class HuggingFaceTask:
         return self.prepared.fingerprint
 
     def about_data(self) -> "AboutData":
-        """What `samecurve data show` tells of the documents."""
+        """The facts of the documents that `samecurve data show` prints."""
         from samecurve.tasks.huggingface.data.left_out import about_documents
 
         learns = _LEARNS.get(self.fields.objective, "tokens")

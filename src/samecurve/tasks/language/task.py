@@ -160,7 +160,7 @@ class LanguageTask:
         return TokenWindows(Path(corpus.path), corpus.dtype, first, last, self.length)
 
     def about_data(self) -> "AboutData":
-        """What `samecurve data show` tells of the corpus."""
+        """The facts of the corpus that `samecurve data show` prints."""
         from samecurve.tasks.preview.about import AboutData
 
         count = self._num_train_tokens

@@ -77,12 +77,12 @@ class _Array:
     def statistics(self) -> ArrayStatistics:
         known = self.low <= self.high
         return ArrayStatistics(
-            self.name,
-            self.dtype,
-            self.shape,
-            self.low if known else None,
-            self.high if known else None,
-            self.not_finite,
+            name=self.name,
+            dtype=self.dtype,
+            shape=self.shape,
+            low=self.low if known else None,
+            high=self.high if known else None,
+            not_finite=self.not_finite,
         )
 
 

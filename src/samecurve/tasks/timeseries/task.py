@@ -223,7 +223,7 @@ class TimeSeriesTask:
         return keep_texts(folder, {FORMAT: self.format.to_json()})
 
     def about_data(self) -> "AboutData":
-        """What `samecurve data show` tells of the windows."""
+        """The facts of the windows that `samecurve data show` prints."""
         from samecurve.tasks.preview.about import AboutData
 
         kept = self.format

@@ -136,7 +136,9 @@ class Bases:
             note = f"{short} is a config of {converted.tool}, read as one of Samecurve"
             title = f"{short.as_posix()} ({converted.tool})"
             notes = (note, *converted.summary_lines())
-            return Base(converted.document, path.stem, title, root, None, notes, converted)
+            return Base(
+                converted.document, path.stem, title, root, notes=notes, converted=converted
+            )
         raise UserError("this config file is no longer there", _GONE, "base")
 
     def _run(self, identity: str) -> Base:
@@ -223,5 +225,12 @@ def all_presets() -> Mapping[str, Preset]:
             needs = about.pop().removeprefix("needs:").replace(",", " ").split()
         name = re.sub(r"^\d+-", "", file.name.removesuffix(".yaml"))
         task = str(parse(text, file.name).value["task"])
-        presets[name] = Preset(name, title, " ".join(about), task, text, tuple(needs))
+        presets[name] = Preset(
+            id=name,
+            title=title,
+            about=" ".join(about),
+            task=task,
+            text=text,
+            needs=tuple(needs),
+        )
     return presets

@@ -198,7 +198,7 @@ def _task_error(cause: str, remedy: str) -> dict[str, Any]:
 
 
 def _draft(request: Mapping[str, Any]) -> str:
-    """What says which task a request looks at: its base, and a task that was chosen instead."""
+    """The part of a request that names its task: its base, and a task chosen instead."""
     values = request.get("values")
     task = values.get("task") if isinstance(values, Mapping) else None
     return json.dumps([request.get("base"), task])

@@ -1,4 +1,4 @@
-"""What is told of a config's documents: counts, lengths, and which of them are left out, and why.
+"""Facts of a config's documents: counts, lengths, and which of them are left out, and why.
 
 A row of a source is named by its place (file and line, or file and row). The places are found by
 reading the source again up to the row, for the first few rows of each reason.
@@ -25,7 +25,7 @@ _MOST_ROWS = 200_000  # of a source, that are read again for it
 
 
 def about_documents(data: HFData, prepared: PreparedData, learns: Learns) -> AboutData:
-    """What is told of the documents. learns: what the model learns of a row"""
+    """The facts of the documents. learns: what the model learns of a row"""
     trained = [part for part in prepared.parts if part.role == "train"]
     lengths = [part.corpus.lengths[: data.max_documents] for part in trained]
     tokenizer, reference = prepared.tokenizer, prepared.reference
