@@ -3,7 +3,6 @@
 import os
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
