@@ -216,7 +216,7 @@ class JournalReader:
         return steps.rows_of([values for values, _ in kept], [offset for _, offset in kept])
 
     def faults(self, *, live: bool) -> list[str]:
-        """Lines on what is unreadable in the journal. live: a last line without an end is no fault"""
+        """The journal's unreadable parts in words. live: a last line without an end is no fault"""
         if self.error:
             return [f"journal.jsonl can't be read: {self.error}; there are no curves"]
         count = self._place.num_strange + (self.position < self.size and not live)
