@@ -154,12 +154,13 @@ def test_a_live_journal_is_read_on_and_its_reader_saved(tmp_path: Path) -> None:
     assert JournalReader.load(tmp_path, state).position == 0
 
 
-def test_a_long_journal_fits_into_a_few_megabytes(tmp_path: Path) -> None:
-    """A hundred thousand steps, with sensors, warnings and evaluations."""
+@pytest.mark.parametrize("blocks", [200, pytest.param(1_000, marks=pytest.mark.long)])
+def test_a_long_journal_fits_into_a_few_megabytes(tmp_path: Path, blocks: int) -> None:
+    """Blocks of a hundred steps, with sensors, warnings and evaluations."""
     noise = random.Random(3)
     block = [step_line(step, noise) for step in range(1, 101)]
     with open(tmp_path / "journal.jsonl", "w") as file:
-        for at in range(1_000):
+        for at in range(blocks):
             for line in block:
                 values = json.loads(line) if at % 100 == 0 else None
                 file.write(line if values is None else json.dumps(values) + "\n")
@@ -177,29 +178,30 @@ def test_a_long_journal_fits_into_a_few_megabytes(tmp_path: Path) -> None:
     seconds = time.process_time() - began
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(reader.content.steps) == 100_000
+    assert len(reader.content.steps) == 100 * blocks
     assert held < 12 << 20
     assert seconds < 30  # traced, and maybe on a busy machine
-    assert reader.content.evaluated.seen == 4_000
+    assert reader.content.evaluated.seen == 4 * blocks
     assert reader.content.best is not None
-    assert reader.content.best.values["loss"] == 1 / 1_000
-    assert reader.content.counts["warned"] == 4_000
+    assert reader.content.best.values["loss"] == 1 / blocks
+    assert reader.content.counts["warned"] == 4 * blocks
     began = time.process_time()
     columns = columns_of(reader.content)
     assert time.process_time() - began < 0.2
     assert sum(len(json.dumps(array)) for array in columns["arrays"].values()) < 1 << 20
 
 
-def test_resumes_without_end_cost_no_more_than_the_journal(tmp_path: Path) -> None:
-    """Each cuts the same joined point, behind a hundred thousand steps that are void."""
+@pytest.mark.parametrize("resumes", [600, pytest.param(2_000, marks=pytest.mark.long)])
+def test_resumes_without_end_cost_no_more_than_the_journal(tmp_path: Path, resumes: int) -> None:
+    """Each cuts the same joined point, behind fifty times as many steps that are void."""
     noise = random.Random(4)
     line = step_line(1, noise)
-    lines = [line.replace('"step": 1,', f'"step": {step},') for step in range(1, 100_001)]
-    for _ in range(2_000):
+    lines = [line.replace('"step": 1,', f'"step": {step},') for step in range(1, 50 * resumes + 1)]
+    for _ in range(resumes):
         lines += [resumed(4_001), *lines[4_001:4_064]]
     began = time.process_time()
     reader = reader_of(tmp_path, lines)
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < resumes / 100
     assert len(reader.content.steps) > 3_900
 
 

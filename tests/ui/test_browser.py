@@ -96,6 +96,7 @@ def test_a_run_is_set_up_watched_stopped_resumed_and_compared(tmp_path: Path, co
 
 
 @needs_chromium
+@pytest.mark.long
 def test_queued_jobs_run_in_order_and_after_a_restart_of_the_server(
     tmp_path: Path, corpus: Path
 ) -> None:
