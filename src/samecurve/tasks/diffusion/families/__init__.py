@@ -1,0 +1,1 @@
+"""Families of pipelines: what differs between Stable Diffusion, SDXL and flow transformers."""
