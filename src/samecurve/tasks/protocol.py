@@ -105,6 +105,12 @@ MEMBERS: Mapping[str, str] = {
         "data_stamp(data[, model]), a staticmethod -> what the data, and the model, are made from,"
         " told cheaply (names, sizes, times of files): facts are kept until it changes"
     ),
+    "prepare": (
+        "prepare(self, device, part): makes files in the cache that rows need, before the first"
+        " row is read: part is (number, of), and the parts of all ranks together make them all;"
+        " yields (files that are there, files in all) while it works and waits for other ranks, and"
+        " ends when all are there (torch)"
+    ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",
     "other_data": (
@@ -113,8 +119,9 @@ MEMBERS: Mapping[str, str] = {
     ),
     # what a trained model is used for
     "sample": (
-        "sample(self, model, seed) -> a list of texts, or of pictures (uint8 arrays): shown while"
-        " it trains"
+        "sample(self, model, seed[, part]) -> a list of texts, or of pictures (uint8 arrays): shown"
+        " while it trains. part: (number, of): samples number, number + of, ... are made here, the"
+        " others by other ranks; each rank makes as many calls of the model as any other (torch)"
     ),
     "respond": (
         "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"
@@ -194,6 +201,7 @@ class TaskMethods:
     frozen_base: bool = False
     leave_out: Method | None = None  # rows are computed one by one
 
+    prepare: Method | None = None  # rows need no files
     facts: Method = dict  # nothing is told
     fingerprint: Method | None = None  # a hash over some samples
 

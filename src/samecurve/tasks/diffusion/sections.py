@@ -76,7 +76,8 @@ class DiffusionModel(Section):
     )
     text_width: Size = Field(64, description="of a new model: numbers that stand for a word")
     prediction: Prediction = Field(
-        "auto", description="what the model predicts; auto: as its scheduler says, flow if it is new"
+        "auto",
+        description="what the model predicts; auto: as its scheduler says; flow if new",
     )
     min_snr: Annotated[float, Field(gt=0)] | None = Field(
         None,
@@ -167,8 +168,8 @@ class DiffusionData(DataSection):
     buckets: bool = Field(
         True,
         description=(
-            "keep each picture's shape, as near as its bucket has it; false: every picture is cut to"
-            " a square"
+            "keep each picture's shape, as near as its bucket has it; false: every picture is cut"
+            " to a square"
         ),
     )
     bucket_step: Side = Field(64, description="sides of buckets are multiples of it, in pixels")

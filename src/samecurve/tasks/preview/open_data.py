@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.bucket_order import BucketOrder
 from samecurve.core.determinism.data_order import Ids, Order
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.evaluation import CLASS_WEIGHT
@@ -103,8 +104,11 @@ def _splits(adapter: EngineAdapter) -> dict[Split, Rows]:
 def first_ids(rows: Rows, seed: int, count: int, split: Split) -> Ids:
     """The ids of the first samples: of a run's first steps, or of an evaluation."""
     count = min(count, len(rows))
+    sizes = rows.bucket_sizes
     if split != "train":  # held-out data is read in its own order
-        return np.arange(count)
+        return np.arange(min(count, *sizes[:1]) if sizes else count)
+    if sizes:
+        return BucketOrder(len(rows), count, seed, bucket_sizes=sizes).ids(range(1))[0]
     return Order(len(rows), count, seed).ids(range(1))[0]
 
 
