@@ -119,9 +119,11 @@ MEMBERS: Mapping[str, str] = {
     ),
     # what a trained model is used for
     "sample": (
-        "sample(self, model, seed[, part]) -> a list of texts, or of pictures (uint8 arrays): shown"
-        " while it trains. part: (number, of): samples number, number + of, ... are made here, the"
-        " others by other ranks; each rank makes as many calls of the model as any other (torch)"
+        "sample(self, model, seed[, part][, step][, prompt]) -> a list of texts, or of pictures"
+        " (uint8 arrays): shown while it trains. seed: the run's, plus step. part: (number, of):"
+        " samples number, number + of, ... are made here, the others by other ranks; each rank"
+        " makes as many calls of the model as any other (torch). prompt: what `samecurve sample RUN"
+        " --prompt TEXT` asks for; None in training"
     ),
     "respond": (
         "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"

@@ -254,7 +254,7 @@ class TorchEngine:
             run_uncompiled(self.plan),
             autocast_for(self.plan.compute.precision, self.device),
         ):
-            own = self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step, part)
+            own = self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step, part, step)
         if part.of == 1:
             return own
         from samecurve.torch_engine.shared_samples import samples_of_all

@@ -251,14 +251,25 @@ class EngineAdapter(TaskAdapter, ABC):
         method = self.methods.sample
         return method is not None and "part" in parameters_of(method)
 
-    def sample(self, model: Any, seed: int, part: Part = WHOLE) -> Sequence[Sample]:
+    def sample(
+        self,
+        model: Any,
+        seed: int,
+        part: Part = WHOLE,
+        step: int = 0,
+        *,
+        prompt: str | None = None,
+    ) -> Sequence[Sample]:
         """Texts, and pictures as uint8 arrays; none if the class has no sample().
 
-        part: of the samples, where samples_in_parts
+        seed: the run's seed + step. part: of the samples, where samples_in_parts
+        prompt: what is to be shown, where the class asks for it; None: what the config says
         """
         if self.methods.sample is None:
             return []
-        arguments = {"part": part} if self.samples_in_parts else {}
+        known = {"part": part, "step": step, "prompt": prompt}
+        asked = parameters_of(self.methods.sample)
+        arguments = {name: value for name, value in known.items() if name in asked}
         with self.calling("sample"):
             samples = list(self.methods.sample(model, seed, **arguments))
         pictures = [sample for sample in samples if not isinstance(sample, str)]

@@ -105,6 +105,15 @@ class Rows:
             " count through the first bucket, then the second (a torch Subset takes them apart)",
         )
 
+    @property
+    def alike(self) -> range:
+        """Ids of rows that can be read together: all, or those of the largest bucket."""
+        if not self.bucket_sizes:
+            return range(self._count)
+        largest = int(np.argmax(self.bucket_sizes))
+        first = sum(self.bucket_sizes[:largest])
+        return range(first, first + self.bucket_sizes[largest])
+
     def __len__(self) -> int:
         return self._count
 
@@ -241,11 +250,9 @@ class Rows:
 
     def _spread(self) -> Ids:
         """At most 16 ids, spread over the data; of buckets, over the largest, of one shape."""
-        first, size = 0, self._count
-        if self.bucket_sizes:
-            largest = int(np.argmax(self.bucket_sizes))
-            first, size = sum(self.bucket_sizes[:largest]), self.bucket_sizes[largest]
-        return first + np.unique(np.linspace(0, size - 1, min(size, _KNOWN_BY)).astype(np.int64))
+        ids = self.alike
+        places = np.linspace(0, len(ids) - 1, min(len(ids), _KNOWN_BY))
+        return ids.start + np.unique(places.astype(np.int64))
 
     def _digest(self, epoch: int) -> str:
         digest = hashlib.sha256(str(self._count).encode())

@@ -231,9 +231,17 @@ class TorchAdapter(EngineAdapter):
         with attention_of_any_length():
             return super().respond(model, prompt, **settings)
 
-    def sample(self, model: Any, seed: int, part: Part = WHOLE) -> Sequence[Sample]:
+    def sample(
+        self,
+        model: Any,
+        seed: int,
+        part: Part = WHOLE,
+        step: int = 0,
+        *,
+        prompt: str | None = None,
+    ) -> Sequence[Sample]:
         with attention_of_any_length():
-            return super().sample(model, seed, part)
+            return super().sample(model, seed, part, step, prompt=prompt)
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)
