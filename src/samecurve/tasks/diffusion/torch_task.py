@@ -6,20 +6,14 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import WHOLE, Arrays, Part
+from samecurve.core.protocols import WHOLE, Arrays, Part, Source
 from samecurve.core.sample_numbers import rng
-from samecurve.tasks.diffusion.new_family import (
-    new_objective,
-    predict_pixels,
-    sample_pixels,
-)
-from samecurve.tasks.diffusion.new_models import build_model
 from samecurve.tasks.diffusion.objective import EVAL_TIMES, row_losses
+from samecurve.tasks.diffusion.pixels import PixelTraining
 from samecurve.tasks.diffusion.sampling import as_picture, first_noise
 from samecurve.tasks.diffusion.task import DiffusionTask
 from samecurve.tasks.forward_costs import forward_costs
@@ -28,14 +22,23 @@ _LIBRARY_BYTES = 90 << 20  # memory of diffusers in a process
 
 
 class TorchDiffusion(DiffusionTask):
+    """Pictures from noise. What is trained is PixelTraining's."""
+
     metric_names = ("loss",)
 
     @cached_property
-    def _objective(self) -> Any:
-        return new_objective(self.fields)
+    def _training(self) -> PixelTraining:
+        return PixelTraining(self)
 
     def model(self) -> nn.Module:
-        return build_model(self.fields, self.words, self.data.resolution)
+        return self._training.model()
+
+    def train_data(self) -> Source:
+        return self._training.rows(self.pictures.train, augmented=True)
+
+    def eval_data(self) -> Source | None:
+        held_out = self.pictures.held_out
+        return None if held_out is None else self._training.rows(held_out, augmented=False)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         return self._mean(model, batch, times=1)
@@ -45,15 +48,14 @@ class TorchDiffusion(DiffusionTask):
         return {"loss": self._mean(model, batch, times=EVAL_TIMES)}
 
     def _mean(self, model: Any, batch: Arrays, *, times: int) -> Mean:
-        weight = batch["weight"]
-        pictures = batch["pixels"].to(weight.dtype) / 127.5 - 1
+        training, numbers, weight = self._training, rng(batch), batch["weight"]
         losses = row_losses(
-            self._objective,
-            lambda noisy, time: predict_pixels(model, noisy, time, batch["words"]),
-            pictures,
-            rng(batch),
+            training.objective,
+            training.predict(model, batch),
+            training.pictures(batch, numbers),
+            numbers,
             times=times,
-            mask=batch.get("mask"),
+            mask=training.mask(batch),
         )
         return Mean((losses * weight).sum(), weight.sum())
 
@@ -75,38 +77,24 @@ class TorchDiffusion(DiffusionTask):
         prompts = self.data.prompts if prompt is None else [prompt]
         own = range(part.number, len(prompts), part.of)
         rounds = -(-len(prompts) // part.of)
-        numbers = [*own, *[0] * (rounds - len(own))]
         pictures = [
-            self._picture(model, prompts[number], first_noise(seed - step, number, self._shape))
-            for number in numbers
+            self._picture(model, prompts[number], number, seed - step)
+            for number in [*own, *[0] * (rounds - len(own))]
         ]
         return pictures[: len(own)]
 
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        """The shape of the pictures that are shown."""
-        return 3, self.data.resolution, self.data.resolution
-
-    def _picture(self, model: Any, prompt: str, noise: Tensor) -> NDArray[np.uint8]:
-        pixels = sample_pixels(
-            model,
-            self.fields,
-            self.words,
-            (prompt, self.data.negative_prompt),
-            noise,
-            steps=self.data.sample_steps,
-            guidance=self.guidance,
-        )
-        return as_picture(pixels)
-
-    def _one_row(self) -> tuple[Tensor, ...]:
-        """The model's arguments for one picture of the largest bucket."""
-        words = torch.ones(1, self.words.length, dtype=torch.long)
-        return torch.zeros(1, 3, *self.largest_sides), torch.zeros(1), words
+    def _picture(self, model: Any, prompt: str, number: int, seed: int) -> NDArray[np.uint8]:
+        noise = first_noise(seed, number, self._training.noise_shape())
+        return as_picture(self._training.draw(model, prompt, noise))
 
     def facts(self) -> Mapping[str, Any]:
+        training = self._training
+        width, height = max(
+            self.pictures.train.bucket_shapes, key=lambda shape: shape[0] * shape[1]
+        )
+        lines = [f"data {line}" for line in self.pictures.lines]
         return {
-            **forward_costs(self.model, self._one_row),
+            **forward_costs(self.model, lambda: training.one_row(width, height)),
             "library_bytes": _LIBRARY_BYTES,
-            "notes": (f"{self._description}; {version('diffusers')} of diffusers", *self.notes()),
+            "notes": (f"{training.description}, diffusers {version('diffusers')}", *lines),
         }
