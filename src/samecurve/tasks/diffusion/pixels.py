@@ -47,8 +47,6 @@ class PixelTraining:
     """How a new model is trained and used."""
 
     description = "a new model of pixels"
-    frozen_base = False
-    prepare = None
 
     def __init__(self, task: "DiffusionTask") -> None:
         self._task, self._fields = task, task.fields
@@ -65,9 +63,14 @@ class PixelTraining:
         """The sides of pictures are multiples of it."""
         return side_multiple(self._fields)
 
+    def objective(self, pictures: Tensor) -> Objective:
+        """What the model learns, the same for pictures of any size."""
+        del pictures
+        return self._objective
+
     @cached_property
-    def objective(self) -> Objective:
-        """What the model learns; the noise levels are those of its scheduler."""
+    def _objective(self) -> Objective:
+        """The noise levels are those of the scheduler."""
         if _is_flow(self._fields):
             return Flow(self._fields.time_steps)
         alphas = _scheduler(self._fields).alphas_cumprod.double().tolist()
@@ -112,10 +115,10 @@ class PixelTraining:
             flow=_is_flow(self._fields),
         )[0]
 
-    def one_row(self, width: int, height: int) -> tuple[Tensor, ...]:
-        """The model's arguments for one picture, without values that mean anything."""
+    def run_row(self, model: nn.Module, width: int, height: int) -> None:
+        """Call the model on one picture of these sides, without values that mean anything."""
         words = torch.ones(1, self._task.words.length, dtype=torch.long)
-        return torch.zeros(1, 3, height, width), torch.zeros(1), words
+        model(torch.zeros(1, 3, height, width), torch.zeros(1), words)
 
 
 def _answer(model: Any, noisy: Tensor, time: Tensor, words: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from samecurve.core.system.cache import keep_texts, stamp_file
 from samecurve.tasks.diffusion.data.picture_set import PictureSet, open_pictures, stamp_pictures
-from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.diffusion.words import Words
 
@@ -66,12 +65,19 @@ class DiffusionTask:
             return self.data.guidance
         return _GUIDANCE if self.data.captions.dropout else 1.0
 
-    def samples(self) -> tuple[Samples, Samples | None]:
-        """The samples that are trained on, and those held out."""
-        return self.pictures.train, self.pictures.held_out
+    @staticmethod
+    def first_weights(model: DiffusionModel) -> Path | None:
+        """The denoiser's weights; None: the model is new."""
+        if model.place is None:
+            return None
+        from samecurve.tasks.diffusion.families.pipeline import open_pipeline
 
-    def fingerprint(self) -> str:
-        return self.pictures.train.fingerprint()
+        return open_pipeline(model.place, model.base_place).denoiser_place
+
+    @property
+    def frozen_base(self) -> bool:
+        """Whether the denoiser's own weights are frozen, beneath an adapter."""
+        return self.fields.adapter is not None
 
     def assets(self) -> Mapping[str, Path]:
         """The vocabulary of a new model."""

@@ -1,9 +1,11 @@
 """The diffusion task with PyTorch: loss, validation and pictures, under every strategy."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,33 +14,89 @@ from torch import nn
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import WHOLE, Arrays, Part, Source
 from samecurve.core.sample_numbers import rng
+from samecurve.tasks.diffusion.data.buckets import check_resolution
 from samecurve.tasks.diffusion.objective import EVAL_TIMES, row_losses
-from samecurve.tasks.diffusion.pixels import PixelTraining
 from samecurve.tasks.diffusion.sampling import as_picture, first_noise
+from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.diffusion.task import DiffusionTask
 from samecurve.tasks.forward_costs import forward_costs
+
+if TYPE_CHECKING:
+    from samecurve.tasks.diffusion.latents import LatentTraining
+    from samecurve.tasks.diffusion.pixels import PixelTraining
 
 _LIBRARY_BYTES = 90 << 20  # memory of diffusers in a process
 
 
 class TorchDiffusion(DiffusionTask):
-    """Pictures from noise. What is trained is PixelTraining's."""
+    """Pictures from noise: by a pipeline's denoiser (latents.py), or a new model (pixels.py)."""
 
     metric_names = ("loss",)
 
+    def __init__(
+        self,
+        model: DiffusionModel,
+        data: DiffusionData,
+        cache: Path,
+        assets: Path | None = None,
+    ) -> None:
+        super().__init__(model, data, cache, assets)
+        if model.place is not None:  # a new model has neither
+            self.prepare, self.init_module = self._encode, self._first_values
+
     @cached_property
-    def _training(self) -> PixelTraining:
+    def training(self) -> "LatentTraining | PixelTraining":
+        """What differs between a pipeline and a new model."""
+        if self.fields.place is not None:
+            from samecurve.tasks.diffusion.latents import LatentTraining
+
+            return LatentTraining(self)
+        from samecurve.tasks.diffusion.pixels import PixelTraining
+
         return PixelTraining(self)
 
     def model(self) -> nn.Module:
-        return self._training.model()
+        return self.training.model()
+
+    def _first_values(self, model: nn.Module, module: nn.Module) -> None:
+        """Set a module's first values by the adapter's rules; the base's come from its files."""
+        from samecurve.tasks.lora.adapter import first_values
+
+        del model
+        first_values(module, _own_values)
+
+    def convert_weights(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A pipeline's arrays as the model holds them."""
+        if self.fields.place is None:
+            return arrays
+        from samecurve.tasks.diffusion.latents import LatentTraining
+
+        assert isinstance(self.training, LatentTraining)
+        return self.training.convert_weights(arrays)
 
     def train_data(self) -> Source:
-        return self._training.rows(self.pictures.train, augmented=True)
+        check_resolution(self.data.resolution, self.data.bucket_step, self.training.multiple)
+        return self.training.rows(self.pictures.train, augmented=True)
 
     def eval_data(self) -> Source | None:
         held_out = self.pictures.held_out
-        return None if held_out is None else self._training.rows(held_out, augmented=False)
+        return None if held_out is None else self.training.rows(held_out, augmented=False)
+
+    def fingerprint(self) -> str:
+        return self.training.rows(self.pictures.train, augmented=True).fingerprint()
+
+    def _encode(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
+        """Encode a part of the captions and pictures, each once."""
+        from samecurve.tasks.diffusion.latents import LatentTraining
+
+        assert isinstance(self.training, LatentTraining)
+        samples = [(self.pictures.train, True), (self.pictures.held_out, False)]
+        views = [
+            self.training.views(each, augmented=augmented)
+            for each, augmented in samples
+            if each is not None
+        ]
+        yield from self.training.prepare(views, device, part)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         return self._mean(model, batch, times=1)
@@ -48,11 +106,12 @@ class TorchDiffusion(DiffusionTask):
         return {"loss": self._mean(model, batch, times=EVAL_TIMES)}
 
     def _mean(self, model: Any, batch: Arrays, *, times: int) -> Mean:
-        training, numbers, weight = self._training, rng(batch), batch["weight"]
+        training, numbers, weight = self.training, rng(batch), batch["weight"]
+        pictures = training.pictures(batch, numbers)
         losses = row_losses(
-            training.objective,
+            training.objective(pictures),
             training.predict(model, batch),
-            training.pictures(batch, numbers),
+            pictures,
             numbers,
             times=times,
             mask=training.mask(batch),
@@ -84,17 +143,21 @@ class TorchDiffusion(DiffusionTask):
         return pictures[: len(own)]
 
     def _picture(self, model: Any, prompt: str, number: int, seed: int) -> NDArray[np.uint8]:
-        noise = first_noise(seed, number, self._training.noise_shape())
-        return as_picture(self._training.draw(model, prompt, noise))
+        noise = first_noise(seed, number, self.training.noise_shape())
+        return as_picture(self.training.draw(model, prompt, noise))
 
     def facts(self) -> Mapping[str, Any]:
-        training = self._training
-        width, height = max(
-            self.pictures.train.bucket_shapes, key=lambda shape: shape[0] * shape[1]
-        )
+        training = self.training
+        width, height = max(self.pictures.train.bucket_shapes, key=math.prod)
         lines = [f"data {line}" for line in self.pictures.lines]
         return {
-            **forward_costs(self.model, lambda: training.one_row(width, height)),
+            **forward_costs(self.model, lambda model: training.run_row(model, width, height)),
             "library_bytes": _LIBRARY_BYTES,
             "notes": (f"{training.description}, diffusers {version('diffusers')}", *lines),
         }
+
+
+def _own_values(module: Any) -> None:
+    """The first values that a plain module gives itself."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()

@@ -73,7 +73,7 @@ class TorchTimeSeries(TimeSeriesTask):
         shape = (1, self.model_channels, self.format.length)
         weights = zip(self.format.classes, self.format.class_weights, strict=True)
         return {
-            **forward_costs(self.model, lambda: (torch.zeros(shape),)),
+            **forward_costs(self.model, lambda model: model(torch.zeros(shape))),
             "reference": {f"{CLASS_WEIGHT}{name}": weight for name, weight in weights},
             "notes": tuple(self.notes()),
         }
