@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_sets import noise, opened, refusal, write_folder
+from picture_sets import data_of, noise, opened, refusal, write_folder
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.data.buckets import Buckets, Shape, check_resolution
+from samecurve.tasks.diffusion.data.buckets import Buckets, Shape, check_resolution, check_sides
 from samecurve.tasks.diffusion.data.pictures import scale_to_cover
 
 RULES = [
@@ -110,6 +110,10 @@ def test_a_resolution_that_the_step_does_not_divide_is_refused(tmp_path: Path, c
         check_resolution(30, 64)
     assert "data.resolution=64;" in caught.value.remedy
     check_resolution(480, 48, multiple=16)
+    check_sides(data_of(tmp_path, buckets=False, resolution=24, bucket_step=64), multiple=8)
+    with pytest.raises(UserError, match=r"data.resolution is 20") as caught:
+        check_sides(data_of(tmp_path, buckets=False, resolution=20), multiple=8)
+    assert "data.resolution=16 or 24" in caught.value.remedy
 
 
 def test_without_buckets_every_picture_is_cut_to_a_square(tmp_path: Path, cache: Path) -> None:

@@ -43,8 +43,8 @@ def test_no_picture_is_dropped_or_repeated(tmp_path: Path, cache: Path) -> None:
     for picture, _ in read:
         counts[picture.name] += 1
     assert counts == {
-        **{f"{n:02d}.png": 1 for n in range(14)},
-        **{f"05{n}.png": 3 for n in range(5)},
+        **{f"one/{n:02d}.png": 1 for n in range(14)},
+        **{f"two/05{n}.png": 3 for n in range(5)},
     }
     for ids, shape in zip(buckets_of(train), train.bucket_shapes, strict=True):
         assert {train.picture(sample)[1] for sample in ids.tolist()} == {shape}
@@ -54,9 +54,9 @@ def test_no_picture_is_dropped_or_repeated(tmp_path: Path, cache: Path) -> None:
     weights = dict(
         zip((picture.name for picture, _ in read), train.weights(np.arange(29)), strict=True)
     )
-    assert (weights["00.png"], weights["050.png"]) == (1.0, 0.5)
+    assert (weights["one/00.png"], weights["two/050.png"]) == (1.0, 0.5)
     triggers = {picture.name: picture.trigger for picture, _ in read}
-    assert (triggers["00.png"], triggers["050.png"]) == ("", "sks")
+    assert (triggers["one/00.png"], triggers["two/050.png"]) == ("", "sks")
     assert any(
         line.endswith("two: 5 pictures, 3 times an epoch, weight 0.5, trigger sks")
         for line in pictures.lines

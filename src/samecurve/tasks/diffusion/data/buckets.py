@@ -33,9 +33,8 @@ class Buckets:
 
     @classmethod
     def of(cls, data: DiffusionData) -> "Buckets":
-        """The rule of a config. UserError: the resolution is no multiple of the step."""
-        if data.buckets:
-            check_resolution(data.resolution, data.bucket_step)
+        """The rule of a config. UserError: as check_sides()."""
+        check_sides(data)
         return cls(data.resolution, data.bucket_step, data.longest, data.buckets)
 
     @cached_property
@@ -74,6 +73,24 @@ class Buckets:
             return max(one, other) / min(one, other), -shape[0] * shape[1], max(shape)
 
         return min(self.shapes, key=rank)
+
+
+def check_sides(data: DiffusionData, multiple: int = 1) -> None:
+    """Check that the sides of all buckets are what the model can take.
+
+    multiple: the sides of the model's pictures are multiples of it
+    UserError: they are not, or the resolution is no multiple of the step.
+    """
+    if data.buckets:
+        check_resolution(data.resolution, data.bucket_step, multiple)
+    elif data.resolution % multiple:
+        nearest = _nearest(data.resolution, multiple)
+        raise UserError(
+            f"the model takes pictures whose sides are multiples of {multiple}, and"
+            f" data.resolution is {data.resolution}",
+            f"--set data.resolution={' or '.join(map(str, nearest))}",
+            "data.resolution",
+        )
 
 
 def check_resolution(resolution: int, step: int, multiple: int = 1) -> None:

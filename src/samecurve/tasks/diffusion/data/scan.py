@@ -39,8 +39,9 @@ class StoredPicture:
 class Picture:
     """A picture with all that its samples follow from.
 
-    name: below its folder. captions: none: it is trained without one. trigger: what its captions
-    begin with; "" for nothing. folder: number of data.source's folder. repeats, weight: of it
+    name: below its folder; of several folders with the folder's own name before it. captions:
+    none: it is trained without one. trigger: what its captions begin with; "" for nothing. folder:
+    number of data.source's folder. repeats, weight: of it
     """
 
     file: StoredPicture
@@ -77,7 +78,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Broken:
-    """A picture that can't be read. place: its path below the folder"""
+    """A picture that can't be read. place: its name, as a Picture has it"""
 
     place: str
     reason: str
@@ -111,6 +112,7 @@ def scan_folders(
     pictures: list[Picture] = []
     broken: list[Broken] = []
     for number, files in enumerate(listed):
+        prefix = f"{files.root.name}/" if len(listed) > 1 else ""
         scanned = scan_files(
             files.root,
             [picture.path for picture in files.pictures],
@@ -119,7 +121,7 @@ def scan_folders(
             say,
         )
         unread = {picture.name: reason for picture, reason in _unread(files, scanned)}
-        broken += [Broken(name, reason) for name, reason in unread.items()]
+        broken += [Broken(f"{prefix}{name}", reason) for name, reason in unread.items()]
         whole = [picture for picture in files.pictures if picture.name not in unread]
         folder = folders[number]
         trigger = data.captions.trigger if folder.trigger is None else folder.trigger
@@ -127,7 +129,7 @@ def scan_folders(
             Picture(
                 file=_stored(picture.path, scanned),
                 mask=None if picture.mask is None else _stored(picture.mask, scanned),
-                name=picture.name,
+                name=f"{prefix}{picture.name}",
                 captions=captions[number][0][picture.name],
                 trigger=trigger or "",
                 folder=number,
