@@ -1,5 +1,6 @@
 """The diffusion task's `model` and `data` fields. No engine is imported here."""
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -173,6 +174,14 @@ class Captions(Section):
         0.0, description="that a sample is trained without its caption, for guidance"
     )
 
+    @field_validator("extension")
+    @classmethod
+    def _with_dot(cls, value: str) -> str:
+        extension = f".{value.removeprefix('.')}"
+        if not re.fullmatch(r"\.[^./\\\s]+", extension):
+            raise ValueError("must be the end of a file's name, such as .txt")
+        return extension
+
 
 class ImageFolder(Section):
     """A folder of pictures, and how often an epoch reads it."""
@@ -227,7 +236,7 @@ class DiffusionData(DataSection):
         1,
         description=(
             "of a model of latents: crops, flips and shuffled captions of each picture that are"
-            " encoded and kept; epoch e trains on number e mod variants"
+            " encoded and kept; the picture's reading n trains on number n mod variants"
         ),
     )
     captions: Captions = Field(
