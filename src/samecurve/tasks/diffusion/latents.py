@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,16 @@ from samecurve.tasks.diffusion.data.pictures import read_mask, read_pixels, size
 from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.data.views import Encoding, Views
 from samecurve.tasks.diffusion.encodings import Encodings, Work, encode_all, text_key
-from samecurve.tasks.diffusion.families.base import Family
 from samecurve.tasks.diffusion.families.denoising import sample
-from samecurve.tasks.diffusion.families.loading import Parts, build_denoiser
+from samecurve.tasks.diffusion.families.loading import OutlineParts, Parts, build_denoiser
 from samecurve.tasks.diffusion.families.model_files import weight_files
 from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
 from samecurve.tasks.diffusion.families.schedule import Schedule
 from samecurve.tasks.diffusion.objective import Denoising, Flow, Objective, Predict
-from samecurve.tasks.lora.adapter import with_adapter_names
-from samecurve.tasks.lora.image_models import adapted_layers, add_adapter, packings
-from samecurve.tasks.lora.names import BASE
-from samecurve.tasks.lora.quantized import PackedArrays
 
 if TYPE_CHECKING:
+    from samecurve.tasks.diffusion.families.base import Family
     from samecurve.tasks.diffusion.task import DiffusionTask
 
 _FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -259,10 +255,32 @@ class LatentTraining:
         conditions = self.family.with_guidance(_conditions(batch), 1.0)
         return lambda noisy, time: self.family.predict(model, noisy, time, conditions)
 
+    def row_runner(self, width: int, height: int) -> Callable[[nn.Module], None]:
+        """A function that calls the denoiser on one picture of these sides, without values."""
+        size = (height, width)
+        told = self.family.size_conditions(original=size, corner=(0, 0), size=size)
+        with torch.device("meta"):  # shapes are found without values
+            texts = self.family.encode_captions(OutlineParts(self.opened), [""])
+        shapes = {
+            **{name: tuple(array.shape) for name, array in texts.items()},
+            **{name: (1, len(row)) for name, row in told.items()},
+        }
+        time_type = torch.float32 if self._prediction == "flow" else torch.long
+
+        def run(model: nn.Module) -> None:
+            made = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            conditions = self.family.with_guidance(made, 1.0)
+            latents = torch.zeros(1, *self.family.latent_shape(height, width))
+            self.family.predict(model, latents, torch.zeros(1, dtype=time_type), conditions)
+
+        return run
+
     def model(self) -> nn.Module:
         """The denoiser as its config says, with an adapter if there is one."""
         model = build_denoiser(self.opened)
         if self.fields.adapter is not None:
+            from samecurve.tasks.lora.image_models import add_adapter
+
             add_adapter(model, self.fields.adapter, self.fields.quantize)
         return model
 
@@ -272,6 +290,11 @@ class LatentTraining:
         adapter = self.fields.adapter
         if adapter is None:
             return converted
+        from samecurve.tasks.lora.adapter import with_adapter_names
+        from samecurve.tasks.lora.image_models import adapted_layers, packings
+        from samecurve.tasks.lora.names import BASE
+        from samecurve.tasks.lora.quantized import PackedArrays
+
         outline = self._outline()
         packer = PackedArrays(packings(outline, self.fields.quantize))
         rounded = packer.rounded(converted)

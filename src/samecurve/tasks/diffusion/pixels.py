@@ -1,6 +1,6 @@
 """New models of pixels: their data, what they learn, and the pictures that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,15 @@ class PixelTraining:
             flow=_is_flow(self._fields),
         )[0]
 
-    def run_row(self, model: nn.Module, width: int, height: int) -> None:
-        """Call the model on one picture of these sides, without values that mean anything."""
-        words = torch.ones(1, self._task.words.length, dtype=torch.long)
-        model(torch.zeros(1, 3, height, width), torch.zeros(1), words)
+    def row_runner(self, width: int, height: int) -> Callable[[nn.Module], None]:
+        """A function that calls the model on one picture of these sides, without values."""
+        length = self._task.words.length
+
+        def run(model: nn.Module) -> None:
+            words = torch.ones(1, length, dtype=torch.long)
+            model(torch.zeros(1, 3, height, width), torch.zeros(1), words)
+
+        return run
 
 
 def _answer(model: Any, noisy: Tensor, time: Tensor, words: Tensor) -> Tensor:

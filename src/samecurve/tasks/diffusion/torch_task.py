@@ -59,10 +59,13 @@ class TorchDiffusion(DiffusionTask):
         return self.training.model()
 
     def _first_values(self, model: nn.Module, module: nn.Module) -> None:
-        """Set a module's first values by the adapter's rules; the base's come from its files."""
+        """Set a module's first values, by the adapter's rules if there is one."""
+        del model
+        if self.fields.adapter is None:
+            _own_values(module)
+            return
         from samecurve.tasks.lora.adapter import first_values
 
-        del model
         first_values(module, _own_values)
 
     def convert_weights(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,7 +154,7 @@ class TorchDiffusion(DiffusionTask):
         width, height = max(self.pictures.train.bucket_shapes, key=math.prod)
         lines = [f"data {line}" for line in self.pictures.lines]
         return {
-            **forward_costs(self.model, lambda model: training.run_row(model, width, height)),
+            **forward_costs(self.model, training.row_runner(width, height)),
             "library_bytes": _LIBRARY_BYTES,
             "notes": (f"{training.description}, diffusers {version('diffusers')}", *lines),
         }
