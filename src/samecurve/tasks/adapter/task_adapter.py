@@ -23,7 +23,7 @@ from samecurve.core.protocols import Initial, Part
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.protocol import MEMBERS, Method, TaskMethods
+from samecurve.tasks.protocol import MEMBERS, ExportedFile, Method, TaskMethods
 from samecurve.tasks.user_class.user_errors import UserCall, calling
 
 if TYPE_CHECKING:
@@ -289,6 +289,15 @@ class TaskAdapter:
         with self.calling("export_adapter"):
             renamed, lines = self.methods.export_adapter(tensors, directory)
             return dict(renamed), list(lines)
+
+    def export_as(
+        self, form: str, tensors: Mapping[str, Any], directory: Path, dtype: str
+    ) -> ExportedFile:
+        """The weights in one of the class's own formats. The class must have export_as()."""
+        assert self.methods.export_as is not None
+        with self.calling("export_as"):
+            exported: ExportedFile = self.methods.export_as(form, tensors, directory, dtype)
+        return exported
 
     def assets(self) -> Mapping[str, Path]:
         """The files that a run keeps, by name, so that its model can be used later."""

@@ -46,10 +46,15 @@ class Rows:
 class PixelTraining:
     """How a new model is trained and used."""
 
-    description = "a new model of pixels"
-
     def __init__(self, task: "DiffusionTask") -> None:
         self._task, self._fields = task, task.fields
+
+    @property
+    def lines(self) -> list[str]:
+        """What is trained, for the user."""
+        kind = "flow" if _is_flow(self._fields) else self._fields.prediction
+        words = f"{len(self._task.words):,} words"
+        return [f"a new {self._fields.architecture} of pixels that predicts {kind}; {words}"]
 
     def rows(self, samples: Samples, *, augmented: bool) -> Rows:
         pixels = PixelRows(samples, self._task.data, augmented=augmented)

@@ -20,6 +20,7 @@ from samecurve.tasks.diffusion.sampling import as_picture, first_noise
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.diffusion.task import DiffusionTask
 from samecurve.tasks.forward_costs import forward_costs
+from samecurve.tasks.protocol import ExportedFile
 
 if TYPE_CHECKING:
     from samecurve.tasks.diffusion.latents import LatentTraining
@@ -58,24 +59,24 @@ class TorchDiffusion(DiffusionTask):
     def model(self) -> nn.Module:
         return self.training.model()
 
-    def _first_values(self, model: nn.Module, module: nn.Module) -> None:
-        """Set a module's first values, by the adapter's rules if there is one."""
-        del model
-        if self.fields.adapter is None:
-            _own_values(module)
-            return
-        from samecurve.tasks.lora.adapter import first_values
+    @property
+    def _latents(self) -> "LatentTraining":
+        """The training of a pipeline."""
+        from samecurve.tasks.diffusion.latents import LatentTraining
 
-        first_values(module, _own_values)
+        assert isinstance(self.training, LatentTraining)
+        return self.training
+
+    def _first_values(self, model: nn.Module, module: nn.Module) -> None:
+        """Set a module's first values; those of a pipeline's own weights come from its files."""
+        del model
+        self._latents.denoiser.first_values(module)
 
     def convert_weights(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """A pipeline's arrays as the model holds them."""
         if self.fields.place is None:
             return arrays
-        from samecurve.tasks.diffusion.latents import LatentTraining
-
-        assert isinstance(self.training, LatentTraining)
-        return self.training.convert_weights(arrays)
+        return self._latents.denoiser.convert_weights(arrays)
 
     def train_data(self) -> Source:
         check_resolution(self.data.resolution, self.data.bucket_step, self.training.multiple)
@@ -90,16 +91,14 @@ class TorchDiffusion(DiffusionTask):
 
     def _encode(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
         """Encode a part of the captions and pictures, each once."""
-        from samecurve.tasks.diffusion.latents import LatentTraining
-
-        assert isinstance(self.training, LatentTraining)
+        encoders = self._latents.encoders
         samples = [(self.pictures.train, True), (self.pictures.held_out, False)]
         views = [
-            self.training.views(each, augmented=augmented)
+            encoders.views(each, augmented=augmented)
             for each, augmented in samples
             if each is not None
         ]
-        yield from self.training.prepare(views, device, part)
+        yield from encoders.prepare(views, device, part)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         return self._mean(model, batch, times=1)
@@ -149,6 +148,22 @@ class TorchDiffusion(DiffusionTask):
         noise = first_noise(seed, number, self.training.noise_shape())
         return as_picture(self.training.draw(model, prompt, noise))
 
+    @property
+    def exports(self) -> Mapping[str, str]:
+        """The formats that the model is exported in, beside plain safetensors."""
+        return {} if self.fields.place is None else self._latents.denoiser.exports
+
+    @property
+    def export_format(self) -> str:
+        return next(iter(self.exports), "safetensors")
+
+    def export_as(
+        self, form: str, tensors: Mapping[str, Any], directory: Path, dtype: str
+    ) -> ExportedFile:
+        """The weights in one of `exports`; the files beside them are written."""
+        del dtype
+        return self._latents.denoiser.export_as(form, tensors, directory)
+
     def facts(self) -> Mapping[str, Any]:
         training = self.training
         width, height = max(self.pictures.train.bucket_shapes, key=math.prod)
@@ -156,11 +171,5 @@ class TorchDiffusion(DiffusionTask):
         return {
             **forward_costs(self.model, training.row_runner(width, height)),
             "library_bytes": _LIBRARY_BYTES,
-            "notes": (f"{training.description}, diffusers {version('diffusers')}", *lines),
+            "notes": (*training.lines, f"diffusers {version('diffusers')}", *lines),
         }
-
-
-def _own_values(module: Any) -> None:
-    """The first values that a plain module gives itself."""
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
