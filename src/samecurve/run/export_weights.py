@@ -287,7 +287,10 @@ def _metrics(checkpoint: OpenedCheckpoint) -> dict[str, float]:
     return {**metrics, "step": loop["metrics_step"]}
 
 
-def _write_readme(directory: Path, checkpoint: OpenedCheckpoint, *, usage: str, dtype: str) -> None:
+def _write_readme(
+    directory: Path, checkpoint: OpenedCheckpoint, *, usage: str, dtype: str, home: Path
+) -> None:
+    """Write a page about the files. home: where the weights lie, for a reader"""
     config = checkpoint.config
     paragraphs = [
         f"# {checkpoint.run.home.resolve().name}, step {checkpoint.step}",
@@ -295,7 +298,7 @@ def _write_readme(directory: Path, checkpoint: OpenedCheckpoint, *, usage: str, 
         " `config.yaml` is its config. Optimizer state is not here."
         + _evaluation_sentence(_metrics(checkpoint)),
         f"```python\n{usage}\n```",
-        "`samecurve train -f config.yaml --init-from DIR` trains on from these weights.",
+        f"`samecurve train -f config.yaml --init-from {home}` trains on from these weights.",
     ]
     (directory / "README.md").write_text(printable("\n\n".join(paragraphs) + "\n"))
 
