@@ -97,12 +97,13 @@ def _shape(inside: NDArray[np.bool_]) -> str:
 
 def _ideal(name: str, x: Numbers, y: Numbers) -> NDArray[np.bool_]:
     """Which points lie in a shape of the area of a circle of radius 1, its middle of mass at 0."""
-    if name == "circle":
-        return x**2 + y**2 <= 1
-    if name == "square":
-        return np.maximum(np.abs(x), np.abs(y)) <= np.sqrt(np.pi) / 2
     inner = np.sqrt(np.pi / np.sqrt(27))  # radius of the circle within a triangle that stands
-    return (y <= inner) & (np.sqrt(3) * np.abs(x) - y <= 2 * inner)
+    ideal: dict[str, NDArray[np.bool_]] = {
+        "circle": x**2 + y**2 <= 1,
+        "square": np.maximum(np.abs(x), np.abs(y)) <= np.sqrt(np.pi) / 2,
+        "triangle": (y <= inner) & (np.sqrt(3) * np.abs(x) - y <= 2 * inner),
+    }
+    return ideal[name]
 
 
 def _overlap(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

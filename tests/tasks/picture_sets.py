@@ -49,8 +49,8 @@ def write_folder(home: Path, files: Mapping[str, bytes | str | Image.Image]) -> 
 def captioned(home: Path, count: int, sides: tuple[int, int] = (16, 16), first: int = 0) -> Path:
     """A folder of pictures, each with its caption: 000.png, 000.txt, ..."""
     for number in range(first, first + count):
-        files = {f"{number:03d}.png": noise(*sides, number), f"{number:03d}.txt": f"no {number}"}
-        write_folder(home, files)
+        name = f"{number:03d}"
+        write_folder(home, {f"{name}.png": noise(*sides, number), f"{name}.txt": f"no {number}"})
     return home
 
 

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,10 @@ def test_a_cmyk_jpeg_is_not_inverted() -> None:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_turned_pictures_stand_upright(form: str) -> None:
     """All eight ways in which EXIF says that a camera was held."""
-    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
+    options: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": 100, "subsampling": 0},
+        "WEBP": {"lossless": True},
+    }
     upright = noise(6, 4).resize((48, 32), Image.Resampling.BICUBIC)
     held: list[Transpose | None] = [
         None,
@@ -124,12 +128,13 @@ def test_turned_pictures_stand_upright(form: str) -> None:
 
 def test_facts_tell_what_is_transparent_or_has_a_profile() -> None:
     profile = b"\0" * 128 + b"Display P3"
-    for image, options, fact in (
+    cases: list[tuple[Image.Image, dict[str, Any], tuple[bool, bool]]] = [
         (solid("RGBA", 1, 2, 3, 255), {}, (False, False)),
         (solid("RGBA", 1, 2, 3, 254), {}, (True, False)),
         (solid("RGB", 1, 2, 3), {"icc_profile": profile}, (False, True)),
         (solid("RGB", 1, 2, 3), {"icc_profile": profile + b"sRGB IEC61966"}, (False, False)),
-    ):
+    ]
+    for image, options, fact in cases:
         with only_errors():
             facts = inspect_file(encoded(image, **options))
         assert (facts.transparent, facts.profile) == fact

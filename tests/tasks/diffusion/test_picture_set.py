@@ -27,7 +27,6 @@ from samecurve.tasks.diffusion.data.picture_set import (
     open_pictures,
     stamp_pictures,
 )
-from samecurve.tasks.diffusion.data.views import Views
 
 
 def test_no_picture_is_dropped_or_repeated(tmp_path: Path, cache: Path) -> None:
@@ -75,7 +74,7 @@ def test_the_order_is_that_of_names_whatever_the_file_system(tmp_path: Path, cac
     pictures = opened(folder, cache, captions={"missing": "name"})
     listed = [picture.name for picture in pictures_of(pictures.train)]
     assert listed == ["10.png", "9.png", "B.PNG", "a/z.jpg", "a.b.png", "b.png", "\u00e4.png"]
-    about = about_pictures(pictures, {}, rows_hold_pixels=True)
+    about = about_pictures(pictures, data_of(folder))
     assert any("2 files not read: b-masklabel.png, notes.md" in line for line in about.lines)
 
 
@@ -206,9 +205,7 @@ def test_the_facts_of_a_folder_for_a_reader(tmp_path: Path, cache: Path) -> None
     write_folder(folder, {"x.png": b"", "y.png": b"", "x.txt": "x", "y.txt": "y"})
     data = data_of([{"source": str(folder), "repeats": 2}], broken="skip")
     pictures = open_pictures(data, cache)
-    about = about_pictures(
-        pictures, {"train": Views(samples=pictures.train, data=data)}, rows_hold_pixels=False
-    )
+    about = about_pictures(pictures, data, variants=2)
     assert [(each.name, each.pictures, each.samples) for each in about.buckets] == [
         ("12x20", 6, 12),
         ("16x16", 4, 8),
@@ -220,5 +217,5 @@ def test_the_facts_of_a_folder_for_a_reader(tmp_path: Path, cache: Path) -> None
     assert left_out.places == ["x.png", "y.png"]
     beside = about.beside_rows["train"](np.array([12, 13]))
     assert list(beside["caption"]) == ["number 0", "number 0"]
-    assert [np.asarray(pixels).shape for pixels in beside["picture"]] == [(3, 16, 16)] * 2
+    assert about.sources["train"][np.array([12, 13])]["pixels"].shape == (2, 3, 16, 16)
     assert "14 captions, 14 of them different: 2 to 2 words, 2 in the middle" in about.lines

@@ -37,7 +37,7 @@ from samecurve.tasks.diffusion.data.views import Views
 def rows_of(pictures: PictureSet, data: Any, epoch: int = 0) -> dict[int, bytes]:
     """The pixels of all training samples, by id."""
     source = PixelRows(pictures.train, data)
-    found = {}
+    found: dict[int, bytes] = {}
     for ids in buckets_of(pictures.train):
         pixels = source.__getitem__(ids, epoch)["pixels"]
         assert pixels.dtype == np.uint8

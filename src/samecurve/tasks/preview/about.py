@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Arrays
+from samecurve.core.protocols import Arrays, Source
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text, with tokens that stand for no text
-BesideRows = Callable[[Ids], Mapping[str, Sequence[str | NDArray[Any]]]]
+BesideRows = Callable[[Ids], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class AboutData:
     lines: what was read, and what became of it. left_out: None: not known
     labels_of: the labels that the loss itself makes of a batch; None: it makes none
     beside_rows: by split, what a reader looks at beside the arrays of samples: ids -> by name, a
-        text or an array for each id
+        text for each id
+    sources: by split, what is read in place of the task's own data, whose rows need files that
+        only a run makes
     buckets: of the training samples, where they lie in buckets
     """
 
@@ -68,4 +70,5 @@ class AboutData:
     left_out: Sequence[LeftOut] | None = None
     labels_of: Callable[[Arrays], Any] | None = None
     beside_rows: Mapping[str, BesideRows] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
     buckets: Sequence[BucketCount] = ()

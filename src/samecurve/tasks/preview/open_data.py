@@ -23,7 +23,7 @@ from samecurve.tasks.adapter.data_kinds import Columns
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.preview.about import AboutData
-from samecurve.tasks.preview.parts import Sample, part_beside, parts_of
+from samecurve.tasks.preview.parts import Part, Sample, Value, parts_of
 from samecurve.tasks.preview.statistics import Statistics, statistics_of
 from samecurve.tasks.preview.text_parts import PADDING_MASK, token_columns
 from samecurve.tasks.text.tokenizer import LibraryTokenizer
@@ -67,12 +67,13 @@ def preview(
     UserError: the data can't be read, or has no such split.
     """
     adapter = open_task(config, cache)
-    splits = _splits(adapter)
+    about = about_data(adapter)
+    splits = _splits(adapter, about)
     if split not in splits:
         raise UserError(
             f"the task has no data for {split}", f"--split {' or '.join(splits)}", "--split"
         )
-    rows, about = splits[split], about_data(adapter)
+    rows = splits[split]
     seed = config.train.seed
     ids = first_ids(rows, seed, count, split, global_batch_size)
     arrays = rows.read(ids, 0)
@@ -80,7 +81,7 @@ def preview(
     if rows.by_microbatch:
         arrays = _with_padding_mask(rows, arrays, ids, about)
     keys = RowKeys(seed, 0 if split == "train" else HELD_OUT, 0, ids)
-    inputs = _model_inputs(adapter, arrays, keys, about)
+    inputs = None if about.sources else _model_inputs(adapter, arrays, keys, about)
     return Preview(
         counts={name: len(each) for name, each in splits.items()},
         split=split,
@@ -95,14 +96,15 @@ def preview(
     )
 
 
-def _splits(adapter: EngineAdapter) -> dict[Split, Rows]:
-    """The splits that the task has."""
+def _splits(adapter: EngineAdapter, about: AboutData) -> dict[Split, Rows]:
+    """The splits that the task has, as a reader sees them."""
     rows: dict[Split, Rows | None] = {
         "train": adapter.train_data(),
         "eval": adapter.eval_data(),
         "test": adapter.test_data(),
     }
-    return {name: each for name, each in rows.items() if each is not None}
+    shown = {name: Rows(each, "about_data()", None) for name, each in about.sources.items()}
+    return {name: shown.get(name, each) for name, each in rows.items() if each is not None}
 
 
 def first_ids(
@@ -172,7 +174,7 @@ def _samples(
         if split == "train" and global_batch_size is not None:
             step = place // global_batch_size + 1
         row = {name: array[place] for name, array in arrays.items()}
-        parts = [part_beside(name, values[place], about) for name, values in beside.items()]
+        parts: list[Part] = [Value(name, texts[place]) for name, texts in beside.items()]
         samples.append(Sample(number, step, [*parts, *parts_of(row, columns, about)]))
     return samples
 

@@ -81,11 +81,6 @@ def parts_of(row: Row, columns: TokenColumns | None, about: AboutData) -> list[P
     return parts
 
 
-def part_beside(name: str, value: str | NDArray[Any], about: AboutData) -> Part:
-    """What a task shows beside the arrays of a sample."""
-    return Value(name, value) if isinstance(value, str) else _part(name, value, about)
-
-
 def form_of(array: NDArray[Any]) -> str:
     """Type, shape and range of an array, in words."""
     shape = " x ".join(map(str, array.shape)) or "one number"

@@ -3,32 +3,35 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.tasks.diffusion.data.buckets import show_shape
 from samecurve.tasks.diffusion.data.folders import unread_lines
 from samecurve.tasks.diffusion.data.picture_set import PictureSet
-from samecurve.tasks.diffusion.data.pictures import read_pixels
 from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.data.scan import FolderScan
-from samecurve.tasks.diffusion.data.views import Views
+from samecurve.tasks.diffusion.data.source import PixelRows
+from samecurve.tasks.diffusion.sections import DiffusionData
 from samecurve.tasks.preview.about import AboutData, BucketCount, LeftOut
 
 _NAMED = 5  # pictures of each reason
+_EMPTY = "(trained without a caption)"
 
 
 def about_pictures(
-    pictures: PictureSet, views: Mapping[str, Views], *, rows_hold_pixels: bool
+    pictures: PictureSet, data: DiffusionData, *, variants: int | None = None
 ) -> AboutData:
     """The facts of the pictures.
 
-    views: of the samples that are trained on, as "train", and of those held out, as "eval".
-    rows_hold_pixels: whether a row shows its picture by itself; if not, it is read for the reader
+    variants: of a model of latents: its rows are shown as the pixels that they are made from;
+        None: rows hold pixels
     """
+    train = PixelRows(pictures.train, data, variants=variants)
+    sources = {"train": train}
+    if pictures.held_out is not None:
+        sources["eval"] = PixelRows(pictures.held_out, data, augmented=False)
     return AboutData(
         lines=[
             *pictures.lines,
@@ -37,31 +40,14 @@ def about_pictures(
         ],
         left_out=_left_out(pictures.scan),
         buckets=_buckets(pictures.train),
-        beside_rows={
-            split: partial(_beside_rows, each, with_pixels=not rows_hold_pixels)
-            for split, each in views.items()
-        },
+        beside_rows={split: partial(_captions, rows) for split, rows in sources.items()},
+        sources={} if variants is None else sources,
     )
 
 
-def _beside_rows(
-    views: Views, ids: Ids, *, with_pixels: bool
-) -> Mapping[str, Sequence[str | NDArray[Any]]]:
-    """The caption, and perhaps the picture, of each sample in the first epoch."""
-    captions = views.captions(ids, 0)
-    dropped = views.dropped(ids, 0).tolist()
-    texts = [
-        f"{text} (dropped in this epoch)" if drop else text
-        for text, drop in zip(captions, dropped, strict=True)
-    ]
-    beside: dict[str, Sequence[str | NDArray[Any]]] = {"caption": texts}
-    if with_pixels:
-        cuts = views.cuts(ids, 0)
-        beside["picture"] = [
-            read_pixels(views.samples.picture(sample)[0], cut)
-            for sample, cut in zip(ids.tolist(), cuts, strict=True)
-        ]
-    return beside
+def _captions(rows: PixelRows, ids: Ids) -> Mapping[str, Sequence[str]]:
+    """The caption of each sample in the first epoch."""
+    return {"caption": [text or _EMPTY for text in rows.captions(ids)]}
 
 
 def _buckets(samples: Samples) -> list[BucketCount]:

@@ -169,7 +169,7 @@ def _known_formats() -> tuple[str, ...]:
 
 def _opened(content: bytes) -> "Pillow.Image":
     """A file whose header was read. BrokenPictureError: it is no picture, or too large."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not content:
         raise BrokenPictureError("empty: 0 bytes")
@@ -178,7 +178,7 @@ def _opened(content: bytes) -> "Pillow.Image":
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         most = Image.MAX_IMAGE_PIXELS or 0
         raise BrokenPictureError(f"more than {most:,} pixels: make it smaller first") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise BrokenPictureError(_unknown(content)) from None
     except Exception as error:  # a plugin may raise anything about a broken header
         raise BrokenPictureError(_reason(error)) from None

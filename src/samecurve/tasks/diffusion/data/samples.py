@@ -40,7 +40,7 @@ class Samples:
         self._ends = np.cumsum(self.bucket_sizes)
         repeats = [each.repeats if repeated else 1 for each, _ in self.pictures]
         self._repeats = np.array(repeats, np.int64)
-        self._picture = np.repeat(np.arange(len(repeats)), repeats)
+        self._picture: NDArray[np.int64] = np.repeat(np.arange(len(repeats)), repeats)
         first = np.cumsum([0, *repeats])[:-1]
         self._repeat = np.arange(len(self._picture)) - np.repeat(first, repeats)
 
@@ -49,7 +49,7 @@ class Samples:
 
     def picture(self, sample: int) -> tuple[Picture, Shape]:
         """The picture of a sample, and its bucket's shape."""
-        return self.pictures[self._picture[sample]]
+        return self.pictures[int(self._picture[sample])]
 
     def shape(self, ids: Ids) -> Shape:
         """The one shape of these samples. ValueError: they are of several buckets."""

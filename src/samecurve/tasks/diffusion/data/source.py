@@ -18,15 +18,24 @@ class PixelRows:
     Rows: pixels uint8 [3, height, width]; weight float32, what the sample counts; with data.masks
     mask float32 [height, width], what each pixel counts, data.unmasked_weight included.
 
-    augmented: False: of held-out samples. seed: of crops, flips and captions
+    augmented: False: of held-out samples. seed: of crops, flips and captions. variants: of each
+    picture; None: every reading is drawn anew
     """
 
     def __init__(
-        self, samples: Samples, data: DiffusionData, *, augmented: bool = True, seed: int = 0
+        self,
+        samples: Samples,
+        data: DiffusionData,
+        *,
+        augmented: bool = True,
+        seed: int = 0,
+        variants: int | None = None,
     ) -> None:
         self.bucket_sizes = samples.bucket_sizes
         self._samples, self._data = samples, data
-        self._views = Views(samples=samples, data=data, seed=seed, augmented=augmented)
+        self._views = Views(
+            samples=samples, data=data, seed=seed, augmented=augmented, variants=variants
+        )
 
     def __len__(self) -> int:
         return len(self._samples)
