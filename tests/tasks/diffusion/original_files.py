@@ -146,3 +146,156 @@ def save_original(home: Path, file: Path, *, attended_ups: set[int], extra: Any 
     arrays |= extra or {}
     save_file({name: tensor.contiguous() for name, tensor in arrays.items()}, file)
     return file
+
+
+_SD3_OUTSIDE = {
+    "pos_embed.pos_embed": "pos_embed",
+    "pos_embed.proj": "x_embedder.proj",
+    "time_text_embed.timestep_embedder.linear_1": "t_embedder.mlp.0",
+    "time_text_embed.timestep_embedder.linear_2": "t_embedder.mlp.2",
+    "time_text_embed.text_embedder.linear_1": "y_embedder.mlp.0",
+    "time_text_embed.text_embedder.linear_2": "y_embedder.mlp.2",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "proj_out": "final_layer.linear",
+}
+_SD3_INSIDE = {
+    "norm1.linear": "x_block.adaLN_modulation.1",
+    "norm1_context.linear": "context_block.adaLN_modulation.1",
+    "attn.to_out.0": "x_block.attn.proj",
+    "attn2.to_out.0": "x_block.attn2.proj",
+    "attn.to_add_out": "context_block.attn.proj",
+    "attn.norm_added_q": "context_block.attn.ln_q",
+    "attn.norm_added_k": "context_block.attn.ln_k",
+    "attn.norm_q": "x_block.attn.ln_q",
+    "attn.norm_k": "x_block.attn.ln_k",
+    "attn2.norm_q": "x_block.attn2.ln_q",
+    "attn2.norm_k": "x_block.attn2.ln_k",
+    "ff.net.0.proj": "x_block.mlp.fc1",
+    "ff.net.2": "x_block.mlp.fc2",
+    "ff_context.net.0.proj": "context_block.mlp.fc1",
+    "ff_context.net.2": "context_block.mlp.fc2",
+    "attn.to_q": "x_block.attn.qkv",
+    "attn2.to_q": "x_block.attn2.qkv",
+    "attn.add_q_proj": "context_block.attn.qkv",
+}
+_FLUX_OUTSIDE = {
+    "x_embedder": "img_in",
+    "context_embedder": "txt_in",
+    "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+    "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
+    "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "proj_out": "final_layer.linear",
+}
+_FLUX_INSIDE = {
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "attn.norm_added_q.weight": "txt_attn.norm.query_norm.scale",
+    "attn.norm_added_k.weight": "txt_attn.norm.key_norm.scale",
+    "attn.norm_q.weight": "img_attn.norm.query_norm.scale",
+    "attn.norm_k.weight": "img_attn.norm.key_norm.scale",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+    "attn.to_q": "img_attn.qkv",
+    "attn.add_q_proj": "txt_attn.qkv",
+}
+_FLUX_SINGLE = {
+    "norm.linear": "modulation.lin",
+    "proj_out": "linear2",
+    "attn.norm_q.weight": "norm.query_norm.scale",
+    "attn.norm_k.weight": "norm.key_norm.scale",
+    "attn.to_q": "linear1",
+}
+_JOINED = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
+
+
+def _renamed(name: str, table: Mapping[str, str]) -> str:
+    for ours, original in table.items():
+        if name == ours or name.startswith(f"{ours}."):
+            return original + name.removeprefix(ours)
+    return name
+
+
+def _with_joined(own: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The array under a name, with those that are joined to it; None: it is joined to another."""
+    for first, *others in _JOINED:
+        if f".{first}." in name:
+            each = [own[name.replace(first, other)] for other in (first, *others)]
+            if name.startswith("single_transformer_blocks."):
+                each.append(own[name.replace("attn.to_q", "proj_mlp")])
+            return torch.cat(each)
+        if any(f".{other}." in name for other in others):
+            return None
+    return None if ".proj_mlp." in name else own[name]
+
+
+def _with_swapped_halves(tensor: Tensor) -> Tensor:
+    return torch.cat(tensor.chunk(2)[::-1])
+
+
+def sd3_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A denoiser of SD3 as its authors lay it out."""
+    last = max(int(name.split(".")[1]) for name in own if name.startswith("transformer_blocks."))
+    arrays = {}
+    for name in own:
+        tensor = _with_joined(own, name)
+        if tensor is None:
+            continue
+        if name.startswith((f"transformer_blocks.{last}.norm1_context", "norm_out")):
+            tensor = _with_swapped_halves(tensor)
+        original = _renamed(name, _SD3_OUTSIDE)
+        if name.startswith("transformer_blocks."):
+            _, block, rest = name.split(".", 2)
+            original = f"joint_blocks.{block}.{_renamed(rest, _SD3_INSIDE)}"
+        arrays[original] = tensor
+    return arrays
+
+
+def flux_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A denoiser of FLUX.1 as its authors lay it out."""
+    arrays = {}
+    for name in own:
+        tensor = _with_joined(own, name)
+        if tensor is None:
+            continue
+        if name.startswith("norm_out"):
+            tensor = _with_swapped_halves(tensor)
+        original = _renamed(name, _FLUX_OUTSIDE)
+        for place, blocks, table in (
+            ("transformer_blocks.", "double_blocks", _FLUX_INSIDE),
+            ("single_transformer_blocks.", "single_blocks", _FLUX_SINGLE),
+        ):
+            if name.startswith(place):
+                _, block, rest = name.split(".", 2)
+                original = f"{blocks}.{block}.{_renamed(rest, table)}"
+        arrays[original] = tensor
+    return arrays
+
+
+def z_image_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A denoiser of Z-Image as its authors lay it out."""
+    arrays = {}
+    for name in own:
+        tensor = _with_joined(own, name)
+        if tensor is None:
+            continue
+        original = name.replace("all_x_embedder.2-1.", "x_embedder.")
+        original = original.replace("all_final_layer.2-1.", "final_layer.")
+        original = original.replace("attention.to_out.0.", "attention.out.")
+        original = re.sub(r"attention\.norm_([qk])\.", r"attention.\1_norm.", original)
+        arrays[original.replace(".to_q.", ".qkv.")] = tensor
+    return arrays
+
+
+def save_denoiser(home: Path, file: Path, prefix: str = "") -> Path:
+    """The denoiser of the pipeline at home as its authors lay it out, alone in a file."""
+    arrays = globals()[f"{home.name}_arrays"](_read(home, "transformer"))
+    save_file({f"{prefix}{name}": tensor.contiguous() for name, tensor in arrays.items()}, file)
+    return file

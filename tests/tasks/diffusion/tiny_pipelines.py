@@ -145,3 +145,138 @@ def save_sdxl(home: Path, **scheduler: Any) -> Path:
         add_watermarker=False,
     ).save_pretrained(home)
     return home
+
+
+def save_z_image(home: Path, **scheduler: Any) -> Path:
+    diffusers = library("diffusers")
+    torch.manual_seed(0)
+    transformer = diffusers.ZImageTransformer2DModel(
+        in_channels=4,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[4, 6, 6],
+        axes_lens=[600, 64, 64],
+    )
+    torch.nn.init.normal_(transformer.x_pad_token)
+    torch.nn.init.normal_(transformer.cap_pad_token)
+    diffusers.ZImagePipeline(
+        vae=vae(shift_factor=0.1),
+        text_encoder=qwen(16),
+        tokenizer=qwen_tokenizer(),
+        transformer=transformer,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
+    ).save_pretrained(home)
+    return home
+
+
+def qwen(width: int) -> Any:
+    """A language model of three layers, over bytes."""
+    transformers = library("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=260,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    return transformers.Qwen3Model(config)
+
+
+def qwen_tokenizer() -> Any:
+    """A tokenizer of single bytes, with a template for one message."""
+    letters = byte_letters()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = library("transformers").Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate([*letters, *specials])}, merges=[]
+    )
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% if not enable_thinking %}-{% endif %}"
+        "{% endif %}"
+    )
+    return tokenizer
+
+
+def t5(width: int) -> Any:
+    """A T5 encoder of two layers, over letters."""
+    transformers = library("transformers")
+    config = transformers.T5Config(
+        vocab_size=64,
+        d_model=width,
+        d_kv=8,
+        d_ff=2 * width,
+        num_layers=2,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
+    )
+    return transformers.T5EncoderModel(config)
+
+
+def t5_tokenizer() -> Any:
+    letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz ,.:-0123456789"]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((each, -2.0) for each in letters)]
+    return library("transformers").T5TokenizerFast(vocab=pieces, extra_ids=0)
+
+
+def save_sd3(home: Path, **scheduler: Any) -> Path:
+    diffusers, transformers = library("diffusers"), library("transformers")
+    torch.manual_seed(0)
+    clip = transformers.CLIPTextModelWithProjection
+    diffusers.StableDiffusion3Pipeline(
+        vae=vae(shift_factor=0.1),
+        text_encoder=clip(clip_config(16)),
+        text_encoder_2=clip(clip_config(24, hidden_act="gelu")),
+        text_encoder_3=t5(40),
+        tokenizer=clip_tokenizer(home / "made"),
+        tokenizer_2=clip_tokenizer(home / "made", pad_token="!"),
+        tokenizer_3=t5_tokenizer(),
+        transformer=diffusers.SD3Transformer2DModel(
+            sample_size=16,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=40,
+            caption_projection_dim=16,
+            pooled_projection_dim=40,
+            pos_embed_max_size=24,
+            qk_norm="rms_norm",
+            dual_attention_layers=(0,),
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
+    ).save_pretrained(home)
+    return home
+
+
+def save_flux(home: Path, **scheduler: Any) -> Path:
+    diffusers, transformers = library("diffusers"), library("transformers")
+    torch.manual_seed(0)
+    diffusers.FluxPipeline(
+        vae=vae(shift_factor=0.1),
+        text_encoder=transformers.CLIPTextModel(clip_config(16)),
+        text_encoder_2=t5(24),
+        tokenizer=clip_tokenizer(home / "made"),
+        tokenizer_2=t5_tokenizer(),
+        transformer=diffusers.FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            pooled_projection_dim=16,
+            guidance_embeds=True,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
+            **{"use_dynamic_shifting": True, "shift": 3.0, **scheduler}
+        ),
+    ).save_pretrained(home)
+    return home

@@ -49,7 +49,7 @@ class Family(ABC):
         noisy: in the number format in which the denoiser computes
         time: [n]; of epsilon and v the scheduler's time step; of flow from 0 (a picture) to 1
             (noise), and the answer is then noise - picture
-        conditions: of encode_captions(), and those of size_conditions()
+        conditions: of encode_captions(), through with_guidance(), and those of size_conditions()
         """
 
     def encode_negative(self, parts: Mapping[str, Any], caption: str) -> Conditions:

@@ -38,7 +38,7 @@ class Kind:
         return (self.component, "vae", "scheduler", *encoders, *tokenizers)
 
 
-_TWO_CLIPS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
+_TWO_TEXTS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
 
 KINDS = (
     Kind(
@@ -46,7 +46,7 @@ KINDS = (
         pipeline="StableDiffusionXLPipeline",
         component="unet",
         denoiser="UNet2DConditionModel",
-        encoders=_TWO_CLIPS,
+        encoders=_TWO_TEXTS,
         family=("stable_diffusion", "Sdxl"),
     ),
     Kind(
@@ -56,6 +56,33 @@ KINDS = (
         denoiser="UNet2DConditionModel",
         encoders={"text_encoder": "tokenizer"},
         family=("stable_diffusion", "StableDiffusion"),
+    ),
+    Kind(
+        name="Z-Image",
+        pipeline="ZImagePipeline",
+        component="transformer",
+        denoiser="ZImageTransformer2DModel",
+        encoders={"text_encoder": "tokenizer"},
+        family=("z_image", "ZImage"),
+        patch=2,
+    ),
+    Kind(
+        name="Stable Diffusion 3",
+        pipeline="StableDiffusion3Pipeline",
+        component="transformer",
+        denoiser="SD3Transformer2DModel",
+        encoders={**_TWO_TEXTS, "text_encoder_3": "tokenizer_3"},
+        optional=frozenset({"text_encoder_3"}),
+        family=("sd3", "StableDiffusion3"),
+    ),
+    Kind(
+        name="FLUX.1",
+        pipeline="FluxPipeline",
+        component="transformer",
+        denoiser="FluxTransformer2DModel",
+        encoders=_TWO_TEXTS,
+        family=("flux", "Flux"),
+        patch=2,
     ),
 )
 

@@ -32,9 +32,9 @@ def convert_denoiser(
 
     arrays: of the single file, or of any source of the same model; no value is read
     """
-    convert = _CONVERSIONS.get((opened.kind.denoiser, opened.layout))
-    if convert is None or _has_own_names(opened, arrays):
+    if opened.layout != "original" or _has_own_names(opened, arrays):
         return dict(arrays)
+    convert = _CONVERSIONS[opened.kind.denoiser]
     record = Recorded()
     stand_ins = {name: torch.empty(array.shape, device="meta") for name, array in arrays.items()}
     names = {id(tensor): name for name, tensor in stand_ins.items()}
@@ -57,27 +57,26 @@ def load_from_file(opened: OpenedPipeline, name: str) -> nn.Module:
     component = opened.components[name]
     model_class = class_of(opened, component)
     tensors = _tensors(opened)
-    if component.library == "transformers":
-        state = _text_encoder(tensors, component.config)
+    is_text = component.library == "transformers"
+    if is_text:
         config = model_class.config_class(**component.config)
-        model, loaded = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, in our words
-        )
-        mismatched = [entry[0] for entry in loaded["mismatched_keys"]]
-        check_loaded(opened, name, loaded["missing_keys"], mismatched)
+        state = _text_encoder(tensors, component.config)
     else:
         state = _diffusers_state(opened, name, tensors)
-        with torch.device("meta"):
-            model = model_class.from_config(dict(component.config))
-        own = model.state_dict()
-        mismatched = [key for key in own if key in state and own[key].shape != state[key].shape]
-        check_loaded(opened, name, own.keys() - state.keys(), mismatched)
-        model.load_state_dict({key: state[key] for key in own}, assign=True)
-    result: nn.Module = model
+    with torch.device("meta"):
+        outline = model_class(config) if is_text else model_class.from_config(component.config)
+    own = outline.state_dict()
+    if is_text:  # files have a prefix that newer versions of the library have not
+        state = {key.removeprefix("text_model."): tensor for key, tensor in state.items()}
+        names = {key: key.removeprefix("text_model.") for key in own}
+        state = {key: state[inner] for key, inner in names.items() if inner in state}
+    mismatched = [key for key in own if key in state and own[key].shape != state[key].shape]
+    check_loaded(opened, name, own.keys() - state.keys(), mismatched)
+    if is_text:  # with values that no file has: those that follow from the config
+        model: nn.Module = model_class.from_pretrained(None, config=config, state_dict=state)
+        return model
+    outline.load_state_dict({key: state[key] for key in own}, assign=True)
+    result: nn.Module = outline
     return result
 
 
@@ -133,9 +132,12 @@ def _has_own_names(opened: OpenedPipeline, arrays: Mapping[str, StoredArray]) ->
     return set(known.state_dict()) <= set(arrays)
 
 
-# class of the denoiser, layout -> the library's function
-_CONVERSIONS: Mapping[tuple[str, str], str] = {
-    ("UNet2DConditionModel", "original"): "convert_ldm_unet_checkpoint",
+# class of the denoiser -> the library's function
+_CONVERSIONS: Mapping[str, str] = {
+    "UNet2DConditionModel": "convert_ldm_unet_checkpoint",
+    "ZImageTransformer2DModel": "convert_z_image_transformer_checkpoint_to_diffusers",
+    "SD3Transformer2DModel": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "FluxTransformer2DModel": "convert_flux_transformer_checkpoint_to_diffusers",
 }
 
 
@@ -177,13 +179,12 @@ def _diffusers_state(
     opened: OpenedPipeline, name: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     config = opened.components[name].config
-    function = "convert_ldm_vae_checkpoint"
     if name == opened.kind.component:
-        chosen = _CONVERSIONS.get((opened.kind.denoiser, opened.layout))
-        if chosen is None:
+        if opened.layout != "original":
             return dict(tensors)
-        function = chosen
+        function = _CONVERSIONS[opened.kind.denoiser]
     else:
+        function = "convert_ldm_vae_checkpoint"
         tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(_VAE)}
     state: dict[str, Tensor] = _library_conversion(function)(dict(tensors), config=config)
     return state

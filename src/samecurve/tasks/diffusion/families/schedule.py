@@ -34,6 +34,19 @@ class DynamicShift:
         return math.exp(value) if self.is_exponential else value
 
 
+def dynamic_shift(scheduler: Any, highest: float = 1.15) -> DynamicShift:
+    """The line of a scheduler's config.
+
+    highest: its value for the largest pictures, where the config has none
+    """
+    config = scheduler.config
+    return DynamicShift(
+        (config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)),
+        (config.get("base_shift", 0.5), config.get("max_shift", highest)),
+        config.get("time_shift_type", "exponential") == "exponential",
+    )
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How a denoiser was trained.
@@ -63,13 +76,7 @@ def read_schedule(opened: OpenedPipeline, scheduler: Any) -> Schedule:
     prediction, config = opened.prediction, scheduler.config
     steps = int(config.num_train_timesteps)
     if prediction == "flow":
-        dynamic = None
-        if config.get("use_dynamic_shifting"):
-            dynamic = DynamicShift(
-                (config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)),
-                (config.get("base_shift", 0.5), config.get("max_shift", 1.15)),
-                config.get("time_shift_type", "exponential") == "exponential",
-            )
+        dynamic = dynamic_shift(scheduler) if config.get("use_dynamic_shifting") else None
         return Schedule(prediction, steps, None, float(config.get("shift", 1.0)), dynamic)
     if not hasattr(scheduler, "alphas_cumprod"):
         raise UserError(

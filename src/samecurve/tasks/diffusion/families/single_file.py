@@ -59,6 +59,21 @@ class Layout(NamedTuple):
 
 
 _LAYOUTS = (
+    Layout(("ZImagePipeline",), r"^(model\.diffusion_model\.)?layers\.0\.attention\.qkv\.weight$"),
+    Layout(("ZImagePipeline",), r"^x_pad_token$", original=False),
+    Layout(
+        ("StableDiffusion3Pipeline",),
+        r"^(model\.diffusion_model\.)?joint_blocks\.0\.x_block\.attn\.qkv\.weight$",
+    ),
+    Layout(
+        ("FluxPipeline",),
+        r"^(model\.diffusion_model\.)?double_blocks\.0\.img_attn\.norm\.key_norm\.scale$",
+    ),
+    Layout(
+        ("StableDiffusion3Pipeline", "FluxPipeline"),
+        r"^transformer_blocks\.0\.attn\.add_q_proj\.weight$",
+        original=False,
+    ),
     Layout(("StableDiffusionXLPipeline",), r"^model\.diffusion_model\.label_emb\.0\.0\.weight$"),
     Layout(("StableDiffusionPipeline",), r"^model\.diffusion_model\.input_blocks\.0\.0\.weight$"),
     Layout(
@@ -89,7 +104,7 @@ def open_single_file(file: Path, base: Path | None) -> OpenedPipeline:
         if is_inside:
             components[name] = replace(component, weights=None, in_file=True)
         elif component.weights is not None:
-            notes.append(f"{name} is that of {component.directory}: {file.name} has none")
+            notes.append(f"{name}: that of {component.directory}, none of {file.name}")
         elif name == "vae" or name in kind.encoders:
             raise UserError(
                 f"{file} holds no {name}, and {base} has no weights of one", _WHOLE_BASE, BASE
