@@ -13,7 +13,6 @@ from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.denoiser import Denoiser
 from samecurve.tasks.diffusion.families.denoising import sample
-from samecurve.tasks.diffusion.families.loading import OutlineParts
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
 from samecurve.tasks.diffusion.frozen_encoders import SIZE, TEXT, FrozenEncoders, LatentRows
 from samecurve.tasks.diffusion.objective import Denoising, Flow, Objective, Predict
@@ -134,16 +133,17 @@ class LatentTraining:
         """A function that calls the denoiser on one picture of these sides, without values."""
         size = (height, width)
         told = self._family.size_conditions(original=size, corner=(0, 0), size=size)
-        with torch.device("meta"):  # shapes are found without values
-            texts = self._family.encode_captions(OutlineParts(self._opened), [""])
-        shapes = {
-            **{name: tuple(array.shape) for name, array in texts.items()},
+        outline = {
+            **self._family.caption_outline(),
             **{name: (1, len(row)) for name, row in told.items()},
         }
         time_type = torch.float32 if self._prediction == "flow" else torch.long
 
         def run(model: nn.Module) -> None:
-            made = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            made = {
+                name: torch.zeros(shape) if isinstance(shape, tuple) else shape
+                for name, shape in outline.items()
+            }
             conditions = self._family.with_guidance(made, _UNGUIDED)
             latents = torch.zeros(1, *self._family.latent_shape(height, width))
             self._family.predict(model, latents, torch.zeros(1, dtype=time_type), conditions)

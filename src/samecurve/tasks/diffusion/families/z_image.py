@@ -37,10 +37,17 @@ class ZImage(Family):
         lengths = torch.tensor([len(rows) for rows in embeddings], device=padded.device)
         return {"embeddings": padded, "lengths": lengths}
 
+    def caption_outline(self) -> Mapping[str, Any]:
+        """The longest caption: the denoiser's work grows with its tokens."""
+        width = self.opened.denoiser.config["cap_feat_dim"]
+        return {"embeddings": (1, self.longest_caption, width), "lengths": [self.longest_caption]}
+
     def predict(
         self, model: nn.Module, noisy: Tensor, time: Tensor, conditions: Mapping[str, Tensor]
     ) -> Tensor:
-        lengths = conditions["lengths"].long().tolist()
+        lengths: Any = conditions["lengths"]
+        if isinstance(lengths, Tensor):
+            lengths = lengths.long().tolist()
         captions = conditions["embeddings"].to(noisy.dtype)
         steps = (time.double() * self.schedule.steps).float()
         answers = model(
