@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
+from samecurve.tasks.lora.sections import AdapterSection
 
 Prediction = Literal["auto", "epsilon", "v", "flow"]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -17,15 +18,9 @@ Size = Annotated[int, Field(gt=0, le=1 << 16)]  # of a dimension
 _ONLY = {"widths": "unet", "width": "dit", "depth": "dit"}  # fields of one architecture alone
 
 
-class Adapter(Section):
+class Adapter(AdapterSection):
     """Small matrices that are trained in place of the model's own weights."""
 
-    kind: Literal["lora", "dora", "lokr"] = "lora"
-    rank: Annotated[int, Field(gt=0, le=1 << 16)] = 16
-    alpha: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="the change is multiplied by alpha / rank"
-    )
-    dropout: Share = 0.0
     target: str | list[str] = Field(
         "attention",
         description=(
@@ -76,7 +71,8 @@ class DiffusionModel(Section):
     )
     text_width: Size = Field(64, description="of a new model: numbers that stand for a word")
     prediction: Prediction = Field(
-        "auto", description="what the model predicts; auto: as its scheduler says, flow if it is new"
+        "auto",
+        description="what the model predicts; auto: as its scheduler says, flow if it is new",
     )
     min_snr: Annotated[float, Field(gt=0)] | None = Field(
         None,
