@@ -9,7 +9,7 @@ from torch import nn
 
 from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.huggingface.causal import LossHead
-from samecurve.tasks.huggingface.quantized import Packing, QuantizedLinear
+from samecurve.tasks.lora.quantized import Packing, QuantizedLinear
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 from samecurve.torch_engine.model.saved_activations import (
     SavedActivations,
