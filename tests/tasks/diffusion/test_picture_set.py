@@ -171,7 +171,7 @@ def test_small_pictures_are_refused_where_none_is_enlarged(tmp_path: Path, cache
     assert error.where == "data.enlarge"
     assert "000.png has 15x16 pixels for a bucket of 16x16 and 2 more" in error.cause
     assert any(
-        "3 pictures smaller than its bucket: enlarged" in line
+        "3 pictures smaller than the bucket: enlarged" in line
         for line in opened(folder, cache).lines
     )
 
