@@ -130,7 +130,7 @@ def _main_lines(scan: FolderScan, train: Samples, rest: Samples, data: Diffusion
         words += f", {len(shapes)} buckets from {show_shape(shapes[0])} to {show_shape(shapes[-1])}"
     else:
         words += f", each cut to {show_shape(shapes[0])}"
-    lines = [f"{words}; {len(rest):,} held out"]
+    lines = [f"{words}; {len(rest) or 'none'} held out"]
     if data.source is None:
         lines.insert(0, "no data.source: drawn shapes, made once in the cache")
     if data.validation and not len(rest):
