@@ -84,6 +84,16 @@ KINDS = (
         family=("flux", "Flux"),
         patch=2,
     ),
+    Kind(
+        name="FLUX.2 klein",
+        pipeline="Flux2KleinPipeline",
+        component="transformer",
+        denoiser="Flux2Transformer2DModel",
+        vae="AutoencoderKLFlux2",
+        encoders={"text_encoder": "tokenizer"},
+        family=("flux2", "Flux2Klein"),
+        packed=2,
+    ),
 )
 
 SERVED = ", ".join(f"{kind.pipeline} ({kind.name})" for kind in KINDS)
