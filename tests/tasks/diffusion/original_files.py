@@ -40,8 +40,12 @@ _IN_OPEN_CLIP = {
 }
 
 
-def unet_name(name: str, attended_ups: set[int]) -> str:
-    """The original name of an array of a UNet. attended_ups: upward levels with attention."""
+def unet_name(name: str, attended_ups: set[int], layers: int = LAYERS) -> str:
+    """The original name of an array of a UNet.
+
+    attended_ups: upward levels with attention
+    layers: residual blocks of a downward level
+    """
     for ours, original in _OUTSIDE.items():
         if name.startswith(f"{ours}."):
             return name.replace(ours, original, 1)
@@ -51,12 +55,12 @@ def unet_name(name: str, attended_ups: set[int]) -> str:
         block = f"middle_block.{2 * int(number) if kind == 'resnets' else 1}"
         return f"{block}.{_in_block(kind, rest)}"
     level, kind, number, rest = rest.split(".", 3)
-    first = int(level) * (LAYERS + 1)
+    first = int(level) * (layers + 1)
     if kind == "downsamplers":
-        return f"input_blocks.{first + LAYERS + 1}.0.op.{rest.removeprefix('conv.')}"
+        return f"input_blocks.{first + layers + 1}.0.op.{rest.removeprefix('conv.')}"
     if kind == "upsamplers":
         position = 2 if int(level) in attended_ups else 1
-        return f"output_blocks.{first + LAYERS}.{position}.{rest}"
+        return f"output_blocks.{first + layers}.{position}.{rest}"
     side, start = (
         ("input_blocks", first + 1) if place == "down_blocks" else ("output_blocks", first)
     )

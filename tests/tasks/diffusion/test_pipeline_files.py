@@ -164,6 +164,42 @@ def test_published_sizes() -> None:
         assert sum(p.numel() for p in model.parameters()) == size
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "ups", "known"),
+    [
+        ("StableDiffusionPipeline", {1, 2, 3}, "output_blocks.11.0.skip_connection.weight"),
+        (
+            "StableDiffusionXLPipeline",
+            {0, 1},
+            "input_blocks.8.1.transformer_blocks.9.attn2.to_k.weight",
+        ),
+    ],
+)
+def test_names_of_the_published_unets(
+    pipeline: str,
+    ups: set[int],
+    known: str,
+    homes: Mapping[str, Path],
+    files: Mapping[str, Path],
+) -> None:
+    """A file of the published size needs no config: its names and shapes are those of the table."""
+    config = dict(ORIGINAL_MODELS[pipeline]["unet"][2])
+    with torch.device("meta"):
+        own = library("diffusers").UNet2DConditionModel.from_config(config).state_dict()
+    arrays = {
+        f"model.diffusion_model.{original_files.unet_name(name, ups, 2)}": WeightArray(
+            "float16", tuple(tensor.shape), np.zeros(0).copy
+        )
+        for name, tensor in own.items()
+    }
+    assert f"model.diffusion_model.{known}" in arrays
+    name = "sdxl" if "XL" in pipeline else "sd15"
+    converted = convert_denoiser(open_pipeline(files[name], homes[name] / "tokenizer"), arrays)
+    assert {name: array.shape for name, array in converted.items()} == {
+        name: tuple(tensor.shape) for name, tensor in own.items()
+    }
+
+
 @pytest.mark.parametrize("name", tiny_pipelines.ALL)
 def test_an_export_makes_the_same_pictures(
     name: str, homes: Mapping[str, Path], tmp_path: Path
@@ -210,9 +246,14 @@ def test_a_base_of_a_tokenizer_alone(
     files: Mapping[str, Path], homes: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """Such a base is enough for the published sizes; another size is then refused."""
-    opened = open_pipeline(files["sdxl"], homes["sdxl"] / "tokenizer")
-    tokenizers = [Parts(opened)[name] for name in ("tokenizer", "tokenizer_2")]
-    assert [tokenizer.pad_token for tokenizer in tokenizers] == ["<|endoftext|>", "!"]
+    made = homes["sdxl"] / "made"
+    assert {file.name for file in made.iterdir()} == {"vocab.json", "merges.txt"}
+    opened, whole = open_pipeline(files["sdxl"], made), open_pipeline(homes["sdxl"])
+    for name in ("tokenizer", "tokenizer_2"):
+        one, other = (
+            Parts(each)[name]("a red cat", padding="max_length") for each in (opened, whole)
+        )
+        assert one["input_ids"] == other["input_ids"]
     with pytest.raises(UserError, match="the files of vae lack"):
         Parts(opened)["vae"]
     with pytest.raises(UserError, match="the files of text_encoder_2 "):

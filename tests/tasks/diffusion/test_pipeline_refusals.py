@@ -39,6 +39,10 @@ BAD: dict[str, tuple[Callable[[Copy], object], str]] = {
         "takes 9 channels, and the VAE gives 4",
     ),
     "distilled": (lambda copy: copy.change(UNET, time_cond_proj_dim=8), "distilled for few steps"),
+    "flow": (
+        lambda copy: copy.change(INDEX, scheduler=["diffusers", "FlowMatchEulerDiscreteScheduler"]),
+        "with which a StableDiffusionXLPipeline makes no pictures",
+    ),
     "target": (
         lambda copy: copy.change(SCHEDULER, prediction_type="sample"),
         "prediction_type is sample",

@@ -31,6 +31,11 @@ class Kind:
     patch: int | None = None
     packed: int = 1
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether the denoiser learns a flow; else it learns the noise, or v."""
+        return self.component == "transformer"
+
     def components(self, present: Collection[str]) -> tuple[str, ...]:
         """The components that are read of a pipeline. present: those that it has."""
         encoders = [name for name in self.encoders if name in present or name not in self.optional]
