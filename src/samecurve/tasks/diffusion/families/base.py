@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from samecurve.tasks.diffusion.families.autoencoder import decode, encode
-from samecurve.tasks.diffusion.families.loading import load_scheduler
+from samecurve.tasks.diffusion.families.loading import OutlineParts, load_scheduler
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.schedule import Schedule, read_schedule
 from samecurve.tasks.diffusion.families.text_side import count_tokens
@@ -52,6 +53,15 @@ class Family(ABC):
             (noise), and the answer is then noise - picture
         conditions: of encode_captions(), through with_guidance(), and those of size_conditions()
         """
+
+    def caption_outline(self) -> Mapping[str, Any]:
+        """What stands for one caption, without values: the shape of each array, or a value.
+
+        The cost of a call of the denoiser is counted with it.
+        """
+        with torch.device("meta"):
+            encoded = self.encode_captions(OutlineParts(self.opened), [""])
+        return {name: tuple(array.shape) for name, array in encoded.items()}
 
     def encode_negative(self, parts: Mapping[str, Any], caption: str) -> Conditions:
         """What a picture is led away from: one row. '' is what the pipeline itself takes."""

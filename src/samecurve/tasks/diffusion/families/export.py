@@ -22,6 +22,7 @@ from samecurve.tasks.diffusion.families.model_files import (
 from samecurve.tasks.diffusion.families.opened import Component, OpenedPipeline
 
 _STEM = "diffusion_pytorch_model"
+DENOISER_FILE = f"{_STEM}.safetensors"
 _LARGEST = 5 << 30  # bytes of a file of weights
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".msgpack", ".onnx", *PICKLED)
 

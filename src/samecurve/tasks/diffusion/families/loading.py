@@ -200,3 +200,20 @@ class Parts(Mapping[str, Any]):
         if name == "vae" and dtype != torch.float64:
             dtype = torch.float32
         return load_model(self.opened, name, dtype).to(self.device)
+
+
+class OutlineParts(Parts):
+    """The components of a pipeline without values, on the meta device: shapes can be found."""
+
+    def __init__(self, opened: OpenedPipeline) -> None:
+        super().__init__(opened, "meta")
+
+    def _load(self, name: str) -> Any:
+        component = self.opened.components[name]
+        if name == "scheduler" or name in self.opened.kind.encoders.values():
+            return super()._load(name)
+        model_class = class_of(self.opened, component)
+        with torch.device("meta"):
+            if component.library == "diffusers":
+                return model_class.from_config(dict(component.config))
+            return model_class(model_class.config_class(**component.config))

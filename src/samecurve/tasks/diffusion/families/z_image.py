@@ -40,10 +40,17 @@ class ZImage(Family):
     def chat(self, tokenizer: Any, caption: str) -> str:
         return templated(tokenizer, caption, enable_thinking=True)
 
+    def caption_outline(self) -> Mapping[str, Any]:
+        """The longest caption: the denoiser's work grows with its tokens."""
+        width = self.opened.denoiser.config["cap_feat_dim"]
+        return {"embeddings": (1, self.longest_caption, width), "lengths": [self.longest_caption]}
+
     def predict(
         self, model: nn.Module, noisy: Tensor, time: Tensor, conditions: Mapping[str, Tensor]
     ) -> Tensor:
-        lengths = conditions["lengths"].long().tolist()
+        lengths: Any = conditions["lengths"]
+        if isinstance(lengths, Tensor):
+            lengths = lengths.long().tolist()
         captions = conditions["embeddings"].to(noisy.dtype)
         steps = (time.double() * self.schedule.steps).float()
         answers = model(
