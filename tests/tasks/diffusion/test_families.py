@@ -51,6 +51,14 @@ def ready(request: pytest.FixtureRequest, homes: Mapping[str, Path]) -> Ready:
     return Ready(open_pipeline(homes[request.param]))
 
 
+def test_an_outline_has_the_shapes_of_encoded_captions(ready: Ready) -> None:
+    outline = ready.family.caption_outline()
+    encoded = ready.family.encode_captions(ready.parts, [""])
+    assert outline.keys() == encoded.keys()
+    shapes = {name: shape for name, shape in outline.items() if isinstance(shape, tuple)}
+    assert shapes == {name: tuple(encoded[name].shape) for name in shapes}
+
+
 def one_row(values: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
     return {name: tensor[row : row + 1] for name, tensor in values.items()}
 

@@ -29,6 +29,10 @@ class Flux2Klein(Family):
             )
         return {"embeddings": embeddings}
 
+    def caption_outline(self) -> Mapping[str, Any]:
+        width = self.opened.denoiser.config["joint_attention_dim"]
+        return {"embeddings": (1, self.longest_caption, width)}
+
     def chat(self, tokenizer: Any, caption: str) -> str:
         return templated(tokenizer, caption, enable_thinking=False)
 
