@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from samecurve.tasks.diffusion.families.base import Conditions, Family
 from samecurve.tasks.diffusion.families.schedule import dynamic_shift
-from samecurve.tasks.diffusion.families.text_side import device_of, text_side
+from samecurve.tasks.diffusion.families.text_side import device_of, templated, text_side
 
 
 class ZImage(Family):
@@ -36,6 +36,9 @@ class ZImage(Family):
         padded = pad_sequence([whole, *embeddings], batch_first=True)[1:]
         lengths = torch.tensor([len(rows) for rows in embeddings], device=padded.device)
         return {"embeddings": padded, "lengths": lengths}
+
+    def chat(self, tokenizer: Any, caption: str) -> str:
+        return templated(tokenizer, caption, enable_thinking=True)
 
     def caption_outline(self) -> Mapping[str, Any]:
         """The longest caption: the denoiser's work grows with its tokens."""
