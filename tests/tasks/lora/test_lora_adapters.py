@@ -224,9 +224,13 @@ def test_a_pattern_of_a_whole_name_takes_no_layer_that_ends_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "quantize", ["bf16", *(pytest.param(k, marks=needs_library) for k in ("4bit", "8bit"))]
+    ("quantize", "kind"),
+    [
+        *(("bf16", kind) for kind in get_args(Kind)),
+        pytest.param("4bit", "lora", marks=needs_library),
+        pytest.param("8bit", "lokr", marks=needs_library),
+    ],
 )
-@pytest.mark.parametrize("kind", get_args(Kind))
 def test_a_packed_base_computes_with_what_its_weights_are_worth(
     kind: Kind, quantize: Quantize
 ) -> None:
