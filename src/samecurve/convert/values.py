@@ -1,7 +1,7 @@
 """Functions that the tables of all tools name: conditions on a field's value, and conversions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from samecurve.convert.foreign_config import SAME
 
@@ -15,6 +15,16 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "positive": lambda value: isinstance(value, int) and value > 0,  # an integer above 0
     "as_text": str,  # the value as a text
 }
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether the value is a number, and no switch."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> object:
+    """A number as one with a point: 16 -> 16.0. Other values stay as they are."""
+    return float(value) if is_number(value) else value
 
 
 def number(value: object) -> object:

@@ -130,7 +130,7 @@ class Bases:
             short = path.relative_to(root)
             document = _named(read_file(path), path, short.as_posix())
             find_pickled_class(document, path.parent)
-            converted = convert(document)
+            converted = convert(document, path.parent, root)
             if converted is None:
                 return Base(document, path.stem, short.as_posix(), root, short)
             note = f"{short} is a config of {converted.tool}, read as one of Samecurve"
