@@ -46,6 +46,41 @@ def har(*, directory: Path) -> None:
     echo(f"wrote  {directory}; samecurve train -f models/har.yaml -d {shlex.quote(str(directory))}")
 
 
+@data.command(cls=Verb)
+@click.argument("directory", type=Path, metavar="DIR")
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1_000_000),
+    default=2400,
+    show_default=True,
+    help="how many pictures",
+)
+@click.option(
+    "--size",
+    type=click.IntRange(16, 1024),
+    default=32,
+    show_default=True,
+    help="pixels of a picture, across and down",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="other places, sizes and grounds",
+)
+def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
+    """Draw a small set of pictures with captions ("a red circle"), for task diffusion.
+
+    DIR is a new directory. The same options give the same files.
+    """
+    from samecurve.tasks.diffusion.data.shapes import write_shapes
+
+    lines = write_shapes(directory, count=count, size=size, seed=seed)
+    echo("\n".join(lines))
+    echo(f"wrote  {directory}; --set data.source={shlex.quote(str(directory))} trains on it")
+
+
 @data.command(cls=ConfigVerb)
 @click.option(
     "--samples",

@@ -20,9 +20,10 @@ from samecurve.terminal import echo
 @click.option(
     "--format",
     "layout",
-    type=click.Choice(["safetensors", "huggingface", "peft"], case_sensitive=False),
-    help="huggingface: as transformers loads it, with the tokenizer; the default of task"
-    " huggingface, elsewhere safetensors. peft: an adapter alone, as peft loads it",
+    metavar="FORMAT",
+    help="safetensors; or, as the task has it, huggingface (as transformers loads it, with the"
+    " tokenizer), peft (an adapter alone), diffusers (a whole pipeline), lora (one file for"
+    " front ends). If not given, the one that most programs of the task read",
 )
 @click.option(
     "--dtype",

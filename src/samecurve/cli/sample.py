@@ -25,7 +25,7 @@ class Finite(click.FloatRange):
 
 @click.command(cls=Verb)
 @click.argument("run", type=Path)
-@click.option("--prompt", help="what the text begins with")
+@click.option("--prompt", help="what the text begins with, or what the picture shows")
 @click.option(
     "--tokens",
     type=click.IntRange(1, 100_000),
@@ -41,7 +41,7 @@ class Finite(click.FloatRange):
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="the same seed gives the same text",
+    help="the same seed gives the same text or picture",
 )
 @click.option(
     "--chat/--no-chat",

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 Kind = Literal[
     "planned",
     "started",
+    "prepared",
     "step",
     "evaluated",
     "tested",

@@ -131,6 +131,17 @@ class Progress(NamedTuple):
 
 
 START = Progress()
+
+
+class Part(NamedTuple):
+    """One of several equal parts of some work: items number, number + of, number + 2 * of, ..."""
+
+    number: int
+    of: int
+
+
+WHOLE = Part(0, 1)
+
 Held = Literal["eval", "test"]  # held-out data: the run looks at it, or only its end does
 
 
@@ -204,10 +215,12 @@ class Task(Protocol):
         config's schedule holds.
     optimizer: makes the task's own optimizer; None: the config's is used.
     phases: patterns of parameter names by phase of a step; empty: a step is one update.
+    prepare: makes a part of the files that rows need, on a device; None: they need none.
     loss: of a microbatch. Where Facts.whole_batch, features() of a microbatch, one row a sample,
         and batch_loss() of those of a whole batch stand for it.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
     summarize: the sums over all held-out samples -> metrics, numbers or arrays.
+    samples_in_parts: whether sample() makes one part of the samples, where it is given one.
     sample: texts, or pictures.
     """
 
@@ -224,7 +237,11 @@ class Task(Protocol):
     @property
     def follows_progress(self) -> bool: ...
     @property
+    def samples_in_parts(self) -> bool: ...
+    @property
     def lr_factor(self) -> Callable[[int], float] | None: ...
+    @property
+    def prepare(self) -> Callable[[Any, Part], Iterator[tuple[int, int]]] | None: ...
     def facts(self) -> Facts: ...
     def fingerprint(self) -> str: ...
     def train_data(self) -> RowReader: ...
@@ -247,7 +264,9 @@ class Task(Protocol):
         self, model: Any, batch: Arrays, progress: Progress = START, /
     ) -> Mapping[str, Any]: ...
     def summarize(self, sums: EvalSums, /) -> Mapping[str, Metric]: ...
-    def sample(self, model: Any, seed: int) -> Sequence[Sample]: ...
+    def sample(
+        self, model: Any, seed: int, part: Part = WHOLE, step: int = 0, /
+    ) -> Sequence[Sample]: ...
     def assets(self) -> Mapping[str, Path]: ...
 
 
@@ -267,11 +286,14 @@ class Engine(Protocol[State, Staged]):
     evaluate: progress: of the last step trained.
     digests: of every array of the state by canonical name (core/weights.py).
     peak_memory: bytes that the fullest of these devices has held.
+    device: the first of this process's devices, as the engine's library names it.
     notes: lines for the user that steps have left here; the loop records and removes them.
     """
 
     notes: list[str]
 
+    @property
+    def device(self) -> Any: ...
     def stage(self, rounds: Sequence[Round], of: int) -> Staged: ...
     def preflight(self) -> float: ...
     def init(self, weights: Checkpoint | None = None) -> State: ...

@@ -111,14 +111,15 @@ class Feed(Generic[Staged]):
         source = TEST_SOURCE if which == "test" else HELD_OUT_SOURCE
         if self._sources[source] is None:
             return
-        ids = np.arange(self._plan.held_out(which))
-        shares = [
-            DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))
-            for assignment in self._assigned(len(ids))
-        ]
         keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
-        for one_round in self._rounds.of(source, shares, ids, keys, least=0):
-            yield self._stage([one_round], 1)
+        for first, last in self._plan.held_out_parts(which):
+            ids = np.arange(first, last)
+            shares = [
+                DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))
+                for assignment in self._assigned(len(ids))
+            ]
+            for one_round in self._rounds.of(source, shares, ids, keys, least=0):
+                yield self._stage([one_round], 1)
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -137,7 +138,10 @@ class Feed(Generic[Staged]):
             step, min(step + -(-_LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
         )
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
-        ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:_LOOKED_AT]
+        of_steps = self._order.ids(range(step, in_epoch[-1] + 1))
+        if self._in_buckets:  # rows of several steps may have unlike shapes
+            of_steps = [max(of_steps, key=len)]
+        ids = np.concatenate(of_steps)[:_LOOKED_AT]
         rows: Arrays = {}
         if self._train.by_microbatch:
             ids = ids[:most]
@@ -242,7 +246,12 @@ class Feed(Generic[Staged]):
         return batches
 
     def _adapt_group_size(self, seconds: float, size: int) -> None:
-        """Double the steps of the next read while reads stay quick and small, else halve them."""
+        """Double the steps of the next read while reads stay quick and small, else halve them.
+
+        Rows of several steps are not read at once where they lie in buckets of unlike shape.
+        """
+        if self._in_buckets:
+            return
         if 2 * seconds < _QUICK and 2 * size < _SMALL:
             self._together = min(2 * self._together, _TOGETHER)
         elif seconds > _QUICK or size > _SMALL:
@@ -293,6 +302,11 @@ class Feed(Generic[Staged]):
 
     def _epoch(self, step: int) -> int:
         return self._order.position(step).epoch
+
+    @property
+    def _in_buckets(self) -> bool:
+        """Whether the shape of a row follows from its bucket."""
+        return bool(self._plan.buckets.get("train"))
 
     @property
     def _reads_by_microbatch(self) -> bool:

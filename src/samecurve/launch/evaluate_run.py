@@ -6,7 +6,7 @@ The run's own plan and engine are restored and evaluated once, in a directory th
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,9 +140,9 @@ def _evaluate(
     for note in saved.notes:
         say(f"warn   {note}")
     if which == "train":
-        own_plan = replace(own_plan, eval_samples=own_plan.samples)
+        own_plan = own_plan.evaluated_on("train")
     if which == "test":
-        own_plan = replace(own_plan, eval_samples=own_plan.test_samples)
+        own_plan = own_plan.evaluated_on("test")
     if which == "test" and not own_plan.test_samples:
         raise UserError(
             f"{run.home} has no test data",

@@ -14,6 +14,7 @@ _SLOW_START = 30.0  # seconds
 _SENTENCES = {  # of simple events, with their values filled in
     "hashed": "hash   step {step}  {hash:.16}",
     "resumed": "resume step {step}  {text}",
+    "prepared": "ready  {text}",
     "warned": "warn   {text}",
     "slow": "slow   {text}",
     "restarted": "again  {text}",

@@ -34,15 +34,22 @@ def png(run: Path, name: str, most: int = _MOST_BYTES) -> bytes:
     return content
 
 
-def keep_pictures(run: Path, step: int, shown: Sequence[Picture]) -> list[str]:
+def keep_pictures(
+    run: Path, step: int, shown: Sequence[Picture], *, asked: bool = False
+) -> list[str]:
     """Write the samples of a step; return their paths relative to the run directory.
 
+    asked: by a command, beside training: files get names that are not taken yet
     UserError: a sample is no picture.
     """
+    (run / _FOLDER).mkdir(exist_ok=True)
+    begin = "step"
+    if asked:
+        number = sum(1 for _ in (run / _FOLDER).glob("asked-*-0.png"))
+        begin = f"asked-{number}-step"
     names = []
     for index, picture in enumerate(shown):
-        name = f"{_FOLDER}/step-{step:08d}-{index}.png"
-        (run / _FOLDER).mkdir(exist_ok=True)
+        name = f"{_FOLDER}/{begin}-{step:08d}-{index}.png"
         write_png(run / name, picture)
         names.append(name)
     return names

@@ -66,6 +66,7 @@ def data_blocks(config: Config, *, split: Split = "train", samples: int = 4) -> 
     return [
         _cards(shown),
         *_sample_blocks(shown),
+        *_bucket_blocks(shown),
         *_length_blocks(shown.statistics),
         *_class_blocks(shown.statistics),
         *_left_out_blocks(shown),
@@ -90,7 +91,8 @@ def _cards(shown: Preview) -> Block:
     items = [(f"{_WORDS[name]} samples", f"{n:,}", "") for name, n in shown.counts.items()]
     batch = shown.global_batch_size
     if batch is not None:
-        steps = -(-shown.counts["train"] // batch)
+        sizes = [each.samples for each in shown.about.buckets] or [shown.counts["train"]]
+        steps = sum(-(-size // batch) for size in sizes)
         items.append(("steps an epoch", f"{steps:,}", f"of {counted(batch, 'sample')}"))
     about = shown.about
     if about.tokens is not None:
@@ -100,6 +102,25 @@ def _cards(shown: Preview) -> Block:
             note = f"{about.loss_tokens:,} ({share:.1%}) count in the loss"
         items.append(("tokens an epoch", f"{about.tokens:,}", note))
     return cards(items)
+
+
+def _bucket_blocks(shown: Preview) -> list[Block]:
+    """Each bucket of the training samples, with its steps; nothing where there is one alone."""
+    buckets, batch = shown.about.buckets, shown.global_batch_size
+    if len(buckets) < 2:
+        return []
+    rows = [
+        [
+            each.name,
+            f"{each.pictures:,}",
+            f"{each.samples:,}",
+            "" if batch is None else f"{-(-each.samples // batch):,}",
+        ]
+        for each in buckets
+    ]
+    note = "All samples of a step are of one bucket, so the last step of each bucket may be short."
+    head = ["bucket", "pictures", "samples an epoch", "steps an epoch"]
+    return [heading("Buckets"), table(head, rows, numbers=True), text(note, "quiet")]
 
 
 def _sample_blocks(shown: Preview) -> list[Block]:
@@ -126,14 +147,19 @@ def _order_words(shown: Preview) -> str:
     count = len(shown.samples)
     if shown.split != "train":
         words = f"The first {counted(count, 'sample')} of the {_WORDS[shown.split]} data, in order"
-    elif shown.global_batch_size is None:
+    elif shown.of_step is None and shown.about.buckets:
+        words = (
+            f"{counted(count, 'sample')} of one bucket (seed {shown.seed}); which of them step 1"
+            " has follows from the devices, which this machine lacks"
+        )
+    elif shown.of_step is None:
         words = (
             f"The first {counted(count, 'sample')} that the run reads (seed {shown.seed}); how"
             " many of them step 1 has follows from the devices, which this machine lacks"
         )
     else:
-        of_first = min(count, shown.global_batch_size)
-        of_step = min(shown.global_batch_size, shown.counts["train"])
+        of_step = shown.of_step
+        of_first = min(count, of_step)
         first = "The first" if of_first == 1 else f"The first {of_first}"
         which = f"{first} of the {of_step}" if of_first < of_step else f"The {of_step}"
         words = f"{which} samples of step 1 (seed {shown.seed})"
@@ -343,7 +369,7 @@ def _array_blocks(statistics: Statistics, what: str) -> list[Block]:
 
 def _shape(array: ArrayStatistics) -> str:
     if array.shape is None:
-        return "of unlike length"
+        return "of several shapes"
     return " x ".join(map(str, array.shape)) or "one number"
 
 

@@ -89,7 +89,8 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
     if value["user_optimizer"]:
         tuples["user_optimizer"] = UserOptimizerFacts.from_json(value["user_optimizer"])
     arrays = {name: tuple(shape) for name, shape in value["arrays"].items()}
-    return Facts(**{**tuples, "arrays": arrays})
+    buckets = {which: tuple(sizes) for which, sizes in value["buckets"].items()}
+    return Facts(**{**tuples, "arrays": arrays, "buckets": buckets})
 
 
 def _identity(config: Config) -> Any:

@@ -17,7 +17,7 @@ from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from samecurve.run.weights.trained_model import trained_model
-from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.protocol import MEMBERS, ExportedFile
 from samecurve.tasks.user_class.class_place import place_of
 from samecurve.terminal import printable
 from samecurve.units import show_bytes
@@ -25,7 +25,6 @@ from samecurve.units import show_bytes
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _FILE = "model.safetensors"
 _ADAPTER_FILE = "adapter_model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +64,20 @@ def export(
     torch_dtype = DTYPES[dtype or ("f64" if checkpoint.config.train.precision == "f64" else "f32")]
     if any(tensor.is_complex() and tensor.itemsize > 8 for tensor in tensors.values()):
         notes.append("complex values are written as complex64: safetensors has no wider ones")
-    with _new_directory(
-        to, sum(_written_bytes(t, torch_dtype) for t in tensors.values())
-    ) as scratch:
-        if form == "peft":
-            tensors, lines = task.export_adapter(tensors, scratch)
-            notes += lines
-        elif form == "huggingface":
-            tensors, lines = task.export_hf(tensors, scratch, torch_dtype)
-            notes += lines
-        notes += task.export(model, scratch)
+    size = sum(_written_bytes(tensor, torch_dtype) for tensor in tensors.values())
+    with _new_directory(to, size) as scratch:
+        written = _in_form(form, checkpoint, tensors, scratch, torch_dtype)
+        notes += [*written.lines, *task.export(model, scratch)]
+        tensors = dict(written.tensors)
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
         _check_room(to, sum(sizes.values()))  # of packed weights, what they become
-        shards = _shards(sizes, sum(sizes.values()) if form == "peft" else largest)
-        file = _ADAPTER_FILE if form == "peft" else _FILE
-        _write_weights(scratch, tensors, shards, dtype=torch_dtype, step=checkpoint.step, file=file)
+        shards = _shards(sizes, sum(sizes.values()) if written.whole else largest)
+        metadata = {"samecurve_step": str(checkpoint.step), **written.metadata}
+        _write_weights(scratch, written, shards, dtype=torch_dtype, metadata=metadata)
         _write_config(scratch, checkpoint)
-        _write_readme(scratch, checkpoint, form=form, dtype=torch_dtype, files=len(shards))
+        usage = written.usage or _load_weights_code(checkpoint.config, len(shards))
+        home = Path("DIR", written.file).parent
+        _write_readme(scratch, checkpoint, usage=usage, dtype=torch_dtype, home=home)
     return Exported(
         step=checkpoint.step,
         arrays=len(tensors),
@@ -98,6 +94,13 @@ def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
     """The form to write. form: None: the task's own. UserError: the task does not write it."""
     methods = checkpoint.task.methods
     form = form or methods.export_format
+    if form in methods.exports:
+        return form
+    if form not in {"safetensors", "huggingface", "peft"}:
+        known = ", ".join(["safetensors", *methods.exports])
+        raise UserError(
+            f"--format {form}: {checkpoint.config.task} is not written so", known, "--format"
+        )
     if form == "huggingface" and methods.export_hf is None:
         raise UserError(
             f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
@@ -113,6 +116,22 @@ def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
             "--format",
         )
     return form
+
+
+def _in_form(
+    form: str, checkpoint: OpenedCheckpoint, tensors: Mapping[str, Any], scratch: Path, dtype: str
+) -> ExportedFile:
+    """The weights by their names in this form; what belongs beside them is written."""
+    task = checkpoint.task
+    if form in task.methods.exports:
+        return task.export_as(form, tensors, scratch, dtype)
+    if form == "peft":
+        own, lines = task.export_adapter(tensors, scratch)
+        return ExportedFile(_ADAPTER_FILE, own, _PEFT_CODE, lines, whole=True)
+    if form == "huggingface":
+        renamed, lines = task.export_hf(tensors, scratch, dtype)
+        return ExportedFile(_FILE, renamed, _TRANSFORMERS_CODE, lines)
+    return ExportedFile(_FILE, tensors, "")
 
 
 def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:
@@ -201,31 +220,30 @@ def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
 
 def _write_weights(
     home: Path,
-    tensors: Mapping[str, Any],
+    written: ExportedFile,
     shards: list[dict[str, int]],
     *,
     dtype: str,
-    step: int,
-    file: str,
+    metadata: Mapping[str, str],
 ) -> None:
-    """Write one file of this name, or several with an index for the Hugging Face libraries."""
+    """Write one file, or several with an index for the Hugging Face libraries."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     places = {}
-    for name_of_shard, shard in _with_file_names(shards, file):
+    for name_of_shard, shard in _with_file_names(shards, written.file):
         try:
             save_file(
-                {name: convert_tensor(name, tensors[name], dtype) for name in shard},
+                {name: convert_tensor(name, written.tensors[name], dtype) for name in shard},
                 home / name_of_shard,
-                {"format": "pt", "samecurve_step": str(step)},
+                {"format": "pt", **metadata},
             )
         except SafetensorError as error:  # the library wraps the system's error in its own
             raise OSError(str(error)) from error
-        places.update(dict.fromkeys(shard, name_of_shard))
+        places.update(dict.fromkeys(shard, Path(name_of_shard).name))
     if len(shards) > 1:
         total = sum(sum(shard.values()) for shard in shards)
-        (home / _INDEX).write_text(
+        (home / f"{written.file}.index.json").write_text(
             json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
         )
 
@@ -237,8 +255,9 @@ def _with_file_names(
     if len(shards) == 1:
         yield file, shards[0]
         return
+    stem = file.removesuffix(".safetensors")
     for number, shard in enumerate(shards, 1):
-        yield f"model-{number:05d}-of-{len(shards):05d}.safetensors", shard
+        yield f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors", shard
 
 
 def convert_tensor(name: str, tensor: Any, dtype: str) -> Any:
@@ -269,21 +288,17 @@ def _metrics(checkpoint: OpenedCheckpoint) -> dict[str, float]:
 
 
 def _write_readme(
-    directory: Path, checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int
+    directory: Path, checkpoint: OpenedCheckpoint, *, usage: str, dtype: str, home: Path
 ) -> None:
+    """Write a page about the files. home: where the weights lie, for a reader"""
     config = checkpoint.config
-    usage = _load_weights_code(config, files)
-    if form == "huggingface":
-        usage = _TRANSFORMERS_CODE
-    if form == "peft":
-        usage = _PEFT_CODE
     paragraphs = [
         f"# {checkpoint.run.home.resolve().name}, step {checkpoint.step}",
         f"Weights ({dtype}) of a run of Samecurve, task `{config.task}`, engine {config.engine};"
         " `config.yaml` is its config. Optimizer state is not here."
         + _evaluation_sentence(_metrics(checkpoint)),
         f"```python\n{usage}\n```",
-        "`samecurve train -f config.yaml --init-from DIR` trains on from these weights.",
+        f"`samecurve train -f config.yaml --init-from {home}` trains on from these weights.",
     ]
     (directory / "README.md").write_text(printable("\n\n".join(paragraphs) + "\n"))
 

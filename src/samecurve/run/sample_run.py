@@ -55,14 +55,14 @@ def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> S
     pictures = [sample for sample in samples if not isinstance(sample, str)]
     files = []
     if pictures:
-        names = keep_pictures(checkpoint.run.home, checkpoint.step, pictures)
+        names = keep_pictures(checkpoint.run.home, checkpoint.step, pictures, asked=True)
         files = [str(checkpoint.run.home / name) for name in names]
     return Sampled(texts, files, checkpoint.step, checkpoint.notes)
 
 
 def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
     if task.methods.respond is None:
-        return task.sample(model, prompt.seed)
+        return task.sample(model, prompt.seed, prompt=prompt.text)
     tokens = _TOKENS if prompt.tokens is None else prompt.tokens
     temperature = _TEMPERATURE if prompt.temperature is None else prompt.temperature
     chat = {} if prompt.chat is None else {"chat": prompt.chat}
@@ -85,11 +85,9 @@ def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
             f"{MEMBERS['respond']}\n    or {MEMBERS['sample']}",
             "RUN",
         )
-    values = {
-        "--prompt": prompt.text,
-        "--tokens": prompt.tokens,
-        "--temperature": prompt.temperature,
-    }
+    values = {"--tokens": prompt.tokens, "--temperature": prompt.temperature}
+    if "prompt" not in _parameters(task.methods.sample):
+        values["--prompt"] = prompt.text
     for flag, value in values.items():
         if value is not None:
             raise UserError(

@@ -27,7 +27,7 @@ def open_task(config: "Config", cache: Path | str) -> "EngineAdapter":
 
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
-_LATER = ("vision", "diffusion")
+_LATER = ("vision",)
 
 
 @functools.cache

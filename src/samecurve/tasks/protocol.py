@@ -10,7 +10,7 @@ asks the class, before there is an object, for Model, Data, data_stamp, other_da
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
@@ -105,6 +105,12 @@ MEMBERS: Mapping[str, str] = {
         "data_stamp(data[, model]), a staticmethod -> what the data, and the model, are made from,"
         " told cheaply (names, sizes, times of files): facts are kept until it changes"
     ),
+    "prepare": (
+        "prepare(self, device, part): makes files in the cache that rows need, before the first"
+        " row is read: part is (number, of), and the parts of all ranks together make them all;"
+        " yields (files that are there, files in all) while it works and waits for other ranks, and"
+        " ends when all are there (torch)"
+    ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",
     "other_data": (
@@ -113,8 +119,11 @@ MEMBERS: Mapping[str, str] = {
     ),
     # what a trained model is used for
     "sample": (
-        "sample(self, model, seed) -> a list of texts, or of pictures (uint8 arrays): shown while"
-        " it trains"
+        "sample(self, model, seed[, part][, step][, prompt]) -> a list of texts, or of pictures"
+        " (uint8 arrays): shown while it trains. seed: the run's, plus step. part: (number, of):"
+        " samples number, number + of, ... are made here, the others by other ranks; each rank"
+        " makes as many calls of the model as any other (torch). prompt: what `samecurve sample RUN"
+        " --prompt TEXT` asks for; None in training"
     ),
     "respond": (
         "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"
@@ -134,6 +143,15 @@ MEMBERS: Mapping[str, str] = {
         "export_adapter(self, tensors, directory) -> ({their name: tensor}, lines): as export_hf(),"
         " of what is trained on a frozen base alone, as the peft library reads it"
     ),
+    "exports": (
+        'exports = {"diffusers": "a whole pipeline"}: other formats that `samecurve export'
+        " --format` writes, each in words"
+    ),
+    "export_as": (
+        "export_as(self, form, tensors, directory, dtype) -> samecurve.tasks.protocol.ExportedFile:"
+        " writes what belongs beside the weights in one of `exports`; gives the weights under their"
+        " names there"
+    ),
     "export_format": 'export_format = "huggingface": what `samecurve export` writes unasked',
     "load_hf": (
         "load_hf(self, names) -> {their name: ours}: names of weights in the Hugging Face layout;"
@@ -152,6 +170,17 @@ MEMBERS: Mapping[str, str] = {
         " though their shapes fit"
     ),
 }
+
+
+class ExportedFile(NamedTuple):
+    """Weights as export_as() gives them."""
+
+    file: str  # relative to the directory; several files get its name with numbers
+    tensors: Mapping[str, Any]
+    usage: str  # lines of Python that use the files; '': those that load the weights
+    lines: Sequence[str] = ()  # for the user
+    metadata: Mapping[str, str] = {}
+    whole: bool = False  # never several files
 
 
 Method = Callable[..., Any]  # bound to the task's object
@@ -194,6 +223,7 @@ class TaskMethods:
     frozen_base: bool = False
     leave_out: Method | None = None  # rows are computed one by one
 
+    prepare: Method | None = None  # rows need no files
     facts: Method = dict  # nothing is told
     fingerprint: Method | None = None  # a hash over some samples
 
@@ -203,6 +233,8 @@ class TaskMethods:
     export: Method = _none  # nothing beside the weights
     export_hf: Method | None = None
     export_adapter: Method | None = None
+    exports: Mapping[str, str] = field(default_factory=dict)
+    export_as: Method | None = None
     export_format: str = "safetensors"
     load_hf: Method | None = None  # the names are ours
     convert_weights: Method | None = None  # the arrays are as the model has them

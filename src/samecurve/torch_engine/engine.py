@@ -17,9 +17,11 @@ from samecurve.core.evaluation import EvalSums
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
+    WHOLE,
     ArrayShard,
     Checkpoint,
     MicroBatch,
+    Part,
     Progress,
     Round,
     Sample,
@@ -246,12 +248,18 @@ class TorchEngine:
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:
         del state  # its model is the strategy's
+        part = Part(self.comm.rank, self.comm.world_size) if self.task.samples_in_parts else WHOLE
         with (
             self._evaluating(),
             run_uncompiled(self.plan),
             autocast_for(self.plan.compute.precision, self.device),
         ):
-            return self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step)
+            own = self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step, part, step)
+        if part.of == 1:
+            return own
+        from samecurve.torch_engine.shared_samples import samples_of_all
+
+        return samples_of_all(self.comm, own, self.device)
 
     def gather(self, state: State) -> list[ArrayShard]:
         self._sync_buffers()

@@ -149,6 +149,10 @@ def train_rank(
     if journal:
         closers.append(journal.close)
     with closing_all(*closers), _explained(context, engine, store, heartbeat):
+        if task.prepare:
+            from samecurve.worker.prepare_data import prepare_data
+
+            prepare_data(context, task, engine.device, record, heartbeat)
         if attempt.evaluate:
             assert saved
             return evaluate(loop_context, saved, weights)

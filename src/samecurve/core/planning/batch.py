@@ -172,12 +172,26 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
             f"a batch of {global_batch_size} exceeds the {facts.samples} training samples: every"
             f" step is an epoch of {facts.samples}"
         )
+    warnings += _short_steps(facts.buckets.get("train", ()), global_batch_size)
     if count < num_devices and not split.microbatch_seconds:
         warnings.append(
             f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of"
             f" {global_batch_size} is {count} microbatches of {micro}"
         )
     return warnings
+
+
+def _short_steps(bucket_sizes: Sequence[int], global_batch_size: int) -> list[str]:
+    """A warning of steps that have less than a batch, because a bucket ends."""
+    short = sum(size % global_batch_size > 0 for size in bucket_sizes)
+    steps = sum(-(-size // global_batch_size) for size in bucket_sizes)
+    if 5 * short < steps or short < 2:  # the last step of an epoch may be short anyway
+        return []
+    return [
+        f"{short} of {steps} steps of an epoch are short: a step is of one bucket, and the last of"
+        f" each of the {len(bucket_sizes)} buckets has what is left of it. No sample is dropped or"
+        " repeated; a smaller batch, or fewer buckets, makes steps more even"
+    ]
 
 
 def with_even_balance(config: Config) -> Config:

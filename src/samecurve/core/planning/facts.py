@@ -89,6 +89,8 @@ class Facts:
     adapters: Mapping[str, int] = field(default_factory=dict)
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, which muon updates; frozen ones too
     test_samples: int = 0  # of test data, by which nothing is chosen
+    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
+    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # the same under bf16 and f16, for `none` too; a setting that is left out was not counted

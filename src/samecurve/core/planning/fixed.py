@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from samecurve.core.config.section import MOST_PROCESSES
-from samecurve.core.determinism.data_order import Anchor
+from samecurve.core.determinism.data_order import Anchor, Order
+from samecurve.errors import UserError
 
 T = TypeVar("T")
 _MOST_SAMPLES = 1 << 53
@@ -79,3 +80,26 @@ class Fixed:
         if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
             raise ValueError("threads or clip_epsilon out of range")
         return parsed
+
+
+def make_order(
+    samples: int, buckets: Mapping[str, tuple[int, ...]], global_batch_size: int, fixed: Fixed
+) -> Order:
+    """The order of a run's samples.
+
+    buckets: as Facts has them
+    UserError: another batch begins within an epoch of buckets.
+    """
+    if not buckets.get("train"):
+        return Order(samples, global_batch_size, fixed.seed, fixed.anchor)
+    from samecurve.core.determinism.bucket_order import BucketOrder  # few runs have buckets
+
+    if fixed.anchor.consumed:
+        raise UserError(
+            f"another batch can't begin within an epoch of buckets: {fixed.anchor.consumed} of its"
+            f" {samples} samples are trained on, and a bucket's rest would be cut otherwise",
+            "leave --new-batch out, or resume with it from a checkpoint at the end of an epoch",
+            "--new-batch",
+        )
+    sizes = tuple(buckets["train"])
+    return BucketOrder(samples, global_batch_size, fixed.seed, fixed.anchor, sizes)

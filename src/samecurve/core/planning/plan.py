@@ -4,15 +4,16 @@ planner.py decides. A plan is written to plan.json, whose keys are public.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
-from samecurve.core.planning.fixed import Fixed, as_mapping, parse_dataclass
+from samecurve.core.planning.fixed import Fixed, as_mapping, make_order, parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule
@@ -69,6 +70,8 @@ class Plan:
     best: MetricGoal = MetricGoal()
     early_stop: EarlyStopRule | None = None
     test_samples: int = 0  # of the task's test data, measured once at the end
+    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
+    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
@@ -112,7 +115,7 @@ class Plan:
 
     @cached_property
     def order(self) -> Order:
-        return Order(self.samples, self.batch.global_batch_size, self.fixed.seed, self.fixed.anchor)
+        return make_order(self.samples, self.buckets, self.batch.global_batch_size, self.fixed)
 
     def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The learning rate of a step.
@@ -128,6 +131,19 @@ class Plan:
     def held_out(self, which: Held) -> int:
         """Samples of the test data or of the evaluation data."""
         return self.test_samples if which == "test" else self.eval_samples
+
+    def evaluated_on(self, which: Literal["train", "test"]) -> "Plan":
+        """The plan of an evaluation on other data in place of the held-out."""
+        samples = self.samples if which == "train" else self.test_samples
+        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
+        return replace(self, eval_samples=samples, buckets=buckets)
+
+    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
+        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
+        samples = self.held_out(which)
+        sizes = (samples and self.buckets.get(which)) or (samples,)
+        bounds = [0, *accumulate(sizes)]
+        return list(pairwise(bounds))
 
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
@@ -33,7 +32,7 @@ from samecurve.core.planning.compute import (
     say_task_steps,
 )
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import Fixed
+from samecurve.core.planning.fixed import Fixed, make_order
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.planning.memory import (
@@ -135,7 +134,7 @@ class _Planning:
         terms = self._memory_terms(options, layout, split, capacity)
         threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
         fixed = self._fixed(layout, split, threads)
-        order = Order(facts.samples, split.global_batch_size, fixed.seed, fixed.anchor)
+        order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
         lr, by_task = config.optimizer.lr, facts.schedule
         schedule = log.take(
             choose_schedule(
@@ -160,6 +159,7 @@ class _Planning:
             samples=facts.samples,
             eval_samples=facts.eval_samples,
             test_samples=facts.test_samples,
+            buckets=facts.buckets,
             tokens_per_sample=facts.tokens_per_sample,
             nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
             every=log.take(choose_intervals(train, order)),

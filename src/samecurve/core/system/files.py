@@ -69,11 +69,16 @@ def read_file_bytes(path: Path, most: int) -> bytes:
 
 def write_json(path: Path, value: object) -> None:
     """Write a file of JSON, whole or not at all. The file is on disk when this returns."""
+    write_whole(path, json.dumps(value, indent=1).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all. The file is on disk when this returns."""
     # containers that share a disk have equal process ids
     scratch = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}.part")
     try:
-        with open(scratch, "w") as file:
-            json.dump(value, file, indent=1)
+        with open(scratch, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

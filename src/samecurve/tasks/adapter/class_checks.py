@@ -52,6 +52,13 @@ def check_attributes(methods: TaskMethods, name: str) -> None:
             raise UserError(
                 f"{name}.{member} is {value!r}", f"True: {meaning}; or leave it out", "task"
             )
+    if methods.prepare is not None and methods.metrics is not None and not methods.metric_names:
+        raise UserError(
+            f"{name} has prepare() and metrics(), and no metric_names: what metrics() gives can't"
+            " be learnt from a row before its files are made",
+            'metric_names = ("loss", ...): the names that metrics() gives',
+            "task",
+        )
     words = methods.coupled
     if not isinstance(words, tuple | list) or not all(isinstance(word, str) for word in words):
         raise UserError(

@@ -17,7 +17,15 @@ from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.events import BESIDE_METRICS
 from samecurve.core.planning.facts import DescribedArrays
-from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
+from samecurve.core.protocols import (
+    START,
+    WHOLE,
+    Arrays,
+    Part,
+    Progress,
+    Sample,
+    StoredArrays,
+)
 from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
@@ -237,12 +245,33 @@ class EngineAdapter(TaskAdapter, ABC):
         with self.calling("respond"):
             return str(self.methods.respond(model, prompt, **settings))
 
-    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
-        """Texts, and pictures as uint8 arrays; none if the class has no sample()."""
+    @property
+    def samples_in_parts(self) -> bool:
+        """Whether the class's sample() asks which part of the samples it is to make."""
+        method = self.methods.sample
+        return method is not None and "part" in parameters_of(method)
+
+    def sample(
+        self,
+        model: Any,
+        seed: int,
+        part: Part = WHOLE,
+        step: int = 0,
+        *,
+        prompt: str | None = None,
+    ) -> Sequence[Sample]:
+        """Texts, and pictures as uint8 arrays; none if the class has no sample().
+
+        seed: the run's seed + step. part: of the samples, where samples_in_parts
+        prompt: what is to be shown, where the class asks for it; None: what the config says
+        """
         if self.methods.sample is None:
             return []
+        known = {"part": part, "step": step, "prompt": prompt}
+        asked = parameters_of(self.methods.sample)
+        arguments = {name: value for name, value in known.items() if name in asked}
         with self.calling("sample"):
-            samples = list(self.methods.sample(model, seed))
+            samples = list(self.methods.sample(model, seed, **arguments))
         pictures = [sample for sample in samples if not isinstance(sample, str)]
         if pictures:
             from samecurve.observe.pictures import check_picture

@@ -5,7 +5,7 @@ other data.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from os import getpid
@@ -88,6 +88,31 @@ class Rows:
                 "one whole number a row: how long it is (tokens), an attribute of the data",
             )
         return array.astype(np.int64)
+
+    @cached_property
+    def bucket_sizes(self) -> tuple[int, ...]:
+        """The data's bucket_sizes: samples of each bucket, whose ids are neighbours; () for none.
+
+        UserError: they are not whole numbers that add up to the data's length.
+        """
+        sizes = tuple(getattr(self._data, "bucket_sizes", ()))
+        whole = all(isinstance(size, int | np.integer) and size > 0 for size in sizes)
+        if not sizes or (whole and sum(sizes) == self._count and self._subset is None):
+            return tuple(map(int, sizes))
+        raise self._wrong(
+            f"has bucket_sizes {_some(sizes)}, for {self._count} samples",
+            "one whole number from 1 on for each bucket, which add up to the number of samples; ids"
+            " count through the first bucket, then the second (a torch Subset takes them apart)",
+        )
+
+    @property
+    def alike(self) -> range:
+        """Ids of rows that can be read together: all, or those of the largest bucket."""
+        if not self.bucket_sizes:
+            return range(self._count)
+        largest = int(np.argmax(self.bucket_sizes))
+        first = sum(self.bucket_sizes[:largest])
+        return range(first, first + self.bucket_sizes[largest])
 
     def __len__(self) -> int:
         return self._count
@@ -224,9 +249,10 @@ class Rows:
             )
 
     def _spread(self) -> Ids:
-        """At most 16 ids, spread over the data."""
-        count = min(self._count, _KNOWN_BY)
-        return np.unique(np.linspace(0, self._count - 1, count).astype(np.int64))
+        """At most 16 ids, spread over the data; of buckets, over the largest, of one shape."""
+        ids = self.alike
+        places = np.linspace(0, len(ids) - 1, min(len(ids), _KNOWN_BY))
+        return ids.start + np.unique(places.astype(np.int64))
 
     def _digest(self, epoch: int) -> str:
         digest = hashlib.sha256(str(self._count).encode())
@@ -274,6 +300,11 @@ def _are_columns(raw: Any, count: int) -> bool:
         if column.dtype.kind not in "biufc" or len(column) != count:
             return False
     return True
+
+
+def _some(sizes: Sequence[object]) -> str:
+    """The first of some sizes, for an error."""
+    return ", ".join(map(str, sizes[:8])) + (", ..." if len(sizes) > 8 else "")
 
 
 def _equal(first: Columns, second: Columns) -> bool:

@@ -19,11 +19,11 @@ import numpy as np
 from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config, section_argument
 from samecurve.core.planning.facts import Facts
-from samecurve.core.protocols import Initial
+from samecurve.core.protocols import Initial, Part
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.protocol import MEMBERS, Method, TaskMethods
+from samecurve.tasks.protocol import MEMBERS, ExportedFile, Method, TaskMethods
 from samecurve.tasks.user_class.user_errors import UserCall, calling
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class TaskAdapter:
                 "samples": len(self.train_data()),
                 "eval_samples": len(self._held_out) if self._held_out else 0,
                 "test_samples": len(self._test) if self._test else 0,
+                "buckets": self._buckets(),
                 "tokens_per_sample": 1,
                 "bytes_per_sample": None,
                 "flops_per_sample": None,
@@ -163,6 +164,15 @@ class TaskAdapter:
                 **self.own_facts,
             }
         )
+
+    def _buckets(self) -> Mapping[str, tuple[int, ...]]:
+        """The samples of each bucket, of the data whose rows lie in buckets."""
+        sources = {"train": self._train, "eval": self._held_out, "test": self._test}
+        return {
+            which: rows.bucket_sizes
+            for which, rows in sources.items()
+            if rows and rows.bucket_sizes
+        }
 
     def _model_facts(self) -> Mapping[str, Any]:
         """The fields about the model that follow from told shapes; no blocks are known."""
@@ -241,6 +251,16 @@ class TaskAdapter:
 
         return init_module
 
+    @property
+    def prepare(self) -> Callable[[Any, Part], Iterator[tuple[int, int]]] | None:
+        """The class's own prepare(), which makes files that rows need; None: it has none."""
+        return self._prepare if self.methods.prepare is not None else None
+
+    def _prepare(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
+        assert self.methods.prepare is not None
+        with self.calling("prepare"):
+            yield from self.methods.prepare(device, part)
+
     def export(self, model: Any, directory: Path) -> list[str]:
         """Let the class write what belongs beside the weights. Returns lines for the user."""
         with self.calling("export"):
@@ -269,6 +289,15 @@ class TaskAdapter:
         with self.calling("export_adapter"):
             renamed, lines = self.methods.export_adapter(tensors, directory)
             return dict(renamed), list(lines)
+
+    def export_as(
+        self, form: str, tensors: Mapping[str, Any], directory: Path, dtype: str
+    ) -> ExportedFile:
+        """The weights in one of the class's own formats. The class must have export_as()."""
+        assert self.methods.export_as is not None
+        with self.calling("export_as"):
+            exported: ExportedFile = self.methods.export_as(form, tensors, directory, dtype)
+        return exported
 
     def assets(self) -> Mapping[str, Path]:
         """The files that a run keeps, by name, so that its model can be used later."""

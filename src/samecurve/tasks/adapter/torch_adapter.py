@@ -12,7 +12,15 @@ from torch import nn
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.planning.facts import DescribedArrays
-from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
+from samecurve.core.protocols import (
+    START,
+    WHOLE,
+    Arrays,
+    Part,
+    Progress,
+    Sample,
+    StoredArrays,
+)
 from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.class_checks import NEEDED
@@ -223,9 +231,17 @@ class TorchAdapter(EngineAdapter):
         with attention_of_any_length():
             return super().respond(model, prompt, **settings)
 
-    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+    def sample(
+        self,
+        model: Any,
+        seed: int,
+        part: Part = WHOLE,
+        step: int = 0,
+        *,
+        prompt: str | None = None,
+    ) -> Sequence[Sample]:
         with attention_of_any_length():
-            return super().sample(model, seed)
+            return super().sample(model, seed, part, step, prompt=prompt)
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)

@@ -7,6 +7,7 @@ refuses these two. Everything else is tried by the split check as a run starts.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> None:
 
 
 def _is_tried(adapter: EngineAdapter, params: int) -> bool:
-    return params <= _TRIED and len(adapter.train_data()) >= 2
+    is_ready = adapter.prepare is None  # or else the files of its rows may not be there
+    return params <= _TRIED and is_ready and len(adapter.train_data().alike) >= 2
 
 
 @contextmanager
@@ -97,8 +99,14 @@ def _kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
         yield
 
 
+def _first_rows(adapter: EngineAdapter, count: int) -> Mapping[str, Any]:
+    """The first rows of one shape."""
+    rows = adapter.train_data()
+    return rows[np.array(rows.alike[:count])]
+
+
 def _two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))
-        for name, array in adapter.train_data()[np.arange(2)].items()
+        for name, array in _first_rows(adapter, 2).items()
     }

@@ -1,5 +1,6 @@
 """The diffusion task's `model` and `data` fields. No engine is imported here."""
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -7,8 +8,10 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
+from samecurve.core.config.train_section import Train
 
 Prediction = Literal["auto", "epsilon", "v", "flow"]
+Quantize = Literal["none", "bf16", "8bit", "4bit"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(gt=0, le=1 << 14)]  # pixels
@@ -55,12 +58,24 @@ class TimeSteps(Section):
 class DiffusionModel(Section):
     """A model that makes pictures from noise: a pipeline of the diffusers library, or a new one."""
 
+    kept_defaults: ClassVar[tuple[str, ...]] = ("quantize",)
+
     path: str | None = Field(
         None,
         description=(
             "a pipeline's directory as diffusers writes it, or a checkpoint in one .safetensors"
             " file"
         ),
+    )
+    base: str | None = Field(
+        None,
+        description=(
+            "of a checkpoint in one file: a pipeline's directory with what the file lacks, its"
+            " tokenizers above all"
+        ),
+    )
+    encoder_precision: Literal["f32", "bf16", "f16"] = Field(
+        "f32", description="of the frozen text encoders, which run once before training"
     )
     architecture: Literal["unet", "dit"] | None = Field(
         None, description="a new model of pixels, with random weights, in place of `path`"
@@ -76,7 +91,8 @@ class DiffusionModel(Section):
     )
     text_width: Size = Field(64, description="of a new model: numbers that stand for a word")
     prediction: Prediction = Field(
-        "auto", description="what the model predicts; auto: as its scheduler says, flow if it is new"
+        "auto",
+        description="what the model predicts; auto: as its scheduler says; flow if new",
     )
     min_snr: Annotated[float, Field(gt=0)] | None = Field(
         None,
@@ -92,12 +108,30 @@ class DiffusionModel(Section):
         None, description="kind (lora, dora, lokr), rank, alpha, dropout, target"
     )
 
+    quantize: Quantize = Field(
+        "none",
+        description=(
+            "what the frozen matrices beneath an adapter are held in; bf16: half the memory, and"
+            " with train.precision bf16 the same products, so that it is the default there"
+        ),
+    )
+
     @model_validator(mode="after")
     def _one_model(self) -> "DiffusionModel":
         if bool(self.path) == bool(self.architecture):
             raise ValueError(
                 "give `path` (a pipeline's directory or a .safetensors file) or `architecture`"
                 " (unet, dit), one of them"
+            )
+        if self.architecture and (self.adapter or self.base or self.quantize != "none"):
+            raise ValueError(
+                "adapter, quantize and base are of a pipeline (`path`): a new model has no weights"
+                " to build on"
+            )
+        if self.quantize != "none" and self.adapter is None:
+            raise ValueError(
+                f"quantize {self.quantize} without adapter: packed weights can't be trained;"
+                " adapter: {kind: lora} is trained on them"
             )
         for field, architecture in _ONLY.items():
             is_default = getattr(self, field) == type(self).model_fields[field].default
@@ -107,10 +141,22 @@ class DiffusionModel(Section):
             raise ValueError("min_snr is of prediction epsilon and v; flow has no such ratio")
         return self
 
+    def settle_defaults(self, train: Section) -> Section:
+        """Hold the base of an adapter in bf16 where products round it to bf16 anyway."""
+        assert isinstance(train, Train)
+        rounds = train.precision == "bf16" and not train.float8  # float8 reads wider weights
+        if self.adapter is None or "quantize" in self.model_fields_set or not rounds:
+            return self
+        return self.model_copy(update={"quantize": "bf16"})
+
     @property
     def place(self) -> Path | None:
         """The pipeline's directory or file; None: the model is new."""
         return Path(self.path).expanduser() if self.path else None
+
+    @property
+    def base_place(self) -> Path | None:
+        return Path(self.base).expanduser() if self.base else None
 
 
 class Captions(Section):
@@ -127,6 +173,14 @@ class Captions(Section):
     dropout: Probability = Field(
         0.0, description="that a sample is trained without its caption, for guidance"
     )
+
+    @field_validator("extension")
+    @classmethod
+    def _with_dot(cls, value: str) -> str:
+        extension = f".{value.removeprefix('.')}"
+        if not re.fullmatch(r"\.[^./\\\s]+", extension):
+            raise ValueError("must be the end of a file's name, such as .txt")
+        return extension
 
 
 class ImageFolder(Section):
@@ -167,8 +221,8 @@ class DiffusionData(DataSection):
     buckets: bool = Field(
         True,
         description=(
-            "keep each picture's shape, as near as its bucket has it; false: every picture is cut to"
-            " a square"
+            "keep each picture's shape, as near as its bucket has it; false: every picture is cut"
+            " to a square"
         ),
     )
     bucket_step: Side = Field(64, description="sides of buckets are multiples of it, in pixels")
@@ -182,7 +236,7 @@ class DiffusionData(DataSection):
         1,
         description=(
             "of a model of latents: crops, flips and shuffled captions of each picture that are"
-            " encoded and kept; epoch e trains on number e mod variants"
+            " encoded and kept; the picture's reading n trains on number n mod variants"
         ),
     )
     captions: Captions = Field(

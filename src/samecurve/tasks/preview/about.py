@@ -5,16 +5,18 @@ Our own tasks tell it with a method about_data(). Of a user's task open_data.py 
 that every task may have: the notes and the reference of facts(), and a tokenizer among assets().
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.protocols import Arrays
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.protocols import Arrays, Source
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text, with tokens that stand for no text
+BesideRows = Callable[[Ids], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,15 @@ class LeftOut:
     places: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class BucketCount:
+    """A bucket of training samples of one shape. samples: those that an epoch reads"""
+
+    name: str
+    pictures: int
+    samples: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class AboutData:
     """The facts that a task gives of its data.
@@ -40,6 +51,11 @@ class AboutData:
     lengths: of all documents, or samples, in tokens; `lengths_of` names them
     lines: what was read, and what became of it. left_out: None: not known
     labels_of: the labels that the loss itself makes of a batch; None: it makes none
+    beside_rows: by split, what a reader looks at beside the arrays of samples: ids -> by name, a
+        text for each id
+    sources: by split, what is read in place of the task's own data, whose rows need files that
+        only a run makes
+    buckets: of the training samples, where they lie in buckets
     """
 
     decode: Decode | None = None
@@ -53,3 +69,6 @@ class AboutData:
     lines: Sequence[str] = ()
     left_out: Sequence[LeftOut] | None = None
     labels_of: Callable[[Arrays], Any] | None = None
+    beside_rows: Mapping[str, BesideRows] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    buckets: Sequence[BucketCount] = ()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.bucket_order import BucketOrder
 from samecurve.core.determinism.data_order import Ids, Order
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.evaluation import CLASS_WEIGHT
@@ -22,7 +23,7 @@ from samecurve.tasks.adapter.data_kinds import Columns
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.preview.about import AboutData
-from samecurve.tasks.preview.parts import Sample, parts_of
+from samecurve.tasks.preview.parts import Part, Sample, Value, parts_of
 from samecurve.tasks.preview.statistics import Statistics, statistics_of
 from samecurve.tasks.preview.text_parts import PADDING_MASK, token_columns
 from samecurve.tasks.text.tokenizer import LibraryTokenizer
@@ -39,6 +40,7 @@ class Preview:
 
     counts: samples of each split that is there. split: the one whose samples are shown
     global_batch_size: None: it follows from devices that are not known
+    of_step: samples of step 1; None: not known
     samples: in the order of the run. laid_by_length: a step lays its samples out by their lengths
     are_model_inputs: whether the arrays are as the model is given them; False: as they are read
     """
@@ -47,6 +49,7 @@ class Preview:
     split: Split
     seed: int
     global_batch_size: int | None
+    of_step: int | None
     samples: list[Sample]
     laid_by_length: bool
     are_model_inputs: bool
@@ -64,24 +67,27 @@ def preview(
     UserError: the data can't be read, or has no such split.
     """
     adapter = open_task(config, cache)
-    splits = _splits(adapter)
+    about = about_data(adapter)
+    splits = _splits(adapter, about)
     if split not in splits:
         raise UserError(
             f"the task has no data for {split}", f"--split {' or '.join(splits)}", "--split"
         )
-    rows, about = splits[split], about_data(adapter)
-    ids = first_ids(rows, config.train.seed, count, split)
+    rows = splits[split]
+    seed = config.train.seed
+    ids = first_ids(rows, seed, count, split, global_batch_size)
     arrays = rows.read(ids, 0)
     of_statistics = token_columns(arrays, about.decode)
     if rows.by_microbatch:
         arrays = _with_padding_mask(rows, arrays, ids, about)
-    keys = RowKeys(config.train.seed, 0 if split == "train" else HELD_OUT, 0, ids)
-    inputs = _model_inputs(adapter, arrays, keys, about)
+    keys = RowKeys(seed, 0 if split == "train" else HELD_OUT, 0, ids)
+    inputs = None if about.sources else _model_inputs(adapter, arrays, keys, about)
     return Preview(
         counts={name: len(each) for name, each in splits.items()},
         split=split,
-        seed=config.train.seed,
+        seed=seed,
         global_batch_size=global_batch_size,
+        of_step=_samples_of_step(splits["train"], seed, global_batch_size),
         samples=_samples(inputs or arrays, ids, about, global_batch_size, split),
         laid_by_length=split == "train" and rows.lengths is not None and not adapter.whole_batch,
         are_model_inputs=inputs is not None,
@@ -90,22 +96,42 @@ def preview(
     )
 
 
-def _splits(adapter: EngineAdapter) -> dict[Split, Rows]:
-    """The splits that the task has."""
+def _splits(adapter: EngineAdapter, about: AboutData) -> dict[Split, Rows]:
+    """The splits that the task has, as a reader sees them."""
     rows: dict[Split, Rows | None] = {
         "train": adapter.train_data(),
         "eval": adapter.eval_data(),
         "test": adapter.test_data(),
     }
-    return {name: each for name, each in rows.items() if each is not None}
+    shown = {name: Rows(each, "about_data()", None) for name, each in about.sources.items()}
+    return {name: shown.get(name, each) for name, each in rows.items() if each is not None}
 
 
-def first_ids(rows: Rows, seed: int, count: int, split: Split) -> Ids:
-    """The ids of the first samples: of a run's first steps, or of an evaluation."""
+def first_ids(
+    rows: Rows, seed: int, count: int, split: Split, global_batch_size: int | None = None
+) -> Ids:
+    """The ids of the first samples: of a run's first steps, or of an evaluation.
+
+    Of samples in buckets those of the first step alone, which are of one bucket; the order of the
+    steps follows from the batch.
+    """
     count = min(count, len(rows))
+    sizes = rows.bucket_sizes
     if split != "train":  # held-out data is read in its own order
-        return np.arange(count)
+        return np.arange(min(count, *sizes[:1]) if sizes else count)
+    if sizes:
+        batch = global_batch_size or count
+        return BucketOrder(len(rows), batch, seed, bucket_sizes=sizes).ids(range(1))[0][:count]
     return Order(len(rows), count, seed).ids(range(1))[0]
+
+
+def _samples_of_step(rows: Rows, seed: int, global_batch_size: int | None) -> int | None:
+    """The samples of a run's first step; None: they follow from devices that are not known."""
+    if global_batch_size is None:
+        return None
+    if not rows.bucket_sizes:
+        return min(global_batch_size, len(rows))
+    return len(first_ids(rows, seed, global_batch_size, "train", global_batch_size))
 
 
 def _with_padding_mask(rows: Rows, arrays: Columns, ids: Ids, about: AboutData) -> Columns:
@@ -141,13 +167,15 @@ def _samples(
     arrays: Columns, ids: Ids, about: AboutData, global_batch_size: int | None, split: Split
 ) -> list[Sample]:
     columns = token_columns(arrays, about.decode)
+    beside = about.beside_rows[split](ids) if split in about.beside_rows else {}
     samples = []
     for place, number in enumerate(ids.tolist()):
         step = None
         if split == "train" and global_batch_size is not None:
             step = place // global_batch_size + 1
         row = {name: array[place] for name, array in arrays.items()}
-        samples.append(Sample(number, step, parts_of(row, columns, about)))
+        parts: list[Part] = [Value(name, texts[place]) for name, texts in beside.items()]
+        samples.append(Sample(number, step, [*parts, *parts_of(row, columns, about)]))
     return samples
 
 

@@ -125,7 +125,8 @@ def _spread(rows: Rows) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
     """The samples of a data set, or 2,048 spread over it, several at a time.
 
     They come in an order in which the first ones are spread over the data too. Where rows are
-    padded by microbatch, each is read alone, which shows its own length.
+    padded by microbatch, each is read alone, which shows its own length. Rows of several buckets
+    are not read at once.
     """
     count = min(len(rows), MOST_READ)
     ids = np.unique(np.linspace(0, len(rows) - 1, count).astype(np.int64))
@@ -136,7 +137,10 @@ def _spread(rows: Rows) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
     batches = -(-len(ids) // together)
     for first in range(batches):
         chosen = ids[first::batches]
-        yield len(chosen), rows.read(chosen, 0)
+        ends = np.searchsorted(chosen, np.cumsum(rows.bucket_sizes))
+        for of_bucket in np.split(chosen, ends):
+            if len(of_bucket):
+                yield len(of_bucket), rows.read(of_bucket, 0)
 
 
 def _class_counts(

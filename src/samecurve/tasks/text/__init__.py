@@ -71,11 +71,15 @@ def files_below(root: Path) -> list[Path]:
         subfolders[:] = [
             name
             for name in subfolders
-            if not name.startswith(".")
-            and not all(Path(folder, name, part).exists() for part in ("plan.json", "checkpoints"))
+            if not name.startswith(".") and not is_run_directory(Path(folder, name))
         ]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(files)
+
+
+def is_run_directory(folder: Path) -> bool:
+    """Whether a run is kept in the folder; what it writes is no data."""
+    return all((folder / part).exists() for part in ("plan.json", "checkpoints"))
 
 
 def passed_over(sources: Sequence[str], read: Sequence[Path]) -> list[str]:

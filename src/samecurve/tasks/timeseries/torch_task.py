@@ -1,27 +1,20 @@
 """The timeseries task with PyTorch."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import class_loss, count_answers, widened
+from samecurve.tasks.forward_costs import forward_costs
 from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
 from samecurve.tasks.timeseries.models import build_model
 from samecurve.tasks.timeseries.task import WINDOW_PREFIX, TimeSeriesTask
-from samecurve.torch_engine.model.model_setup import repeated_blocks
-from samecurve.torch_engine.model.saved_activations import (
-    SavedActivations,
-    count_saved,
-    saved_facts,
-)
 
 
 class TorchTimeSeries(TimeSeriesTask):
@@ -80,45 +73,7 @@ class TorchTimeSeries(TimeSeriesTask):
         shape = (1, self.model_channels, self.format.length)
         weights = zip(self.format.classes, self.format.class_weights, strict=True)
         return {
-            **_cost_facts(self.model, shape),
+            **forward_costs(self.model, lambda model: model(torch.zeros(shape))),
             "reference": {f"{CLASS_WEIGHT}{name}": weight for name, weight in weights},
             "notes": tuple(self.notes()),
         }
-
-
-def _cost_facts(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str, Any]:
-    """Fields of Facts. shape: of what the model is given, one row."""
-    wide = _saved(make_model, shape, nullcontext())
-    narrow = _saved(make_model, shape, torch.autocast("cpu", dtype=torch.bfloat16))
-    formulas = {
-        "flops": "3 x those of a forward pass, counted by torch on tensors without values",
-        "bytes_per_sample": "what the model keeps of a row, counted on tensors without values",
-    }
-    return {
-        "flops_per_sample": 3.0 * _forward_flops(make_model, shape),
-        "formulas": formulas,
-        **saved_facts(wide, narrow),
-    }
-
-
-def _forward_flops(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> int:
-    with torch.device("meta"):
-        model, x = make_model(), torch.zeros(shape)
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        model(x)
-    flops: int = counter.get_total_flops()
-    return flops
-
-
-def _saved(
-    make_model: Callable[[], nn.Module],
-    shape: tuple[int, ...],
-    precision: AbstractContextManager[object],
-) -> SavedActivations:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        model, x = make_model(), torch.zeros(shape)
-        with precision:
-            return count_saved(model, repeated_blocks(model), lambda: model(x))

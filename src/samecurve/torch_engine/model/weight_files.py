@@ -26,7 +26,14 @@ _FILE_NAMES = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.fp16.safetensors",
+    "diffusion_pytorch_model.safetensors.index.fp16.json",
+    "diffusion_pytorch_model.bf16.safetensors",
+    "diffusion_pytorch_model.safetensors.index.bf16.json",
 )
+_INDEX = re.compile(r"\.index(\.\w+)?\.json$")
 _NESTED_KEYS = ("model", "state_dict", "model_state_dict")
 _SAFETENSORS_DTYPES = {
     "F64": "float64",
@@ -80,7 +87,7 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
                 _WHERE,
             )
         path = files[0]
-    if path.name.endswith(".index.json"):
+    if _INDEX.search(path.name):
         return _read_indexed(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path), []

@@ -1,31 +1,60 @@
 """What a family of pipelines does: its parts, what it encodes, and how its denoiser is called.
 
-A family is found by the classes that a pipeline's directory names. It holds no state of a run.
-Nothing here draws a random number: noise, time steps and dropped captions come from the caller.
+A family is made of an opened pipeline, and holds no state of a run. Nothing here draws a random
+number: noise, time steps and dropped captions come from the caller.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
+
+from samecurve.tasks.diffusion.families.autoencoder import decode, encode
+from samecurve.tasks.diffusion.families.loading import load_scheduler
+from samecurve.tasks.diffusion.families.opened import OpenedPipeline
+from samecurve.tasks.diffusion.families.schedule import Schedule, read_schedule
 
 # What stands for captions: arrays with one row a caption, by the family's own names.
 Conditions = Mapping[str, Tensor]
 
 
-class Family(Protocol):
-    """One kind of pipeline."""
+class Family(ABC):
+    """One kind of pipeline. What most kinds have in common is done here.
 
-    name: str  # as users know it: SD 1.5, SDXL, Z-Image
-    component: str  # the part that is trained: unet or transformer
-    multiple: int  # sides of a picture must be multiples of it, in pixels
+    guidance: how strongly the pipeline's own pictures follow a prompt
+    longest_caption: the tokens of a caption that are read; None: as the tokenizer says
+    """
 
+    guidance: ClassVar[float]
+    longest_caption: ClassVar[int | None] = None
+
+    def __init__(self, opened: OpenedPipeline) -> None:
+        self.opened = opened
+
+    @abstractmethod
     def encode_captions(self, parts: Mapping[str, Any], captions: Sequence[str]) -> Conditions:
         """What the frozen text encoders make of captions: one row a caption, on their device.
 
         parts: the pipeline's components by name
         """
-        ...
+
+    @abstractmethod
+    def predict(
+        self, model: nn.Module, noisy: Tensor, time: Tensor, conditions: Mapping[str, Tensor]
+    ) -> Tensor:
+        """What the denoiser says of noisy latents, in their shape.
+
+        noisy: in the number format in which the denoiser computes
+        time: [n]; of epsilon and v the scheduler's time step; of flow from 0 (a picture) to 1
+            (noise), and the answer is then noise - picture
+        conditions: of encode_captions(), through with_guidance(), and those of size_conditions()
+        """
+
+    def encode_negative(self, parts: Mapping[str, Any], caption: str) -> Conditions:
+        """What a picture is led away from: one row. '' is what the pipeline itself takes."""
+        return self.encode_captions(parts, [caption])
 
     def encode_pictures(self, parts: Mapping[str, Any], pixels: Tensor) -> Tensor:
         """Moments of the latents: mean and deviation, [n, 2, channels, height, width].
@@ -34,29 +63,58 @@ class Family(Protocol):
 
         pixels: [n, 3, height, width], from -1 to 1
         """
-        ...
+        return encode(parts["vae"], pixels)
 
     def decode_latents(self, parts: Mapping[str, Any], latents: Tensor) -> Tensor:
-        """Pixels of scaled latents: [n, 3, height, width], from -1 to 1."""
-        ...
-
-    def predict(
-        self, model: nn.Module, noisy: Tensor, time: Tensor, conditions: Mapping[str, Tensor]
-    ) -> Tensor:
-        """What the denoiser says of noisy latents, in their shape.
-
-        time: [n]; of epsilon and v the scheduler's time step, as whole numbers; of flow from 0
-            (a picture) to 1 (noise)
-        conditions: of encode_captions(), and those of size_conditions()
-        """
-        ...
+        """Pixels of scaled latents: [n, 3, height, width], about from -1 to 1."""
+        return decode(parts["vae"], latents)
 
     def size_conditions(
         self, *, original: tuple[int, int], corner: tuple[int, int], size: tuple[int, int]
-    ) -> Mapping[str, Sequence[float]]:
+    ) -> dict[str, tuple[float, ...]]:
         """What the denoiser is told of a picture's size: numbers of one row, by name.
 
         original, size: height and width before and after scaling and cropping; corner: top and
         left of the crop. Empty where the family is told nothing.
         """
-        ...
+        del original, corner, size
+        return {}
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """Channels, height and width of the latents of a picture."""
+        factor = self.opened.factor
+        return self.opened.latent_channels, height // factor, width // factor
+
+    def tokens(self, height: int, width: int) -> int:
+        """The denoiser's tokens of a picture: shifts of time may follow it."""
+        return (height // self.opened.multiple) * (width // self.opened.multiple)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """How much noise the denoiser was trained with. UserError: its scheduler says nothing."""
+        return read_schedule(self.opened, self.scheduler())
+
+    def scheduler(self) -> Any:
+        """The library's scheduler of this pipeline, before the first step of a picture."""
+        return load_scheduler(self.opened)
+
+    def is_guided(self, guidance: float) -> bool:
+        """Whether pictures of this guidance need the denoiser's answer to a negative, too."""
+        return guidance > 1
+
+    def guided(self, answer: Tensor, negative: Tensor, guidance: float) -> Tensor:
+        """The denoiser's answer, led away from its answer to the negative."""
+        return negative + guidance * (answer - negative)
+
+    def with_guidance(self, conditions: Conditions, guidance: float) -> Conditions:
+        """Conditions with the guidance, where the denoiser takes it as an input."""
+        del guidance
+        return conditions
+
+    def set_times(self, scheduler: Any, steps: int, tokens: int) -> None:
+        """Set the times of a picture's steps, as the pipeline itself does.
+
+        tokens: of the picture
+        """
+        del tokens
+        scheduler.set_timesteps(steps)

@@ -1,0 +1,132 @@
+"""The trained part of a pipeline: whole, or frozen beneath an adapter; and its files.
+
+The rooms of adapters are imported late: a denoiser that is trained whole needs none of them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samecurve.tasks.diffusion.families.export import DENOISER_FILE, write_surroundings
+from samecurve.tasks.diffusion.families.loading import build_denoiser
+from samecurve.tasks.diffusion.families.opened import OpenedPipeline
+from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
+from samecurve.tasks.diffusion.sections import DiffusionModel
+from samecurve.tasks.protocol import ExportedFile
+
+_PIPELINE_CODE = """from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("DIR")
+picture = pipeline("a prompt").images[0]"""
+
+
+class Denoiser:
+    """The part that is trained, as the config asks for it."""
+
+    def __init__(self, opened: OpenedPipeline, fields: DiffusionModel) -> None:
+        self._opened, self._fields, self._adapter = opened, fields, fields.adapter
+
+    def model(self) -> nn.Module:
+        """The denoiser without its weights; an adapter has its first values."""
+        model = build_denoiser(self._opened)
+        if self._adapter is not None:
+            from samecurve.tasks.lora.image_models import add_adapter
+
+            add_adapter(model, self._adapter, self._fields.quantize)
+        return model
+
+    def first_values(self, module: nn.Module) -> None:
+        """Set a module's first values, by the adapter's rules if there is one."""
+        if self._adapter is None:
+            _own_values(module)
+            return
+        from samecurve.tasks.lora.adapter import first_values
+
+        first_values(module, _own_values)
+
+    def convert_weights(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A pipeline's arrays as the model holds them; each has dtype, shape and read()."""
+        converted = convert_denoiser(self._opened, arrays)
+        if self._adapter is None:
+            return converted
+        from samecurve.tasks.lora.adapter import with_adapter_names
+        from samecurve.tasks.lora.image_models import adapted_layers
+        from samecurve.tasks.lora.names import BASE
+        from samecurve.tasks.lora.quantized import PackedArrays
+
+        outline = self._outline()
+        packer = PackedArrays(self._packings(outline))
+        rounded = packer.rounded(converted)
+        layers = adapted_layers(outline, self._adapter)
+        named = with_adapter_names(layers, self._adapter, converted, rounded)
+        packed: Mapping[str, Any] = packer.packed(named, BASE)
+        return packed
+
+    def describe(self) -> list[str]:
+        """Lines about what is trained, for the user."""
+        if self._adapter is None:
+            return []
+        from samecurve.tasks.lora.adapter import describe_adapter
+        from samecurve.tasks.lora.image_models import adapted_layers
+        from samecurve.tasks.lora.quantized import describe_quantized
+
+        outline = self._outline()
+        lines = [describe_adapter(list(adapted_layers(outline, self._adapter)), self._adapter)]
+        packings = self._packings(outline)
+        if packings:
+            lines.append(describe_quantized(packings, self._fields.quantize))
+        return lines
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """The formats of `samecurve export`, the usual one first."""
+        whole = {"diffusers": "a whole pipeline, as diffusers reads it"}
+        if self._adapter is None:
+            return whole
+        return {
+            "lora": "the adapter alone, in one file as ComfyUI and other front ends read it",
+            "lora-diffusers": "the adapter alone, as load_lora_weights() of diffusers reads it",
+            **whole,
+        }
+
+    def export_as(self, form: str, tensors: Mapping[str, Tensor], directory: Path) -> ExportedFile:
+        """The weights in one of `exports`. form: its name"""
+        if form == "diffusers":
+            write_surroundings(self._opened, directory)
+            file = f"{self._opened.kind.component}/{DENOISER_FILE}"
+            return ExportedFile(file, self._merged(tensors), _PIPELINE_CODE)
+        return self._lora_file(form, tensors)
+
+    def _merged(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The plain denoiser's arrays, with the adapter's change added."""
+        if self._adapter is None:
+            return tensors
+        from samecurve.tasks.lora.adapter import merged
+        from samecurve.tasks.lora.names import BASE
+        from samecurve.tasks.lora.quantized import unpacked
+
+        packings = self._packings(self._outline())
+        if packings:
+            tensors = unpacked(tensors, packings, BASE)
+        return merged(tensors, self._adapter)
+
+    def _packings(self, outline: nn.Module) -> Mapping[str, Any]:
+        """The packing of each packed layer, by name. outline: the plain model"""
+        from samecurve.tasks.lora.image_models import packings
+
+        found: Mapping[str, Any] = packings(outline, self._fields.quantize)
+        return found
+
+    def _outline(self) -> nn.Module:
+        """The plain denoiser without values."""
+        with torch.device("meta"):
+            return build_denoiser(self._opened)
+
+
+def _own_values(module: Any) -> None:
+    """The first values that a plain module gives itself."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()

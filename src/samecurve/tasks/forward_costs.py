@@ -1,0 +1,56 @@
+"""The cost of a sample, as a plan needs it, counted by a forward pass without values."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.model.saved_activations import (
+    SavedActivations,
+    count_saved,
+    saved_facts,
+)
+
+Run = Callable[[nn.Module], object]  # calls a model on one row, whose tensors it makes itself
+
+
+def forward_costs(make_model: Callable[[], nn.Module], run: Run) -> dict[str, Any]:
+    """Fields of Facts about what a sample costs."""
+    wide = _saved(make_model, run, nullcontext())
+    narrow = _saved(make_model, run, torch.autocast("cpu", dtype=torch.bfloat16))
+    formulas = {
+        "flops": "3 x those of a forward pass, counted by torch on tensors without values",
+        "bytes_per_sample": "what the model keeps of a row, counted on tensors without values",
+    }
+    return {
+        "flops_per_sample": 3.0 * _forward_flops(make_model, run),
+        "formulas": formulas,
+        **saved_facts(wide, narrow),
+    }
+
+
+def _forward_flops(make_model: Callable[[], nn.Module], run: Run) -> int:
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad():
+        model = make_model()
+        with counter:
+            run(model)
+    flops: int = counter.get_total_flops()
+    return flops
+
+
+def _saved(
+    make_model: Callable[[], nn.Module],
+    run: Run,
+    precision: AbstractContextManager[object],
+) -> SavedActivations:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = make_model()
+        with precision:
+            return count_saved(model, repeated_blocks(model), lambda: run(model))
