@@ -1,4 +1,4 @@
-"""The diffusion task's fields for the loader, and what tests of other trainers' configs share."""
+"""What tests of other trainers' configs share: reading them, and loading what they become."""
 
 import json
 from collections.abc import Mapping
@@ -8,27 +8,10 @@ from typing import Any
 from samecurve.convert import convert
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import parse, read_file
-from samecurve.core.config.loading import LoadedConfig, TaskSections, load
+from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.section import flatten
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
-
-
-class Diffusion:
-    """The one task that is known."""
-
-    def names(self) -> tuple[str, ...]:
-        return ("diffusion",)
-
-    def later(self) -> tuple[str, ...]:
-        return ()
-
-    def knows(self, task: str) -> bool:
-        return task == "diffusion"
-
-    def sections(self, task: str) -> TaskSections:
-        assert task == "diffusion"
-        return TaskSections(DiffusionModel, DiffusionData)
+from samecurve.tasks import Tasks
 
 
 def read_values(value: Mapping[str, Any], folder: Path | None = None) -> ConvertedConfig:
@@ -54,7 +37,7 @@ def loaded(converted: ConvertedConfig, **flags: Any) -> LoadedConfig:
     """The config, after these flags: nothing of it is refused, and our loader takes it."""
     set_flags(converted, **flags)
     assert list(map(str, converted.unresolved(converted.document))) == []
-    return load(converted.document, Diffusion())
+    return load(converted.document, Tasks())
 
 
 def values_of(converted: ConvertedConfig, *keys: str, **flags: Any) -> dict[str, Any]:
@@ -66,7 +49,7 @@ def refused(converted: ConvertedConfig) -> list[str]:
     """What is refused: by the conversion, and then by our loader."""
     errors: list[UserError] = converted.unresolved(converted.document)
     try:
-        load(converted.document, Diffusion())
+        load(converted.document, Tasks())
     except InvalidConfigError as error:
         errors += error.errors
     return [str(error) for error in errors]

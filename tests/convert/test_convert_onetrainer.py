@@ -116,6 +116,8 @@ def test_a_file_for_two_gpus() -> None:
         "model.adapter.alpha": 8.0,
         "model.adapter.dropout": 0.1,
         "model.adapter.target": ".*(attn1|attn2|ff\\.net).*",
+        "model.quantize": "8bit",
+        "model.encoder_precision": "f32",
         "model.min_snr": 5.0,
         "data.resolution": 1024,
         "data.buckets": True,
@@ -150,7 +152,6 @@ def test_a_file_for_two_gpus() -> None:
     ]
     lines = "\n".join(converted.summary_lines())
     assert "concepts.0.balancing 3.0 -> data.source[0].repeats" in lines
-    assert "a frozen base is not quantized here" in lines
     assert "text_encoder_3.train true" in lines  # a part that SDXL does not have
 
 
@@ -201,6 +202,15 @@ def test_what_is_silent_is_what_onetrainer_does() -> None:
         (
             {"unet": {"learning_rate": 3e-5}, "learning_rate_scaler": "BATCH"},
             {"optimizer.lr": 6e-5},
+        ),
+        ({"unet": {"weight_dtype": "NFLOAT_4"}}, {"model.quantize": "4bit"}),
+        ({"unet": {"weight_dtype": "FLOAT_32"}}, {"model.quantize": "none"}),
+        (
+            {
+                "text_encoder": {"train": False, "weight_dtype": "BFLOAT_16"},
+                "text_encoder_2": {"train": False, "weight_dtype": "FLOAT_8"},
+            },
+            {"model.encoder_precision": "bf16"},
         ),
         ({"force_v_prediction": True}, {"model.prediction": "v"}),
         ({"loss_weight_fn": "CONSTANT"}, {"model.min_snr": None}),

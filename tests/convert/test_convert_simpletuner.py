@@ -111,6 +111,8 @@ def test_an_adapter_and_its_data_sets(folder: Path) -> None:
         "model.adapter.alpha": 32.0,
         "model.adapter.dropout": 0.0,
         "model.adapter.target": ["to_k", "to_q", "to_v", "to_out.0"],
+        "model.quantize": "8bit",
+        "model.encoder_precision": "bf16",
         "model.time_steps.distribution": "logit_normal",
         "model.time_steps.shift": 2.0,
         "data.resolution": 1024,
@@ -153,7 +155,11 @@ def test_an_adapter_and_its_data_sets(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "becomes"),
     [
-        ({"model_type": "full"}, {"model.adapter": None}),
+        (
+            {"model_type": "full", "base_model_precision": "no_change"},
+            {"model.adapter": None, "model.quantize": "none"},
+        ),
+        ({"base_model_precision": "nf4-bnb"}, {"model.quantize": "4bit"}),
         ({"lora_alpha": 8}, {"model.adapter.alpha": 8.0}),
         ({"peft_lora_target_modules": ["to_q"]}, {"model.adapter.target": ["to_q"]}),
         ({"use_dora": True}, {"model.adapter.kind": "dora"}),
@@ -208,6 +214,7 @@ def test_a_data_set(folder: Path, more: dict[str, Any], becomes: dict[str, Any])
         ({"loss_type": "huber"}, "another loss than the mean square error"),
         ({"offset_noise": True}, "changes the noise"),
         ({"flow_use_beta_schedule": True}, "in a way that is not here"),
+        ({"base_model_precision": "int2-quanto"}, "fewer bits than four"),
         ({"controlnet": True}, "is another kind of training"),
         ({"crepa_enabled": True}, "is another objective"),
         ({"allow_dataset_oversubscription": True}, "until each bucket fills a batch"),

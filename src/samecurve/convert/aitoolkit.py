@@ -180,6 +180,19 @@ def _read_alpha(foreign: ForeignConfig, rank: object) -> None:
     foreign.ignore("network.alpha", "linear_alpha is there, and wins")
 
 
+def quantize(foreign: ForeignConfig) -> None:
+    """Read what the frozen weights beneath an adapter are held in."""
+    field, key = "model.quantize", "model.quantize"
+    if foreign.value(field) is not True or not foreign.is_set("model.adapter.rank"):
+        return
+    kind = str(foreign.value("model.qtype", "qfloat8")).partition("|")[0]
+    if any(few in kind for few in ("2", "3")):
+        foreign.refuse("model.qtype", "has fewer bits than four", f"--set {key}=4bit", key)
+    bits = "4bit" if "4" in kind else "8bit"
+    foreign.convert(field, key, bits, "rounded in another way")
+    foreign.note("model.qtype", f"{key} {bits}")
+
+
 def times(foreign: ForeignConfig) -> None:
     """Read the times that a flow model is trained on."""
     key, name = "model.time_steps", "train.timestep_type"

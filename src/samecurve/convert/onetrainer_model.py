@@ -53,6 +53,7 @@ _OTHER_FLOW = (
     *("ANIMA", "KREA_2", "ERNIE", "IDEOGRAM_4"),
 )
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
+_PRECISIONS = {"FLOAT_32": "f32", "FLOAT_16": "f16", "BFLOAT_16": "bf16"}
 _FROZEN = "text encoders stay as they are here: captions are encoded once, before the first step"
 
 
@@ -89,18 +90,36 @@ def text_encoders(foreign: ForeignConfig) -> None:
         _refuse_trained(foreign, part)
         if foreign.value(f"{part}.include") is False:
             foreign.refuse(f"{part}.include", "trains without this text encoder", "true", "model")
-    shares = [foreign.value(f"{part}.dropout_probability", 0.0) for part in own]
-    for part in own:
-        name = f"{part}.dropout_probability"
-        if any(share != shares[0] for share in shares):
-            key = "data.captions.dropout"
-            why = "is not the same for all text encoders; here a caption is dropped for all at once"
-            foreign.refuse(name, why, f"--set {key}=0.1", key)
-        elif shares[0] == 0.0:
+    if own:
+        _read_dropout(foreign, own)
+        _read_precision(foreign, own)
+
+
+def _read_dropout(foreign: ForeignConfig, parts: Sequence[str]) -> None:
+    """Read how often captions are dropped: there by each text encoder, here by all at once."""
+    key = "data.captions.dropout"
+    names = [f"{part}.dropout_probability" for part in parts]
+    shares = [foreign.value(name, 0.0) for name in names]
+    if any(share != shares[0] for share in shares):
+        why = "is not the same for all text encoders; here a caption is dropped for all at once"
+        foreign.refuse_all(names, why, f"--set {key}=0.1", key)
+    for name in names:
+        if shares[0] == 0.0:
             foreign.ignore(name, "switched off")
-        else:
-            why = "for all text encoders at once" if len(own) > 1 else ""
-            foreign.convert(name, "data.captions.dropout", why=why)
+        foreign.convert(name, key, why="for all text encoders at once" if len(parts) > 1 else "")
+
+
+def _read_precision(foreign: ForeignConfig, parts: Sequence[str]) -> None:
+    """Read what text encoders compute in: one precision for all, the finest of any of them."""
+    names = [f"{part}.weight_dtype" for part in parts]
+    words = [str(foreign.value(name, "FLOAT_32")) for name in names]
+    found = {_PRECISIONS.get(word, "bf16") for word in words}
+    precision = next(word for word in ("f32", "bf16", "f16") if word in found)
+    for name, word in zip(names, words, strict=True):
+        why = (
+            "" if _PRECISIONS.get(word) == precision else "for all of them; they are not quantized"
+        )
+        foreign.convert(name, "model.encoder_precision", precision, why)
 
 
 def _refuse_trained(foreign: ForeignConfig, part: str) -> None:

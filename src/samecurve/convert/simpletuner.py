@@ -17,6 +17,8 @@ _SWITCHES = {"true": True, "false": False}
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "served": lambda family: str(family).lower() in _SERVED,
     "data": data,
+    "eight_bits": lambda word: str(word).startswith(("int8", "fp8")),
+    "four_bits": lambda word: str(word).startswith(("int4", "nf4", "fp4")),
 }
 
 _OPTIMIZERS = {

@@ -14,6 +14,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "mapping": lambda value: isinstance(value, dict),  # a section of its own
     "positive": lambda value: isinstance(value, int) and value > 0,  # an integer above 0
     "as_text": str,  # the value as a text
+    "single_file": lambda value: str(value).endswith(".safetensors"),  # a checkpoint in one file
 }
 
 
