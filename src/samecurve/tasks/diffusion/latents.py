@@ -33,7 +33,7 @@ class LatentTraining:
         assert task.fields.place is not None
         self._opened = open_pipeline(task.fields.place, task.fields.base_place)
         self._family = family_of(self._opened)
-        self.denoiser = Denoiser(self._opened, task.fields)
+        self.denoiser = Denoiser(self._opened, task.fields, task.data)
         self.encoders = FrozenEncoders(self._family, task.fields, task.data, task.cache)
 
     @property
