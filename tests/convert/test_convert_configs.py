@@ -36,6 +36,8 @@ DIFFUSION: dict[str, Any] = {
     "model_type": "STABLE_DIFFUSION_15",
     "base_model_name": "models/sd",
     "unet": {"train": True},
+    "text_encoder": {"train": False},
+    "concepts": [{"path": "pictures"}],
     "lora_rank": 16,
     "resolution": "512",
     "secrets": {"huggingface_token": "hf_abc"},
@@ -59,7 +61,7 @@ DIFFUSION: dict[str, Any] = {
     "workspace_dir": "workspace/run",
     "clip_grad_norm": 1.0,
 }
-OWN = {"task": "my.py:Mine"}
+OWN_TASK: tuple[tuple[str, Any], ...] = (("task", "my.py:Mine"), ("model", {}), ("data", {}))
 
 
 def read(text: str) -> ConvertedConfig:
@@ -203,7 +205,7 @@ def test_how_onetrainer_trains(fields: dict[str, Any], becomes: dict[str, Any]) 
 
     Its steps count batches, of which two make one optimizer step here.
     """
-    found = keys(onetrainer(**fields), ("task", "my.py:Mine"))
+    found = keys(onetrainer(**fields), *OWN_TASK)
     assert {key: found[key] for key in becomes} == becomes
 
 

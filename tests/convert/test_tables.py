@@ -10,7 +10,7 @@ import pytest
 
 from samecurve.convert.rules import _functions, _Interpreter, _read_table
 
-TOOLS = ("axolotl", "llamafactory", "onetrainer", "oxidizr")
+TOOLS = ("aitoolkit", "axolotl", "kohya", "llamafactory", "onetrainer", "oxidizr", "simpletuner")
 SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "field"} | {
     *("absent", "with", "when", "unless", "if_new", "but", "in_file_order")
 }
@@ -46,6 +46,10 @@ def test_each_name_in_a_table_is_there(tool: str) -> None:
         assert {name for name in named if not name.startswith("<")} <= functions, rule
         if "use" in rule and "compute" not in rule:
             assert rule["use"] in groups, rule
+        for reason in rule.get("refuse_on", {}).values():
+            texts = [reason] if isinstance(reason, str) else reason
+            assert len(texts) <= 2, reason  # the reason, and the remedy
+            assert all(isinstance(text, str) for text in texts), reason
 
 
 def test_each_table_and_each_line_of_it_is_short() -> None:

@@ -78,7 +78,7 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
         return Document(), None
     document = read_file(file)
     find_pickled_class(document, file.parent)
-    converted = convert(document)
+    converted = convert(document, file.parent)
     if converted is None:
         return document, None
     if loud:

@@ -1,8 +1,9 @@
 """The scripts run_hf_standalone.py and run_fsdp_standalone.py: `samecurve train` with a model and a
-strategy, started as users of such scripts start them.
+strategy, started as users of such scripts start them. And train_multi_gpu.py: `samecurve train` on
+all GPUs.
 
-Under torchrun each process is a rank. A plain start of Python uses one device; where there are
-more, it says so, and prints the line that uses them.
+Under torchrun each process is a rank. A plain start of the first two uses one device; where there
+are more, it says so, and prints the line that uses them.
 """
 
 import os
@@ -70,4 +71,25 @@ def run_standalone(standalone: Standalone) -> None:
     if note:
         echo(note, err=True)
     sys.argv = ["samecurve", *words]
+    main()
+
+
+def on_all_gpus(arguments: Sequence[str], environment: Mapping[str, str], gpus: int) -> list[str]:
+    """The arguments for `samecurve` of train_multi_gpu.py.
+
+    gpus: how many are visible. All are taken where neither a flag nor a launcher says which
+    """
+    from samecurve.worker.cluster_env import started
+
+    typed = _typed(arguments)
+    free = gpus and not started(environment) and not any(typed.get(flag) for flag in _PLACES)
+    return ["train", *(["--num-gpus", "0"] if free else []), *arguments]
+
+
+def run_on_all_gpus() -> None:
+    """Run train_multi_gpu.py; it ends as `samecurve train` does, errors included."""
+    from samecurve.probe.gpus import find_gpus
+
+    gpus = len(find_gpus(os.environ).devices)
+    sys.argv = ["samecurve", *on_all_gpus(sys.argv[1:], os.environ, gpus)]
     main()

@@ -31,6 +31,7 @@ _HEADINGS: dict[Outcome, str] = {
     "refused": "REFUSED: without these, this is not what was trained before",
 }
 _MOST_CHARACTERS = 60  # of a value in a message
+_MOST_VALUES = 3  # of fields left out for one reason; of more, only their names are shown
 
 
 class FieldReading(NamedTuple):
@@ -53,6 +54,7 @@ class Refusal(NamedTuple):
 
     key: str  # the key of our config that settles the refusal when a flag sets it; '': none does
     error: UserError
+    origin: str = ""  # where the conversion itself took that key from
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class ConvertedConfig:
     def unresolved(self, document: Document) -> list[UserError]:
         """The refusals that no flag has settled in this document."""
         return [
-            error
-            for key, error in self.refusals
-            if not key or not document.origin_of(tuple(key.split(".")))
+            refusal.error
+            for refusal in self.refusals
+            if not refusal.key
+            or document.origin_of(tuple(refusal.key.split("."))) == refusal.origin
         ]
 
     def summary_lines(self) -> list[str]:
@@ -85,8 +88,9 @@ class ConvertedConfig:
             if r.outcome == "left":
                 by_reason.setdefault(r.explanation, []).append(r)
         for reason, alike in by_reason.items():
-            with_values = len(alike) <= 3
-            fields = [f"{r.field} {r.value_text}" if with_values else r.field for r in alike]
+            fields = [f"{r.field} {r.value_text}" for r in alike]
+            if len(alike) > _MOST_VALUES:
+                fields = _shortened([r.field for r in alike])
             lines.append(f"left   {', '.join(fields)}: {reason}")
         return lines
 
@@ -108,6 +112,20 @@ class ConvertedConfig:
         value = self.document.value
         ordered = {section: value[section] for section in _SECTIONS if section in value}
         return "\n".join(rows) + "\n" + dump(ordered)
+
+
+def _shortened(fields: list[str]) -> list[str]:
+    """The names of fields; many of one section are one name with their number."""
+    sections: dict[str, list[str]] = {}
+    for field in fields:
+        sections.setdefault(field.rpartition(".")[0], []).append(field)
+    shown = []
+    for section, members in sections.items():
+        if section and len(members) > _MOST_VALUES:
+            shown.append(f"{section}.* ({len(members)} fields)")
+        else:
+            shown += members
+    return shown
 
 
 def short_text(value: object) -> str:

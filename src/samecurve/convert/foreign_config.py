@@ -4,8 +4,9 @@ Values pass unchecked: our own config refuses a wrong value, at its place in the
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from samecurve.convert.companions import Companions
 from samecurve.convert.converted_config import FieldReading, Outcome, Refusal, one_line, short_text
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.errors import UserError
@@ -20,29 +21,44 @@ _OF_A_VOCABULARY = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|eot)_token$")
 class ForeignConfig:
     """Another tool's config while its fields are read into `document`."""
 
-    def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
-        """sections: dotted names of sections whose fields are read one by one; any other section
-        is one value.
+    def __init__(
+        self,
+        document: Document,
+        sections: tuple[str, ...],
+        companions: Companions | None = None,
+    ) -> None:
+        """sections: dotted names of sections whose fields are read one by one, and with `.*` at
+        the end lists whose items are such sections; any other section or list is one value.
         """
         self.document = Document()
+        self.companions = companions or Companions()
         self.run_directory: str | None = None
         self.readings: list[FieldReading] = []
         self.refusals: list[Refusal] = []
         self._values: dict[str, object] = {}
         self._places: dict[str, str] = {}
         self._handled: set[str] = set()
-        self._collect(document, document.value, (), sections)
+        self._sections = sections
+        self.include(document)
 
-    def _collect(
-        self, document: Document, value: Mapping[str, object], above: Key, sections: tuple[str, ...]
-    ) -> None:
-        for name, item in value.items():
-            key = (*above, name)
-            if isinstance(item, dict) and join_key(key) in sections:
-                self._collect(document, item, key, sections)
-            else:
-                self._values[join_key(key)] = item
-                self._places[join_key(key)] = document.origin_of(key)
+    def include(self, document: Document) -> None:
+        """Take the fields of a document among those to read; fields of before win."""
+        for name, item in document.value.items():
+            self._collect(document, item, (name,))
+
+    def _collect(self, document: Document, value: object, key: Key) -> None:
+        kind = join_key(["*" if isinstance(part, int) else part for part in key])
+        if isinstance(value, dict) and kind in self._sections:
+            for name, item in value.items():
+                self._collect(document, item, (*key, name))
+        elif isinstance(value, list) and value and f"{kind}.*" in self._sections:
+            for number, item in enumerate(value):
+                self._collect(document, item, (*key, number))
+        else:
+            name = join_key(key)
+            if self._values.get(name) is None:
+                self._values[name] = value
+                self._places[name] = document.origin_of(key)
 
     def _is_open(self, name: str) -> bool:
         """Whether the field is in the file and no rule has handled it."""
@@ -51,6 +67,24 @@ class ForeignConfig:
     def open_fields(self, beginning: str = "") -> list[str]:
         """The open fields whose names begin so."""
         return [name for name in self._values if self._is_open(name) and name.startswith(beginning)]
+
+    def items(self, name: str) -> list[str]:
+        """The dotted names of the items of a list that is read item by item."""
+        beginning = f"{name}."
+        parts = {
+            field[len(beginning) :].partition(".")[0]
+            for field in self._values
+            if field.startswith(beginning)
+        }
+        return [beginning + part for part in sorted(filter(str.isdecimal, parts), key=int)]
+
+    def place_of(self, name: str) -> str:
+        """Where the field, or the first field of the section, is in the file."""
+        if name in self._places:
+            return self._places[name]
+        return next(
+            (place for field, place in self._places.items() if field.startswith(f"{name}.")), ""
+        )
 
     def value(self, name: str, default: object = None) -> object:
         """The field's value; the default where the field is null or not in the file."""
@@ -94,6 +128,38 @@ class ForeignConfig:
             cause = f"{one_line(name)} {self._shown(name)} {why}"
             self.refusals.append(Refusal(key, UserError(cause, remedy, self._places[name])))
             self._record("refused", name, why)
+
+    def refuse_all(self, names: Iterable[str], why: str, remedy: str, key: str = "") -> None:
+        """Refuse fields for one reason: one error, at the place of the first."""
+        first = ""
+        for name in names:
+            if first and self._is_open(name):
+                self._record("refused", name, f"as {one_line(first)}: {why}")
+            elif self._is_open(name):
+                first = name
+                self.refuse(name, why, remedy, key)
+
+    def refuse_default(
+        self, field: str, value: object, why: str, remedy: str, key: str = ""
+    ) -> None:
+        """Refuse what the other tool does where its file has no such field."""
+        cause = f"{field} is not in the file, and then {short_text(value)}: {why}"
+        self.refusals.append(Refusal(key, UserError(cause, remedy, field)))
+        self.readings.append(
+            FieldReading("refused", "(not in the file)", f"{field} {short_text(value)}", why, "-")
+        )
+
+    def refusals_with_origins(self) -> tuple[Refusal, ...]:
+        """The refusals, each with the place that the conversion gave its key."""
+        return tuple(
+            refusal._replace(origin=self.document.origin_of(tuple(refusal.key.split("."))))
+            for refusal in self.refusals
+        )
+
+    def note(self, name: str, explanation: str) -> None:
+        """Name what became of a field that is read as a part of a value."""
+        if self._is_open(name):
+            self._record("read", name, explanation)
 
     def keep_refused(self, key: str, value: object) -> None:
         """Write a refused value at its key of our config, so that the written config is refused

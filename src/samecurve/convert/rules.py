@@ -2,7 +2,8 @@
 
 TOOL.yaml holds rules in order, each for some fields. The first rule that handles a field decides
 what becomes of it, so a table reads from the special case to the general one. Where a rule needs
-code, it names a function of TOOL.py or values.py, or an entry of their FUNCTIONS.
+code, it names a function of TOOL.py or values.py, or an entry of their FUNCTIONS. A function
+`prepare` of TOOL.py turns a document of several forms into the one that the rules read.
 
 read: FIELDS       become `key`: as they stand, or as `value`, by a table of `choices` (a word that
                    is not in the table is refused with `remedy`), by the function `by` of the
@@ -10,8 +11,9 @@ read: FIELDS       become `key`: as they stand, or as `value`, by a table of `ch
                    WHY]` is the default where the file has no such field.
 same: {FIELD: KEY} are read as they stand
 skip: FIELDS       are not needed, `why`; `lora_*` is every field that begins so, `but` one
-refuse: FIELD      can't be honoured, `why`, `remedy`; a flag that sets `key` settles that
-refuse_on: {FIELD: [WHY, REMEDY]}  are refused where they are switched on
+refuse: FIELD      can't be honoured, `why`, `remedy`; a flag that sets `key` settles that; with
+                   `absent: VALUE` it is what the tool does where the file has no such field
+refuse_on: {FIELD: [WHY, REMEDY]}  are refused where they are switched on; `key` as above
 default: KEY       gets `value` (or `compute`, or the value of another `field`), `why`; with
                    `if_new` only if no field has set it
 run_directory: FIELD
@@ -26,10 +28,12 @@ group: RULES       share a condition
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
+from samecurve.convert.companions import Companions
 from samecurve.convert.converted_config import ConvertedConfig, short_text
 from samecurve.convert.foreign_config import LEAVE_OUT, SAME, ForeignConfig
 from samecurve.core.config.document import Document, parse
@@ -37,22 +41,26 @@ from samecurve.core.config.document import Document, parse
 Rule = Mapping[str, Any]  # as its table writes it
 
 
-def convert_config(tool: str, document: Document) -> ConvertedConfig:
+def convert_config(tool: str, document: Document, companions: Companions) -> ConvertedConfig:
     """Read every field of the document by the table of its tool. tool: the table's file name."""
     table = _read_table(tool)
     shared = table.get("shared")  # a table whose groups, and whose functions, this one uses too
     groups = {**(_read_table(shared) if shared else {}), **table.get("groups", {})}
     functions = _functions("values", *([shared] if shared else []), tool)
-    foreign = ForeignConfig(document, tuple(table.get("sections", ())))
+    if "prepare" in functions:
+        document = functions["prepare"](document)
+    foreign = ForeignConfig(document, tuple(table.get("sections", ())), companions)
     for key, value in table["fixed"].items():
         foreign.document.set(key, value, f"a config of {table['tool']}")
     _Interpreter(foreign, functions, groups).run(table["rules"])
     foreign.refuse_unknown(_known_fields(table))
+    for section in table.get("needed", "").split():
+        foreign.document.value.setdefault(section, {})
     return ConvertedConfig(
         table["tool"],
         foreign.document,
         tuple(foreign.readings),
-        tuple(foreign.refusals),
+        foreign.refusals_with_origins(),
         foreign.run_directory,
     )
 
@@ -66,6 +74,7 @@ def _functions(*modules: str) -> dict[str, Any]:
     return functions
 
 
+@cache
 def _read_table(name: str) -> Mapping[str, Any]:
     file = files("samecurve.convert") / f"{name}.yaml"
     return parse(file.read_text(encoding="utf-8"), file.name).value
@@ -152,16 +161,19 @@ class _Interpreter:
             self.foreign.ignore(field, rule["why"])
 
     def _refuse(self, field: str, rule: Rule) -> None:
-        remedy = rule.get("remedy", LEAVE_OUT)
-        self.foreign.refuse(field, rule["why"], remedy, rule.get("key", ""))
+        why, key = rule["why"], rule.get("key", "")
+        if "absent" in rule and self.foreign.value(field) is None:
+            self.foreign.refuse_default(field, rule["absent"], why, rule["remedy"], key)
+        else:
+            self.foreign.refuse(field, why, rule.get("remedy", LEAVE_OUT), key)
 
-    def _refuse_on(self, reasons: Mapping[str, Any], _rule: Rule) -> None:
+    def _refuse_on(self, reasons: Mapping[str, Any], rule: Rule) -> None:
         for field, reason in reasons.items():
             if self.foreign.value(field) in (None, False, 0, "", [], {}):
                 self.foreign.ignore(field, "switched off")
             else:
                 why, remedy = (reason, LEAVE_OUT) if isinstance(reason, str) else reason
-                self.foreign.refuse(field, why, remedy)
+                self.foreign.refuse(field, why, remedy, rule.get("key", ""))
 
     def _default(self, key: str, rule: Rule) -> None:
         if not (rule.get("if_new") and self.foreign.is_set(key)):

@@ -1,7 +1,7 @@
 """Functions that the tables of all tools name: conditions on a field's value, and conversions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from samecurve.convert.foreign_config import SAME
 
@@ -14,7 +14,18 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "mapping": lambda value: isinstance(value, dict),  # a section of its own
     "positive": lambda value: isinstance(value, int) and value > 0,  # an integer above 0
     "as_text": str,  # the value as a text
+    "single_file": lambda value: str(value).endswith(".safetensors"),  # a checkpoint in one file
 }
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether the value is a number, and no switch."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> object:
+    """A number as one with a point: 16 -> 16.0. Other values stay as they are."""
+    return float(value) if is_number(value) else value
 
 
 def number(value: object) -> object:

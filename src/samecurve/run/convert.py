@@ -27,7 +27,7 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
             f"--to {new}: the config is written as YAML", "a name that ends in .yaml", "--to"
         )
     document = read_file(old)
-    converted = read(document)
+    converted = read(document, old.parent)
     if converted is None:
         known = "; ".join(f"{tool} by {shape}" for tool, shape in SHAPES.items())
         raise UserError(

@@ -116,7 +116,7 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
             )
         return parse(content.decode("utf-8"), str(path))
     except FileNotFoundError:
-        suffixes = {".yaml", ".yml", ".json"}
+        suffixes = {".yaml", ".yml", ".json", ".toml"}
         configs = [other.name for other in path.parent.glob("*") if other.suffix in suffixes]
         near = difflib.get_close_matches(path.name, configs, 1)
         remedy = "name a YAML or JSON file with -f"
@@ -139,13 +139,18 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
         ) from None
 
 
-def parse(text: str, name: str) -> Document:
-    """The document of a text.
+def parse(text: str, name: str, *, list_key: str | None = None) -> Document:
+    """The document of a text: YAML, JSON, or TOML where the name ends so.
 
     name: of the file or flag, for the places in errors
+    list_key: the key of the document that a list becomes; None: a list is refused
 
-    UserError: the text is no valid YAML or JSON, or no mapping.
+    UserError: the text is not valid, or no mapping.
     """
+    if name.endswith(".toml"):
+        from samecurve.core.config.toml_document import parse_toml
+
+        return parse_toml(text, name)
     if name.endswith(".json"):  # JSON has tabs between its tokens, which YAML forbids
         text = text.replace("\t", " ")
     try:
@@ -153,26 +158,20 @@ def parse(text: str, name: str) -> Document:
         document = Document()
         if node is None:
             return document
+        builder = _Builder(name, document.origins)
+        if list_key is not None and isinstance(node, yaml.SequenceNode):
+            document.value = {list_key: builder.value(node, (list_key,), 1)}
+            return document
         if not isinstance(node, yaml.MappingNode):
             raise UserError(
                 "a config is a mapping of sections",
                 "begin with `task: language`",
                 _mark(node, name),
             )
-        document.value = _Builder(name, document.origins).value(node, (), 0)
+        document.value = builder.value(node, (), 0)
         return document
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where, kind, check = name, "YAML", "indentation and quotes"
-        if mark:
-            where = f"{name}:{mark.line + 1}:{mark.column + 1}"
-        if name.endswith(".json"):
-            kind, check = "JSON", "commas and quotes"
-        raise UserError(
-            f"not valid {kind}: {error.problem or error.context}",
-            f"check the {check} at this place",
-            where,
-        ) from None
+        raise _broken(error, name) from None
     except yaml.YAMLError as error:
         raise UserError(
             f"not valid YAML: {' '.join(str(error).split())}", "a config is plain text", name
@@ -181,6 +180,18 @@ def parse(text: str, name: str) -> Document:
         raise UserError(
             f"nested deeper than {_MOST_DEPTH} levels", "a config is two levels deep", name
         ) from None
+
+
+def _broken(error: yaml.MarkedYAMLError, name: str) -> UserError:
+    """What is wrong with a text, at its place."""
+    mark = error.problem_mark or error.context_mark
+    where, kind, check = name, "YAML", "indentation and quotes"
+    if mark:
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}"
+    if name.endswith(".json"):
+        kind, check = "JSON", "commas and quotes"
+    cause = f"not valid {kind}: {error.problem or error.context}"
+    return UserError(cause, f"check the {check} at this place", where)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -5,6 +5,7 @@ All faults are reported at once, each with its place, in the words of the user's
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -128,6 +129,7 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
     )
 
 
+@lru_cache(maxsize=16)  # building one takes longer than loading a config with it
 def config_class(task: str, fields: TaskSections) -> type[Config]:
     """The class of a task's configs."""
     task_fields: dict[str, Any] = {

@@ -26,8 +26,8 @@ Kind = Literal["preset", "config", "run", "empty"]
 _SECTIONS = Config.model_fields.keys()
 # a cheap look before a file is parsed: one of these keys begins a line (or stands in JSON)
 _KEYS = re.compile(
-    r"(?m)^[\s{]*[\"']?(task|batch|trainer|multi_gpu|enable_multi_gpu|training_method|base_model"
-    r"|model_name_or_path)[\"']?\s*:"
+    r"(?m)^[\s{]*[\"']?(--)?(task|batch|trainer|multi_gpu|enable_multi_gpu|training_method"
+    r"|base_model|model_name_or_path|pretrained_model_name_or_path|job|model_family)[\"']?\s*[:=]"
 )
 _EMPTY_BATCH = 32  # samples
 _GONE = "load the page again: it lists what there is now"
@@ -130,7 +130,7 @@ class Bases:
             short = path.relative_to(root)
             document = _named(read_file(path), path, short.as_posix())
             find_pickled_class(document, path.parent)
-            converted = convert(document)
+            converted = convert(document, path.parent, root)
             if converted is None:
                 return Base(document, path.stem, short.as_posix(), root, short)
             note = f"{short} is a config of {converted.tool}, read as one of Samecurve"

@@ -6,7 +6,7 @@ from typing import Any
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.families.opened import WHERE, Component, OpenedPipeline
-from samecurve.tasks.huggingface import quantized
+from samecurve.tasks.lora import quantized
 from samecurve.units import first_and_count
 
 _MODELS = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
