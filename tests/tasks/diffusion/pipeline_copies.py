@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samecurve.tasks.diffusion.families.loading import library
+from samecurve.tasks.diffusion.families.library import library
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.pipeline import open_pipeline
 

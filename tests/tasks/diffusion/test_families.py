@@ -12,7 +12,8 @@ from tiny_pipelines import CLIP_LENGTH
 from torch import Tensor
 
 from samecurve.tasks.diffusion.families.denoising import denoise, sample
-from samecurve.tasks.diffusion.families.loading import Parts, library, load_model
+from samecurve.tasks.diffusion.families.library import library
+from samecurve.tasks.diffusion.families.loading import Parts, load_model
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.families.export import export_denoiser
-from samecurve.tasks.diffusion.families.loading import Parts, build_denoiser, library, load_model
+from samecurve.tasks.diffusion.families.library import library
+from samecurve.tasks.diffusion.families.loading import Parts, build_denoiser, load_model
 from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
 from samecurve.tasks.diffusion.families.original_models import ORIGINAL_MODELS
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from samecurve.tasks.diffusion.families.loading import check_loaded, class_of, library
+from samecurve.tasks.diffusion.families.library import check_loaded, class_of, library
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 
 # an array that is read late: a dataclass with dtype, shape, read()

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samecurve.tasks.diffusion.families.loading import library
+from samecurve.tasks.diffusion.families.library import library
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 
 
