@@ -162,7 +162,7 @@ def test_a_field_of_the_trainer(change: str, becomes: dict[str, Any]) -> None:
             {"devices.sync": "nccl", "devices.use": "cpu"},
         ),
         (
-            {"enable_multi_gpu": True, "learning_rate_scaling": True},
+            {"enable_multi_gpu": True, "lr_scaling": True},
             {"schedule.scale_lr": "linear", "optimizer.lr": 1e-5},
         ),
         (

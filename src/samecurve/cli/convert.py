@@ -22,7 +22,8 @@ from samecurve.terminal import echo
 def convert(old: Path, new: Path) -> None:
     """Another tool's config (OLD) as one of Samecurve's.
 
-    YAML of axolotl, LLaMA-Factory and Oxidizr, JSON of OneTrainer.
+    YAML of axolotl, LLaMA-Factory, Oxidizr and ai-toolkit, JSON of OneTrainer and SimpleTuner, TOML
+    of kohya's sd-scripts.
     """
     from samecurve.errors import InvalidConfigError
     from samecurve.run.convert import convert as write_converted

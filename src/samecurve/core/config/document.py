@@ -150,7 +150,7 @@ def parse(text: str, name: str, *, list_key: str | None = None) -> Document:
     if name.endswith(".toml"):
         from samecurve.core.config.toml_document import parse_toml
 
-        return parse_toml(text, name)
+        return Document(*parse_toml(text, name))
     if name.endswith(".json"):  # JSON has tabs between its tokens, which YAML forbids
         text = text.replace("\t", " ")
     try:

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from datetime import date, time
 from typing import Any
 
-from samecurve.core.config.document import Document, Key
 from samecurve.errors import UserError
+
+Key = tuple[str | int, ...]
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
-def parse_toml(text: str, name: str) -> Document:
-    """The document of a TOML text.
+def parse_toml(text: str, name: str) -> tuple[dict[str, Any], dict[Key, str]]:
+    """The values of a TOML text, and the place of each key that has one.
 
     name: of the file, for the places in errors
 
@@ -37,12 +38,11 @@ def parse_toml(text: str, name: str) -> Document:
         ) from None
     except RecursionError:
         raise UserError("nested too deep", "a config is a few levels deep", name) from None
-    document = Document(_plain(value))
+    places: dict[Key, str] = {}
     for key, line, column in _places(text):
-        document.origins.setdefault(key, f"{name}:{line}:{column}")
-    for key in [key for key in document.origins if not _is_there(document.value, key)]:
-        del document.origins[key]  # a line of a text of several lines that looks like a key
-    return document
+        if _is_there(value, key):  # or a line of a longer text looks like a key
+            places.setdefault(key, f"{name}:{line}:{column}")
+    return _plain(value), places
 
 
 def _plain(value: Any) -> Any:
