@@ -47,9 +47,9 @@ class Ready:
 
 
 @pytest.fixture(scope="module", params=tiny_pipelines.ALL)
-def ready(request: pytest.FixtureRequest, homes: Mapping[str, Path]) -> Ready:
+def ready(request: pytest.FixtureRequest, pipelines: Mapping[str, Path]) -> Ready:
     torch.manual_seed(1)
-    return Ready(open_pipeline(homes[request.param]))
+    return Ready(open_pipeline(pipelines[request.param]))
 
 
 def test_an_outline_has_the_shapes_of_encoded_captions(ready: Ready) -> None:
@@ -163,15 +163,15 @@ def test_a_sample_is_a_picture(ready: Ready) -> None:
     assert pictures.abs().max() <= 1
 
 
-def test_no_caption_is_zeros_for_sdxl(homes: Mapping[str, Path]) -> None:
-    opened = open_pipeline(homes["sdxl"])
+def test_no_caption_is_zeros_for_sdxl(pipelines: Mapping[str, Path]) -> None:
+    opened = open_pipeline(pipelines["sdxl"])
     family, parts = family_of(opened), Parts(opened)
     nothing, something = (family.encode_negative(parts, text) for text in ("", "blurry"))
     assert not any(values.any() for values in nothing.values())
     assert all(values.any() for values in something.values())
 
 
-def test_latents_without_a_deviation(homes: Mapping[str, Path]) -> None:
+def test_latents_without_a_deviation(pipelines: Mapping[str, Path]) -> None:
     """The deviation is zero where a VAE gives one value a place."""
     vae = library("diffusers").AutoencoderTiny(
         encoder_block_out_channels=(8, 8),
@@ -179,7 +179,7 @@ def test_latents_without_a_deviation(homes: Mapping[str, Path]) -> None:
         num_encoder_blocks=(1, 1),
         num_decoder_blocks=(1, 1),
     )
-    family = family_of(open_pipeline(homes["sd15"]))
+    family = family_of(open_pipeline(pipelines["sd15"]))
     moments = family.encode_pictures({"vae": vae}, torch.rand(1, 3, 32, 32))
     assert not moments[:, 1].any()
     assert moments[:, 0].any()
@@ -199,11 +199,11 @@ def test_captions_that_are_too_long_are_counted(ready: Ready) -> None:
 
 
 def test_a_drawing_scheduler_draws_from_the_noise(
-    homes: Mapping[str, Path], tmp_path: Path
+    pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """The same noise gives the same picture, also where each step adds new noise."""
     opened = changed(
-        homes["sd15"],
+        pipelines["sd15"],
         tmp_path / "pipeline",
         INDEX,
         scheduler=["diffusers", "EulerAncestralDiscreteScheduler"],
@@ -221,9 +221,9 @@ def test_a_drawing_scheduler_draws_from_the_noise(
 
 
 def test_old_schedulers_are_corrected_as_the_pipeline_does(
-    homes: Mapping[str, Path], tmp_path: Path
+    pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    opened = changed(homes["sd15"], tmp_path / "pipeline", SCHEDULER, steps_offset=0)
+    opened = changed(pipelines["sd15"], tmp_path / "pipeline", SCHEDULER, steps_offset=0)
     with pytest.warns(FutureWarning, match="steps_offset"):
         own = library("diffusers").StableDiffusionPipeline.from_pretrained(
             opened.place, local_files_only=True
@@ -234,11 +234,11 @@ def test_old_schedulers_are_corrected_as_the_pipeline_does(
 
 @pytest.mark.parametrize("kind", ["exponential", "linear"])
 def test_larger_pictures_are_shifted_more(
-    kind: str, homes: Mapping[str, Path], tmp_path: Path
+    kind: str, pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """One factor does what the library's scheduler does to times."""
     home = tmp_path / "pipeline"
-    opened = changed(homes["flux"], home, SCHEDULER, time_shift_type=kind, max_shift=1.3)
+    opened = changed(pipelines["flux"], home, SCHEDULER, time_shift_type=kind, max_shift=1.3)
     family, times = family_of(opened), torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
     scheduler, shifts = family.scheduler(), []
     for side in (64, 512):
@@ -251,14 +251,14 @@ def test_larger_pictures_are_shifted_more(
         )
         shifts.append(shift)
     assert shifts[1] > shifts[0]
-    constant = family_of(open_pipeline(homes["sd3"])).schedule
+    constant = family_of(open_pipeline(pipelines["sd3"])).schedule
     assert constant.shift(1) == constant.shift(10_000) == 3.0
 
 
-def test_sd3_without_t5(homes: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sd3_without_t5(pipelines: Mapping[str, Path], tmp_path: Path) -> None:
     """Zeros stand for T5, as in the library's pipeline."""
     opened = changed(
-        homes["sd3"],
+        pipelines["sd3"],
         tmp_path / "pipeline",
         INDEX,
         text_encoder_3=[None, None],
@@ -272,7 +272,7 @@ def test_sd3_without_t5(homes: Mapping[str, Path], tmp_path: Path) -> None:
     assert ready.opened.longest_side == 24 * 2 * 2
 
 
-def test_a_distilled_model_is_not_guided(homes: Mapping[str, Path], tmp_path: Path) -> None:
-    assert family_of(open_pipeline(homes["flux2"])).is_guided(4.0)
-    distilled = changed(homes["flux2"], tmp_path / "pipeline", INDEX, is_distilled=True)
+def test_a_distilled_model_is_not_guided(pipelines: Mapping[str, Path], tmp_path: Path) -> None:
+    assert family_of(open_pipeline(pipelines["flux2"])).is_guided(4.0)
+    distilled = changed(pipelines["flux2"], tmp_path / "pipeline", INDEX, is_distilled=True)
     assert not family_of(distilled).is_guided(4.0)

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 @pytest.mark.parametrize("name", tiny_pipelines.ALL)
-def test_the_denoiser_is_built_without_weights(name: str, homes: Mapping[str, Path]) -> None:
+def test_the_denoiser_is_built_without_weights(name: str, pipelines: Mapping[str, Path]) -> None:
     """Names and shapes are those of the files that its weights are read from."""
-    opened = open_pipeline(homes[name])
+    opened = open_pipeline(pipelines[name])
     with torch.device("meta"):
         outline = build_denoiser(opened)
     arrays, _ = read_weights(opened.denoiser_place)
@@ -42,15 +42,15 @@ def test_the_denoiser_is_built_without_weights(name: str, homes: Mapping[str, Pa
 
 
 def test_parts_are_loaded_when_they_are_asked_for(
-    homes: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    pipelines: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is looked for outside the directory."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a network call"))
-    opened = open_pipeline(homes["sdxl"])
-    shutil.copytree(homes["sdxl"], homes["sdxl"].with_name("lazy"), dirs_exist_ok=True)
-    parts = Parts(open_pipeline(homes["sdxl"].with_name("lazy")))
+    opened = open_pipeline(pipelines["sdxl"])
+    shutil.copytree(pipelines["sdxl"], pipelines["sdxl"].with_name("lazy"), dirs_exist_ok=True)
+    parts = Parts(open_pipeline(pipelines["sdxl"].with_name("lazy")))
     assert parts["vae"] is parts["vae"]
-    shutil.rmtree(homes["sdxl"].with_name("lazy") / "vae")
+    shutil.rmtree(pipelines["sdxl"].with_name("lazy") / "vae")
     assert not parts["vae"].training
     assert not any(p.requires_grad for p in parts["text_encoder"].parameters())
     parts.release("vae")
@@ -59,26 +59,26 @@ def test_parts_are_loaded_when_they_are_asked_for(
     assert family_of(opened).encode_captions(parts, ["a"])["pooled"].shape == (1, 24)
 
 
-def test_opening_a_pipeline_imports_no_engine(homes: Mapping[str, Path]) -> None:
+def test_opening_a_pipeline_imports_no_engine(pipelines: Mapping[str, Path]) -> None:
     code = (
         "import sys; from pathlib import Path;"
         "from samecurve.tasks.diffusion.families.pipeline import open_pipeline;"
         "opened = open_pipeline(Path(sys.argv[1]));"
         "print(opened.multiple, opened.prediction, 'torch' in sys.modules)"
     )
-    command = [sys.executable, "-c", code, str(homes["flux"])]
+    command = [sys.executable, "-c", code, str(pipelines["flux"])]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert ended.stdout.split() == ["4", "flow", "False"]
 
 
 @pytest.mark.parametrize("name", original_files.OF_ONE_FILE)
 def test_one_file_is_the_directory(
-    name: str, homes: Mapping[str, Path], files: Mapping[str, Path]
+    name: str, pipelines: Mapping[str, Path], single_files: Mapping[str, Path]
 ) -> None:
     """Weights, captions and latents have the same bits from the file as from the directory."""
     from_directory, from_file = (
-        open_pipeline(homes[name]),
-        open_pipeline(files[name], homes[name]),
+        open_pipeline(pipelines[name]),
+        open_pipeline(single_files[name], pipelines[name]),
     )
     own = load_model(from_directory, "unet", torch.float32).state_dict()
     converted = convert_denoiser(from_file, read_weights(from_file.denoiser_place)[0])
@@ -107,14 +107,14 @@ def test_one_file_is_the_directory(
     ],
 )
 def test_a_denoiser_alone_in_a_file(
-    name: str, prefix: str, homes: Mapping[str, Path], tmp_path: Path
+    name: str, prefix: str, pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """Its joined arrays are split when they are read; all else is the base's, and that is said."""
-    file = original_files.save_denoiser(homes[name], tmp_path / "model.safetensors", prefix)
-    opened = open_pipeline(file, homes[name])
+    file = original_files.save_denoiser(pipelines[name], tmp_path / "model.safetensors", prefix)
+    opened = open_pipeline(file, pipelines[name])
     assert {note.split(":")[0] for note in opened.notes} == {"vae", *opened.encoders}
     converted = convert_denoiser(opened, read_weights(opened.denoiser_place)[0])
-    own = load_model(open_pipeline(homes[name]), "transformer", torch.float32).state_dict()
+    own = load_model(open_pipeline(pipelines[name]), "transformer", torch.float32).state_dict()
     assert converted.keys() == own.keys()
     for key, value in own.items():
         assert converted[key].shape == value.shape
@@ -125,15 +125,15 @@ def test_a_denoiser_alone_in_a_file(
         open_pipeline(file)
 
 
-def test_names_of_flux_in_one_file(homes: Mapping[str, Path], tmp_path: Path) -> None:
+def test_names_of_flux_in_one_file(pipelines: Mapping[str, Path], tmp_path: Path) -> None:
     """The library converts the published width alone: names and shapes are compared."""
     home = tmp_path / "flux"
-    shutil.copytree(homes["flux"], home)
+    shutil.copytree(pipelines["flux"], home)
     wide = {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]}
     Copy(home).change("transformer/config.json", **wide)
     with torch.device("meta"):
         own = build_denoiser(open_pipeline(home)).state_dict()
-    file = original_files.save_denoiser(homes["flux"], tmp_path / "model.safetensors")
+    file = original_files.save_denoiser(pipelines["flux"], tmp_path / "model.safetensors")
     arrays = {
         name: WeightArray("float32", tuple(tensor.shape), np.zeros(0).copy)
         for name, tensor in original_files.flux_arrays(own).items()
@@ -180,8 +180,8 @@ def test_names_of_the_published_unets(
     pipeline: str,
     ups: set[int],
     known: str,
-    homes: Mapping[str, Path],
-    files: Mapping[str, Path],
+    pipelines: Mapping[str, Path],
+    single_files: Mapping[str, Path],
 ) -> None:
     """A file of the published size needs no config: its names and shapes are those of the table."""
     config = dict(ORIGINAL_MODELS[pipeline]["unet"][2])
@@ -195,7 +195,9 @@ def test_names_of_the_published_unets(
     }
     assert f"model.diffusion_model.{known}" in arrays
     name = "sdxl" if "XL" in pipeline else "sd15"
-    converted = convert_denoiser(open_pipeline(files[name], homes[name] / "tokenizer"), arrays)
+    converted = convert_denoiser(
+        open_pipeline(single_files[name], pipelines[name] / "tokenizer"), arrays
+    )
     assert {name: array.shape for name, array in converted.items()} == {
         name: tuple(tensor.shape) for name, tensor in own.items()
     }
@@ -203,9 +205,9 @@ def test_names_of_the_published_unets(
 
 @pytest.mark.parametrize("name", tiny_pipelines.ALL)
 def test_an_export_makes_the_same_pictures(
-    name: str, homes: Mapping[str, Path], tmp_path: Path
+    name: str, pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    opened = open_pipeline(homes[name])
+    opened = open_pipeline(pipelines[name])
     denoiser = build_denoiser(opened)
     export_denoiser(opened, denoiser.state_dict(), tmp_path, largest=100_000)
     assert len(list((tmp_path / opened.kind.component).glob("*.safetensors"))) > 1
@@ -214,15 +216,17 @@ def test_an_export_makes_the_same_pictures(
     for key, value in denoiser.state_dict().items():
         assert torch.equal(read[key], value.double())
     for component in ("vae", *opened.encoders):
-        (file,) = (homes[name] / component).glob("*.safetensors")
+        (file,) = (pipelines[name] / component).glob("*.safetensors")
         assert (tmp_path / component / file.name).read_bytes() == file.read_bytes()
 
 
-def test_weights_in_16_bits_and_in_several_files(homes: Mapping[str, Path], tmp_path: Path) -> None:
+def test_weights_in_16_bits_and_in_several_files(
+    pipelines: Mapping[str, Path], tmp_path: Path
+) -> None:
     """A variant is read where there is nothing else, and exported under the plain name."""
     home = tmp_path / "pipeline"
     pipeline = library("diffusers").DiffusionPipeline.from_pretrained(
-        homes["sdxl"], local_files_only=True, add_watermarker=False
+        pipelines["sdxl"], local_files_only=True, add_watermarker=False
     )
     pipeline.to(torch.float16).save_pretrained(home, variant="fp16", max_shard_size="20KB")
     opened = open_pipeline(home)
@@ -244,12 +248,12 @@ def test_weights_in_16_bits_and_in_several_files(homes: Mapping[str, Path], tmp_
 
 
 def test_a_base_of_a_tokenizer_alone(
-    files: Mapping[str, Path], homes: Mapping[str, Path], tmp_path: Path
+    single_files: Mapping[str, Path], pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """Such a base is enough for the published sizes; another size is then refused."""
-    made = homes["sdxl"] / "made"
+    made = pipelines["sdxl"] / "made"
     assert {file.name for file in made.iterdir()} == {"vocab.json", "merges.txt"}
-    opened, whole = open_pipeline(files["sdxl"], made), open_pipeline(homes["sdxl"])
+    opened, whole = open_pipeline(single_files["sdxl"], made), open_pipeline(pipelines["sdxl"])
     for name in ("tokenizer", "tokenizer_2"):
         one, other = (
             Parts(each)[name]("a red cat", padding="max_length") for each in (opened, whole)
@@ -260,17 +264,17 @@ def test_a_base_of_a_tokenizer_alone(
     with pytest.raises(UserError, match="the files of text_encoder_2 "):
         Parts(opened)["text_encoder_2"]
     with pytest.raises(UserError, match=r"neither model_index\.json nor a tokenizer"):
-        open_pipeline(files["sdxl"], tmp_path)
+        open_pipeline(single_files["sdxl"], tmp_path)
 
 
-def test_a_file_may_say_that_it_predicts_v(homes: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_file_may_say_that_it_predicts_v(pipelines: Mapping[str, Path], tmp_path: Path) -> None:
     file = original_files.save_original(
-        homes["sdxl"],
+        pipelines["sdxl"],
         tmp_path / "v.safetensors",
         attended_ups={0},
         extra={"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)},
     )
-    opened = open_pipeline(file, homes["sdxl"])
+    opened = open_pipeline(file, pipelines["sdxl"])
     assert opened.prediction == "v"
     assert any("v_pred" in note for note in opened.notes)
     alphas = family_of(opened).schedule.alphas_cumprod
@@ -279,10 +283,10 @@ def test_a_file_may_say_that_it_predicts_v(homes: Mapping[str, Path], tmp_path: 
 
 
 def test_arrays_that_are_missing_are_no_random_values(
-    homes: Mapping[str, Path], tmp_path: Path
+    pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     home = tmp_path / "pipeline"
-    shutil.copytree(homes["sd15"], home)
+    shutil.copytree(pipelines["sd15"], home)
     for component, file in (("vae", "diffusion_pytorch_model"), ("text_encoder", "model")):
         path = home / component / f"{file}.safetensors"
         tensors = load_file(path)

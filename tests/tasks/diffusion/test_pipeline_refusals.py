@@ -52,10 +52,10 @@ BAD: dict[str, tuple[Callable[[Copy], object], str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_no_pipeline_is_refused(
-    what: str, homes: Mapping[str, Path], tmp_path: Path
+    what: str, pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:
     copy = Copy(tmp_path / "pipeline")
-    shutil.copytree(homes["sdxl"], copy.home)
+    shutil.copytree(pipelines["sdxl"], copy.home)
     damage, message = BAD[what]
     damage(copy)
     with pytest.raises(UserError, match=message) as refused:
@@ -106,9 +106,11 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         open_pipeline(tmp_path / "model.ckpt")
 
 
-def test_a_base_must_fit_the_file(files: Mapping[str, Path], homes: Mapping[str, Path]) -> None:
+def test_a_base_must_fit_the_file(
+    single_files: Mapping[str, Path], pipelines: Mapping[str, Path]
+) -> None:
     with pytest.raises(UserError, match="is a StableDiffusionPipeline, and") as refused:
-        open_pipeline(files["sdxl"], homes["sd15"])
+        open_pipeline(single_files["sdxl"], pipelines["sd15"])
     assert refused.value.where == "model.base"
     with pytest.raises(UserError, match="needs no base"):
-        open_pipeline(homes["sdxl"], homes["sdxl"])
+        open_pipeline(pipelines["sdxl"], pipelines["sdxl"])

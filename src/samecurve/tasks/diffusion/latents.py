@@ -80,8 +80,9 @@ class LatentTraining:
             height, width = (side * factor for side in latents.shape[-2:])
             return Flow(fields.time_steps, schedule.shift(self._family.tokens(height, width)))
         assert schedule.alphas_cumprod is not None
-        kind = "epsilon" if self._prediction == "epsilon" else "v"
-        return Denoising(schedule.alphas_cumprod.tolist(), kind, fields.min_snr)
+        is_epsilon = self._prediction == "epsilon"
+        alphas = schedule.alphas_cumprod.tolist()
+        return Denoising(alphas, "epsilon" if is_epsilon else "v", fields.min_snr)
 
     def pictures(self, batch: Arrays, numbers: SampleNumbers) -> Tensor:
         """Latents that are drawn from their means and deviations: [rows, channels, h, w]."""
