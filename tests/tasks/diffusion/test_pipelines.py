@@ -92,7 +92,7 @@ def test_a_lora_is_trained_shown_resumed_and_exported(
     each exported form.
     """
     model = {"path": str(pipelines["sd15"]), **LORA}
-    run = {**values(folder, model, steps=8, precision="f32"), "optimizer": {"lr": 0.1}}
+    run = {**values(folder, model, steps=8), "optimizer": {"lr": 0.1}}
     (tmp_path / "config.json").write_text(json.dumps(run))
     train = ("train", "-f", tmp_path / "config.json", "--save-dir")
     samecurve(*train, "whole", cwd=tmp_path)
@@ -107,14 +107,14 @@ def test_a_lora_is_trained_shown_resumed_and_exported(
         ]
         for name in ("whole", "run")
     )
-    np.testing.assert_allclose(whole, again, rtol=1e-4)
+    np.testing.assert_allclose(whole, again, rtol=1e-9)
     drawn = [
         np.asarray(Image.open(tmp_path / name / "samples" / "step-00000008-1.png")).astype(int)
         for name in ("whole", "run")
     ]
-    assert np.abs(drawn[0] - drawn[1]).max() <= 2
+    assert np.abs(drawn[0] - drawn[1]).max() <= 1  # where a shade lies between two
     for form in ("diffusers", "lora", "lora-diffusers"):
-        samecurve("export", "run", "--format", form, "--to", form, cwd=tmp_path)
+        samecurve("export", "run", "--format", form, "--to", form, "--dtype", "f32", cwd=tmp_path)
     merged = picture(tmp_path / "diffusers")
     base = pipelines["sd15"]
     for adapter in ("lora/lora.safetensors", "lora-diffusers"):
