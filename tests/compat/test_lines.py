@@ -277,7 +277,6 @@ def test_without_a_gpu_only_the_gpu_is_missing(
             "task vision of a later version",
         ),
         ("--set task=vision --arch vit", "task: vision is not in this version"),
-        ("--set task=diffusion --num-gpus 2", "task: diffusion is not in this version"),
     ],
 )
 def test_lines_without_their_task_name_it(

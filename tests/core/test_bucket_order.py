@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samecurve.core.determinism.bucket_order import BucketOrder
+from samecurve.core.bucket_order import BucketOrder
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed, make_order
 from samecurve.errors import UserError

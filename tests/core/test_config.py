@@ -16,7 +16,7 @@ from samecurve.core.config.loading import LoadedConfig, TaskSections, load
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.tasks import Tasks
+from samecurve.tasks import Tasks, built_in
 
 ROOT = Path(__file__).parents[2]
 LEAST = "batch: {samples: 8}\n"
@@ -30,7 +30,7 @@ def read(text: str, name: str = "c.yaml") -> LoadedConfig:
     "path", sorted((ROOT / "models").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_example_configs_are_valid(path: Path) -> None:
-    assert read(path.read_text()).config.task in {"language", "huggingface", "timeseries"}
+    assert read(path.read_text()).config.task in built_in()
 
 
 def test_every_error_at_once_with_its_place() -> None:
@@ -116,7 +116,7 @@ def test_words_are_compared_without_regard_to_case() -> None:
         ("task: visionn\n", "is not a task"),
         (
             "task: toy\n",
-            "tasks: language, huggingface, timeseries; your own: path/to/file.py:MyTask",
+            "tasks: language, diffusion, huggingface, timeseries; your own: path/to/file.py:MyTask",
         ),
         ("task: vision\n", "is not in this version"),
     ],

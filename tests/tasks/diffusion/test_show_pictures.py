@@ -14,8 +14,8 @@ pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 from picture_sets import mixed, write_folder
 from tiny_pipelines import save_sd15
 
+from samecurve.core.bucket_order import BucketOrder
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.bucket_order import BucketOrder
 from samecurve.run.data_show import data_blocks
 from samecurve.tasks.preview.open_data import Split, preview
 from samecurve.tasks.preview.parts import Picture, Value

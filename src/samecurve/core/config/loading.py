@@ -100,13 +100,13 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
     if not registry.knows(task):
-        hint, instead = "is not a task", f"; {USER_TASK}"
+        known = f"tasks: {', '.join(registry.names())}"
+        hint, remedy = "is not a task", suggest(str(task), registry.names())
         if task in registry.later():
-            hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
+            hint, remedy = "is not in this version", f"{known}; {USER_TASK_HINT}"
         raise UserError(
             f"task: {task} {hint}",
-            suggest(str(task), registry.names())
-            or f"tasks: {', '.join(registry.names())}{instead}",
+            remedy or f"{known}; {USER_TASK}",
             document.origin_of(("task",)),
         )
     try:

@@ -92,7 +92,7 @@ def make_order(
     """
     if not buckets.get("train"):
         return Order(samples, global_batch_size, fixed.seed, fixed.anchor)
-    from samecurve.core.determinism.bucket_order import BucketOrder  # few runs have buckets
+    from samecurve.core.bucket_order import BucketOrder  # few runs have buckets
 
     if fixed.anchor.consumed:
         raise UserError(

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from samecurve.core.bucket_order import BucketOrder
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.bucket_order import BucketOrder
 from samecurve.core.determinism.data_order import Ids, Order
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.evaluation import CLASS_WEIGHT
