@@ -28,7 +28,7 @@ CONFIG = {
 }
 OWN = [  # a model of one's own in place of the diffusion model
     *("--set", f"task={ROOT / 'examples/ragged.py'}:Ragged", "--set", "model={width: 8, depth: 1}"),
-    *("--set", "data={samples: 95, held_out: 10}", "--set", "train.recompute=none"),
+    *("--set", "data={samples: 95, held_out: 10}"),
 ]
 
 
