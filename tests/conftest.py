@@ -62,6 +62,30 @@ def unbroken_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path
     return home / "run"
 
 
+@pytest.fixture(scope="session")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny pipeline of each family, as diffusers saves it."""
+    import tiny_pipelines  # and with it torch and diffusers
+
+    root = tmp_path_factory.mktemp("pipelines")
+    return {
+        name: getattr(tiny_pipelines, f"save_{name}")(root / name) for name in tiny_pipelines.ALL
+    }
+
+
+@pytest.fixture(scope="session")
+def single_files(pipelines: dict[str, Path]) -> dict[str, Path]:
+    """Two of these pipelines as one file each, in the layout of the models' authors."""
+    import original_files
+
+    return {
+        name: original_files.save_original(
+            pipelines[name], pipelines[name].with_suffix(".safetensors"), attended_ups=ups
+        )
+        for name, ups in original_files.OF_ONE_FILE.items()
+    }
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """make test-long compiles as a user's run does."""
     if "long" not in (config.option.markexpr or ""):

@@ -27,8 +27,9 @@ from samecurve.run.resume import Options
 from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
 from samecurve.tasks.huggingface.float64 import Float64
-from samecurve.tasks.huggingface.quantized import CODES, SCALES, Packing, QuantizedLinear
-from samecurve.tasks.huggingface.sections import Adapter, Quantize
+from samecurve.tasks.huggingface.sections import Adapter
+from samecurve.tasks.lora.quantized import CODES, SCALES, Packing, QuantizedLinear
+from samecurve.tasks.lora.sections import Quantize
 from samecurve.torch_engine.model.model_builder import FirstValues
 from starts import start, train
 from tiny import MACHINE, config_of

@@ -79,6 +79,11 @@ class JaxEngine:
         self._checked = False  # whether the loss was looked at
         self._is_new = True  # whether the run began in this process
 
+    @property
+    def device(self) -> jax.Device:
+        """The first of this process's devices."""
+        return self._local_devices[0]
+
     @cached_property
     def _model(self) -> FlaxModel:
         return self._open_model()[0]

@@ -85,7 +85,7 @@ def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
             f"{MEMBERS['respond']}\n    or {MEMBERS['sample']}",
             "RUN",
         )
-    values = {"--tokens": prompt.tokens, "--temperature": prompt.temperature}
+    values: dict[str, object] = {"--tokens": prompt.tokens, "--temperature": prompt.temperature}
     if "prompt" not in _parameters(task.methods.sample):
         values["--prompt"] = prompt.text
     for flag, value in values.items():

@@ -50,7 +50,22 @@ def _saved(
 ) -> SavedActivations:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = make_model()
+    with FakeTensorMode():
+        to_empty(model)
         with precision:
             return count_saved(model, repeated_blocks(model), lambda: run(model))
+
+
+def to_empty(model: nn.Module) -> None:
+    """Make a model's tensors CPU tensors without values, where module.to_empty() fails."""
+    others: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in others:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                others[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            module.register_parameter(name, others[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))

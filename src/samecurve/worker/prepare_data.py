@@ -24,17 +24,24 @@ def prepare_data(
     rank = context.rank
     part = Part(rank.local, max(1, rank.world_size // rank.hosts))
     began = shown = time.monotonic()
-    begun, done = None, 0
+    counts: list[tuple[int, float]] = []  # files that are there, and since when
     for done, total in task.prepare(device, part):
         heartbeat(0, "start")
-        begun = done if begun is None else begun
         now = time.monotonic()
-        if now - shown < _PAUSE or done == begun:
-            continue
-        left = (now - began) / (done - begun) * (total - done)
-        text = f"{done:,} of {total:,} encoded  left {show_seconds(left)}"
-        record(Event("prepared", 0, {"text": text, "done": done, "of": total}))
-        shown = now
-    if begun is not None and done > begun:
-        text = f"{done - begun:,} encoded in {show_seconds(time.monotonic() - began)}"
-        record(Event("prepared", 0, {"text": text, "done": done, "of": done}))
+        if not counts or done > counts[-1][0]:
+            counts.append((done, now))
+        if now - shown >= _PAUSE and len(counts) > 2:
+            record(_progress(counts, done, total))
+            shown = now
+    if len(counts) > 1:
+        made = counts[-1][0] - counts[0][0]
+        text = f"{made:,} encoded in {show_seconds(time.monotonic() - began)}"
+        record(Event("prepared", 0, {"text": text, "done": counts[-1][0], "of": counts[-1][0]}))
+
+
+def _progress(counts: list[tuple[int, float]], done: int, total: int) -> Event:
+    """A line about the work that is done and left. The first file says nothing of the pace."""
+    (first, since), (last, until) = counts[1], counts[-1]
+    left = (until - since) / (last - first) * (total - done)
+    text = f"{done:,} of {total:,} encoded  left {show_seconds(left)}"
+    return Event("prepared", 0, {"text": text, "done": done, "of": total})

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+OF_ONE_FILE = {"sd15": {1}, "sdxl": {0}}  # the upward levels of the UNet that have attention
 LEVELS, LAYERS = 2, 1  # of the tiny UNets and VAEs
 _RESNET = {
     "norm1": "in_layers.0",
@@ -39,8 +40,12 @@ _IN_OPEN_CLIP = {
 }
 
 
-def unet_name(name: str, attended_ups: set[int]) -> str:
-    """The original name of an array of a UNet. attended_ups: upward levels with attention."""
+def unet_name(name: str, attended_ups: set[int], layers: int = LAYERS) -> str:
+    """The original name of an array of a UNet.
+
+    attended_ups: upward levels with attention
+    layers: residual blocks of a downward level
+    """
     for ours, original in _OUTSIDE.items():
         if name.startswith(f"{ours}."):
             return name.replace(ours, original, 1)
@@ -50,12 +55,12 @@ def unet_name(name: str, attended_ups: set[int]) -> str:
         block = f"middle_block.{2 * int(number) if kind == 'resnets' else 1}"
         return f"{block}.{_in_block(kind, rest)}"
     level, kind, number, rest = rest.split(".", 3)
-    first = int(level) * (LAYERS + 1)
+    first = int(level) * (layers + 1)
     if kind == "downsamplers":
-        return f"input_blocks.{first + LAYERS + 1}.0.op.{rest.removeprefix('conv.')}"
+        return f"input_blocks.{first + layers + 1}.0.op.{rest.removeprefix('conv.')}"
     if kind == "upsamplers":
         position = 2 if int(level) in attended_ups else 1
-        return f"output_blocks.{first + LAYERS}.{position}.{rest}"
+        return f"output_blocks.{first + layers}.{position}.{rest}"
     side, start = (
         ("input_blocks", first + 1) if place == "down_blocks" else ("output_blocks", first)
     )
@@ -213,6 +218,30 @@ _FLUX_SINGLE = {
     "attn.norm_k.weight": "norm.key_norm.scale",
     "attn.to_q": "linear1",
 }
+_FLUX2_OUTSIDE = {
+    "x_embedder": "img_in",
+    "context_embedder": "txt_in",
+    "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
+    "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",
+    "single_stream_modulation.linear": "single_stream_modulation.lin",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "proj_out": "final_layer.linear",
+}
+_FLUX2_INSIDE = {
+    **_FLUX_INSIDE,
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+}
+_FLUX2_SINGLE = {
+    "attn.to_qkv_mlp_proj": "linear1",
+    "attn.to_out": "linear2",
+    "attn.norm_q.weight": "norm.query_norm.scale",
+    "attn.norm_k.weight": "norm.key_norm.scale",
+}
 _JOINED = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 
 
@@ -260,6 +289,20 @@ def sd3_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def flux_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A denoiser of FLUX.1 as its authors lay it out."""
+    return _flux_arrays(own, _FLUX_OUTSIDE, _FLUX_INSIDE, _FLUX_SINGLE)
+
+
+def flux2_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A denoiser of FLUX.2 as its authors lay it out."""
+    return _flux_arrays(own, _FLUX2_OUTSIDE, _FLUX2_INSIDE, _FLUX2_SINGLE)
+
+
+def _flux_arrays(
+    own: Mapping[str, Tensor],
+    outside: Mapping[str, str],
+    inside: Mapping[str, str],
+    single: Mapping[str, str],
+) -> dict[str, Tensor]:
     arrays = {}
     for name in own:
         tensor = _with_joined(own, name)
@@ -267,10 +310,10 @@ def flux_arrays(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         if name.startswith("norm_out"):
             tensor = _with_swapped_halves(tensor)
-        original = _renamed(name, _FLUX_OUTSIDE)
+        original = _renamed(name, outside)
         for place, blocks, table in (
-            ("transformer_blocks.", "double_blocks", _FLUX_INSIDE),
-            ("single_transformer_blocks.", "single_blocks", _FLUX_SINGLE),
+            ("transformer_blocks.", "double_blocks", inside),
+            ("single_transformer_blocks.", "single_blocks", single),
         ):
             if name.startswith(place):
                 _, block, rest = name.split(".", 2)

@@ -124,4 +124,4 @@ def test_without_buckets_every_picture_is_cut_to_a_square(tmp_path: Path, cache:
     pictures = opened(folder, cache, resolution=17, bucket_step=4, buckets=False)
     assert pictures.train.bucket_shapes == ((17, 17),)
     assert pictures.train.bucket_sizes == (3,)
-    assert "3 pictures of 1 folder, each cut to 17x17; 0 held out" in pictures.lines
+    assert "3 pictures of 1 folder, each cut to 17x17; none held out" in pictures.lines

@@ -214,14 +214,20 @@ def test_broken_pictures_are_refused_or_skipped_and_named(tmp_path: Path, cache:
     assert error.cause == "a.jpg can't be read: truncated, and 6 more pictures"
     assert "data.broken=skip trains on the other 1" in error.remedy
     assert error.where == "data.source"
-    pictures = opened(folder, cache, broken="skip")
+    (folder / "b.txt").unlink()
+    captions = {"missing": "empty"}  # of a picture that is skipped nobody asks for one
+    pictures = opened(folder, cache, broken="skip", captions=captions)
     assert len(pictures.train) == 1
+    assert pictures.scan.without_caption == ()
     (line,) = (line for line in pictures.lines if "skipped" in line)
     assert line.startswith("7 pictures skipped: a.jpg (truncated), b.png (empty: 0 bytes), c.png")
     assert line.endswith("e.png (empty: 0 bytes) and 2 more")
     (folder / "h.png").unlink()
     (folder / "h.txt").unlink()
-    assert "none of 7 pictures can be read" in refusal(folder, cache, broken="skip").cause
+    assert (
+        "none of 7 pictures can be read"
+        in refusal(folder, cache, broken="skip", captions=captions).cause
+    )
 
 
 def forbid(*_: object, **__: object) -> FileFacts:

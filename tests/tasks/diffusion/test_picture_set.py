@@ -171,7 +171,7 @@ def test_small_pictures_are_refused_where_none_is_enlarged(tmp_path: Path, cache
     assert error.where == "data.enlarge"
     assert "000.png has 15x16 pixels for a bucket of 16x16 and 2 more" in error.cause
     assert any(
-        "3 pictures smaller than its bucket: enlarged" in line
+        "3 pictures smaller than the bucket: enlarged" in line
         for line in opened(folder, cache).lines
     )
 
@@ -218,4 +218,4 @@ def test_the_facts_of_a_folder_for_a_reader(tmp_path: Path, cache: Path) -> None
     beside = about.beside_rows["train"](np.array([12, 13]))
     assert list(beside["caption"]) == ["number 0", "number 0"]
     assert about.sources["train"][np.array([12, 13])]["pixels"].shape == (2, 3, 16, 16)
-    assert "14 captions, 14 of them different: 2 to 2 words, 2 in the middle" in about.lines
+    assert "captions: 14, of which 14 are different; 2 to 2 words, 2 in the middle" in about.lines

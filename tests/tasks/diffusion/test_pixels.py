@@ -5,19 +5,14 @@ is one on any devices, over ragged buckets, and a resumed run equals the unbroke
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 
-from one_curve import check_one_curve, compare
 from picture_folders import write_pictures
+
+from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.mean import Mean
-from samecurve.tasks import open_task
-from samecurve.tasks.diffusion.torch_task import TorchDiffusion
-from samecurve.worker.jobs.train_job import rehearse
 from tiny import config_of
 from worlds import Pool
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from samecurve.tasks.diffusion.families.loading import library
+from samecurve.tasks.diffusion.families.library import library
 
+ALL = ["sd15", "sdxl", "z_image", "sd3", "flux", "flux2"]
 CLIP_LENGTH = 77
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 
@@ -173,19 +174,19 @@ def save_z_image(home: Path, **scheduler: Any) -> Path:
     return home
 
 
-def qwen(width: int) -> Any:
-    """A language model of three layers, over bytes."""
+def qwen(width: int, layers: int = 3) -> Any:
+    """A language model over bytes."""
     transformers = library("transformers")
     config = transformers.Qwen3Config(
         vocab_size=260,
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
     )
-    return transformers.Qwen3Model(config)
+    return (transformers.Qwen3Model if layers == 3 else transformers.Qwen3ForCausalLM)(config)
 
 
 def qwen_tokenizer() -> Any:
@@ -278,5 +279,41 @@ def save_flux(home: Path, **scheduler: Any) -> Path:
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
             **{"use_dynamic_shifting": True, "shift": 3.0, **scheduler}
         ),
+    ).save_pretrained(home)
+    return home
+
+
+def save_flux2(home: Path, **settings: Any) -> Path:
+    """Its captions are three layers of a language model: the 9th, 18th and 27th."""
+    diffusers = library("diffusers")
+    torch.manual_seed(0)
+    autoencoder = diffusers.AutoencoderKLFlux2(
+        block_out_channels=[8, 16],
+        down_block_types=["DownEncoderBlock2D"] * 2,
+        up_block_types=["UpDecoderBlock2D"] * 2,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=4,
+        sample_size=32,
+    )
+    autoencoder.bn.running_mean.normal_()
+    autoencoder.bn.running_var.uniform_(0.5, 2)
+    diffusers.Flux2KleinPipeline(
+        vae=autoencoder,
+        text_encoder=qwen(8, layers=27),
+        tokenizer=qwen_tokenizer(),
+        transformer=diffusers.Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            timestep_guidance_channels=16,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
+        **settings,
     ).save_pretrained(home)
     return home

@@ -5,7 +5,7 @@ The rooms of adapters are imported late: a denoiser that is trained whole needs 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,11 @@ from samecurve.tasks.diffusion.families.export import DENOISER_FILE, write_surro
 from samecurve.tasks.diffusion.families.loading import build_denoiser
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
-from samecurve.tasks.diffusion.sections import DiffusionModel
+from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.protocol import ExportedFile
+
+if TYPE_CHECKING:
+    from samecurve.tasks.lora.layouts import Layout
 
 _PIPELINE_CODE = """from diffusers import DiffusionPipeline
 
@@ -23,11 +26,21 @@ pipeline = DiffusionPipeline.from_pretrained("DIR")
 picture = pipeline("a prompt").images[0]"""
 
 
+_LORA_FILE = "lora.safetensors"
+_LORA_CODE = """from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("BASE")  # the pipeline that was trained
+pipeline.load_lora_weights("DIR")
+picture = pipeline("a prompt").images[0]"""
+_FRONT_END = "# copy lora.safetensors to where the front end looks: ComfyUI/models/loras"
+
+
 class Denoiser:
     """The part that is trained, as the config asks for it."""
 
-    def __init__(self, opened: OpenedPipeline, fields: DiffusionModel) -> None:
-        self._opened, self._fields, self._adapter = opened, fields, fields.adapter
+    def __init__(self, opened: OpenedPipeline, fields: DiffusionModel, data: DiffusionData) -> None:
+        self._opened, self._data = opened, data
+        self._fields, self._adapter = fields, fields.adapter
 
     def model(self) -> nn.Module:
         """The denoiser without its weights; an adapter has its first values."""
@@ -99,6 +112,32 @@ class Denoiser:
             file = f"{self._opened.kind.component}/{DENOISER_FILE}"
             return ExportedFile(file, self._merged(tensors), _PIPELINE_CODE)
         return self._lora_file(form, tensors)
+
+    def _lora_file(self, form: str, tensors: Mapping[str, Tensor]) -> ExportedFile:
+        """The adapter alone. form: lora or lora-diffusers"""
+        from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
+        from samecurve.tasks.lora.file_names import find_file_names
+        from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, file_tensors
+
+        assert self._adapter is not None
+        outline = self._outline()
+        names = find_file_names(outline, self._opened.kind.component)
+        layout: Layout = "diffusers" if form == "lora-diffusers" else "kohya"
+        side = self._data.resolution
+        about = AboutFile(
+            resolution=(side, side),
+            trigger=self._data.captions.trigger or "",
+            base=self._opened.place.stem,
+            prediction=self._opened.prediction,
+        )
+        is_of_diffusers = layout == "diffusers"
+        return ExportedFile(
+            DIFFUSERS_FILE if is_of_diffusers else _LORA_FILE,
+            file_tensors(tensors, self._adapter, names, layout),
+            _LORA_CODE if is_of_diffusers else _FRONT_END,
+            metadata=file_metadata(outline, self._adapter, layout, about),
+            whole=True,
+        )
 
     def _merged(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The plain denoiser's arrays, with the adapter's change added."""

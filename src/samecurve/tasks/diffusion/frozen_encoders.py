@@ -148,7 +148,8 @@ class FrozenEncoders:
         mask = read_mask(encoding.picture, encoding.cut, self.data.unmasked_weight)
         factor = self._opened.factor
         height, width = (side // factor for side in mask.shape)
-        return mask.reshape(height, factor, width, factor).mean((1, 3))
+        shares: NDArray[np.float32] = mask.reshape(height, factor, width, factor).mean((1, 3))
+        return shares
 
 
 class LatentRows:

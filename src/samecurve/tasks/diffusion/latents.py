@@ -13,7 +13,6 @@ from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.denoiser import Denoiser
 from samecurve.tasks.diffusion.families.denoising import sample
-from samecurve.tasks.diffusion.families.loading import OutlineParts
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
 from samecurve.tasks.diffusion.frozen_encoders import SIZE, TEXT, FrozenEncoders, LatentRows
 from samecurve.tasks.diffusion.objective import Denoising, Flow, Objective, Predict
@@ -34,7 +33,7 @@ class LatentTraining:
         assert task.fields.place is not None
         self._opened = open_pipeline(task.fields.place, task.fields.base_place)
         self._family = family_of(self._opened)
-        self.denoiser = Denoiser(self._opened, task.fields)
+        self.denoiser = Denoiser(self._opened, task.fields, task.data)
         self.encoders = FrozenEncoders(self._family, task.fields, task.data, task.cache)
 
     @property
@@ -81,8 +80,9 @@ class LatentTraining:
             height, width = (side * factor for side in latents.shape[-2:])
             return Flow(fields.time_steps, schedule.shift(self._family.tokens(height, width)))
         assert schedule.alphas_cumprod is not None
-        kind = "epsilon" if self._prediction == "epsilon" else "v"
-        return Denoising(schedule.alphas_cumprod.tolist(), kind, fields.min_snr)
+        is_epsilon = self._prediction == "epsilon"
+        alphas = schedule.alphas_cumprod.tolist()
+        return Denoising(alphas, "epsilon" if is_epsilon else "v", fields.min_snr)
 
     def pictures(self, batch: Arrays, numbers: SampleNumbers) -> Tensor:
         """Latents that are drawn from their means and deviations: [rows, channels, h, w]."""
@@ -134,16 +134,17 @@ class LatentTraining:
         """A function that calls the denoiser on one picture of these sides, without values."""
         size = (height, width)
         told = self._family.size_conditions(original=size, corner=(0, 0), size=size)
-        with torch.device("meta"):  # shapes are found without values
-            texts = self._family.encode_captions(OutlineParts(self._opened), [""])
-        shapes = {
-            **{name: tuple(array.shape) for name, array in texts.items()},
+        outline = {
+            **self._family.caption_outline(),
             **{name: (1, len(row)) for name, row in told.items()},
         }
         time_type = torch.float32 if self._prediction == "flow" else torch.long
 
         def run(model: nn.Module) -> None:
-            made = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            made = {
+                name: torch.zeros(shape) if isinstance(shape, tuple) else shape
+                for name, shape in outline.items()
+            }
             conditions = self._family.with_guidance(made, _UNGUIDED)
             latents = torch.zeros(1, *self._family.latent_shape(height, width))
             self._family.predict(model, latents, torch.zeros(1, dtype=time_type), conditions)

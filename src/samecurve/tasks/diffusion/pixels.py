@@ -79,8 +79,8 @@ class PixelTraining:
         if _is_flow(self._fields):
             return Flow(self._fields.time_steps)
         alphas = _scheduler(self._fields).alphas_cumprod.double().tolist()
-        prediction = "epsilon" if self._fields.prediction == "epsilon" else "v"
-        return Denoising(alphas, prediction, self._fields.min_snr)
+        is_epsilon = self._fields.prediction == "epsilon"
+        return Denoising(alphas, "epsilon" if is_epsilon else "v", self._fields.min_snr)
 
     def pictures(self, batch: Arrays, numbers: SampleNumbers) -> Tensor:
         """What noise is added to: [rows, 3, height, width], from -1 to 1."""

@@ -9,9 +9,9 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
 from samecurve.core.config.train_section import Train
+from samecurve.tasks.lora.sections import AdapterSection, Quantize
 
 Prediction = Literal["auto", "epsilon", "v", "flow"]
-Quantize = Literal["none", "bf16", "8bit", "4bit"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(gt=0, le=1 << 14)]  # pixels
@@ -20,15 +20,9 @@ Size = Annotated[int, Field(gt=0, le=1 << 16)]  # of a dimension
 _ONLY = {"widths": "unet", "width": "dit", "depth": "dit"}  # fields of one architecture alone
 
 
-class Adapter(Section):
+class Adapter(AdapterSection):
     """Small matrices that are trained in place of the model's own weights."""
 
-    kind: Literal["lora", "dora", "lokr"] = "lora"
-    rank: Annotated[int, Field(gt=0, le=1 << 16)] = 16
-    alpha: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="the change is multiplied by alpha / rank"
-    )
-    dropout: Share = 0.0
     target: str | list[str] = Field(
         "attention",
         description=(
@@ -107,7 +101,6 @@ class DiffusionModel(Section):
     adapter: Adapter | None = Field(
         None, description="kind (lora, dora, lokr), rank, alpha, dropout, target"
     )
-
     quantize: Quantize = Field(
         "none",
         description=(

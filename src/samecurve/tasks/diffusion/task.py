@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.core.system.cache import keep_texts, stamp_file
 from samecurve.tasks.diffusion.data.picture_set import PictureSet, open_pictures, stamp_pictures
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.diffusion.words import Words
+
+if TYPE_CHECKING:  # a run does not show its data
+    from samecurve.tasks.preview.about import AboutData
 
 WORDS = "words.json"  # among a run's assets
 
@@ -57,6 +61,13 @@ class DiffusionTask:
             f"{picture.trigger} {text}" for picture, _ in pictures for text in picture.captions
         ]
         return Words.of([*texts, *(picture.trigger for picture, _ in pictures)])
+
+    def about_data(self) -> "AboutData":
+        """The facts of the pictures that `samecurve data show` prints."""
+        from samecurve.tasks.diffusion.data.about import about_pictures
+
+        variants = None if self.fields.place is None else self.data.variants
+        return about_pictures(self.pictures, self.data, variants=variants)
 
     @property
     def guidance(self) -> float:

@@ -14,7 +14,7 @@ from torch import nn
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import WHOLE, Arrays, Part, Source
 from samecurve.core.sample_numbers import rng
-from samecurve.tasks.diffusion.data.buckets import check_resolution
+from samecurve.tasks.diffusion.data.buckets import check_sides
 from samecurve.tasks.diffusion.objective import EVAL_TIMES, row_losses
 from samecurve.tasks.diffusion.sampling import as_picture, first_noise
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
@@ -79,7 +79,7 @@ class TorchDiffusion(DiffusionTask):
         return self._latents.denoiser.convert_weights(arrays)
 
     def train_data(self) -> Source:
-        check_resolution(self.data.resolution, self.data.bucket_step, self.training.multiple)
+        check_sides(self.data, self.training.multiple)
         return self.training.rows(self.pictures.train, augmented=True)
 
     def eval_data(self) -> Source | None:

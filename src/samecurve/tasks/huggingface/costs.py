@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from samecurve.core.planning.memory import logit_rows
+from samecurve.tasks.forward_costs import to_empty
 from samecurve.tasks.huggingface.causal import LossHead
-from samecurve.tasks.huggingface.quantized import Packing, QuantizedLinear
+from samecurve.tasks.lora.quantized import Packing, QuantizedLinear
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 from samecurve.torch_engine.model.saved_activations import (
     SavedActivations,
@@ -149,7 +150,7 @@ def _saved(
     with torch.device("meta"):
         model = make_model()
     with FakeTensorMode(), _without_values(model, length, packed=packed):
-        _to_empty(model)
+        to_empty(model)
         batch: Mapping[str, torch.Tensor] = {
             "input_ids": torch.zeros((1, length), dtype=torch.int64)
         }
@@ -215,19 +216,6 @@ def _alike_experts(
         outer = product(inner, "down_proj") * shares.reshape(-1, 1)
         outer = outer.view(len(hidden), each, -1).sum(1)
         return outer.to(hidden.dtype)
-
-
-def _to_empty(model: nn.Module) -> None:
-    """Make the model's tensors CPU tensors without values; module.to_empty() fails in this mode."""
-    others: dict[int, nn.Parameter] = {}  # tied parameters stay tied
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in others:
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                others[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
-            module.register_parameter(name, others[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 def _hidden(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> object:

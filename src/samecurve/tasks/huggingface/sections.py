@@ -18,28 +18,22 @@ from pydantic import (
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import TRAIN, DataSection, SplitName, check_finite
 from samecurve.core.config.train_section import Train
+from samecurve.tasks.lora.sections import AdapterSection, Quantize
 from samecurve.tasks.text import STANDARD_LIBRARY
 
 Objective = Literal["causal", "classify", "masked", "embed"]
 Attention = Literal["auto", "sdpa", "eager", "flash", "flex"]
 RouterBalance = Literal["batch", "sequence", "none"]
-Quantize = Literal["none", "bf16", "8bit", "4bit"]
 
 RANDOM = "random"  # the source of random tokens
 
 
-class Adapter(Section):
+class Adapter(AdapterSection):
     """Small matrices that are trained in place of the model's own weights."""
 
     kind: Literal["lora", "dora"] = "lora"
-    rank: Annotated[int, Field(gt=0, le=1 << 16)] = 16
     alpha: Annotated[float, Field(gt=0)] = Field(
         32.0, description="the change is multiplied by alpha / rank"
-    )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target: str | list[str] = Field(
-        "all-linear",
-        description="all-linear, names of layers, or a regular expression of their whole names",
     )
 
 

@@ -18,13 +18,11 @@ from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.huggingface.adapter import (
-    BASE,
     adapter_tensors,
     add_adapter,
     describe_adapter,
     first_values,
     linear_layers,
-    merged,
     possible_adapters,
     separable,
     transposed_layers,
@@ -55,7 +53,15 @@ from samecurve.tasks.huggingface.model_limits import (
     is_recurrent,
     recurrent_kernels,
 )
-from samecurve.tasks.huggingface.quantized import (
+from samecurve.tasks.huggingface.router_balance import BatchBalanced, RowBalanced, make_causal
+from samecurve.tasks.huggingface.sampling import continue_text
+from samecurve.tasks.huggingface.sections import HFData, HFModel
+from samecurve.tasks.huggingface.task import PROMPTS, HuggingFaceTask
+from samecurve.tasks.huggingface.weights import from_files, to_files, with_new_head
+from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.lora.adapter import merged
+from samecurve.tasks.lora.names import BASE
+from samecurve.tasks.lora.quantized import (
     PackedArrays,
     Packing,
     check_installed,
@@ -63,16 +69,6 @@ from samecurve.tasks.huggingface.quantized import (
     layer_packings,
     packed_formula,
     unpacked,
-)
-from samecurve.tasks.huggingface.router_balance import BatchBalanced, RowBalanced, make_causal
-from samecurve.tasks.huggingface.sampling import continue_text
-from samecurve.tasks.huggingface.sections import HFData, HFModel
-from samecurve.tasks.huggingface.task import PROMPTS, HuggingFaceTask
-from samecurve.tasks.huggingface.weights import (
-    StoredArray,
-    from_files,
-    to_files,
-    with_new_head,
 )
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-# an array that is read late: it has dtype, shape, read()
-StoredArray = Any
+from samecurve.tasks.lora import StoredArray
 
 
 def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:

@@ -92,13 +92,16 @@ def _is_part(tensor: torch.Tensor, own: torch.Tensor) -> bool:
 
 
 def _name_among(tensors: Mapping[str, torch.Tensor], name: str, tensor: torch.Tensor) -> str:
-    """The array whose place an argument takes: of its name, or the only one of its form."""
+    """The array whose place an argument takes: of its name, or the only one of its form.
+
+    One number a sample says too little: a time step is no weight.
+    """
     alike = [
         own_name
         for own_name, own in tensors.items()
         if own.shape == tensor.shape and own.is_floating_point() == tensor.is_floating_point()
     ]
-    if len(alike) == 1:
+    if len(alike) == 1 and tensor.ndim > 1:
         return alike[0]
     return name if name in alike or name not in tensors else f"model's {name}"
 

@@ -70,7 +70,7 @@ def _caption_line(samples: Samples) -> str:
     words = np.array([len(text.split()) for text in captions])
     low, median, high = (int(n) for n in np.percentile(words, (0, 50, 100), method="lower"))
     extent = f"{low} to {high} words, {median} in the middle"
-    return f"{len(captions):,} captions, {len(set(captions)):,} of them different: {extent}"
+    return f"captions: {len(captions):,}, of which {len(set(captions)):,} are different; {extent}"
 
 
 def _left_out(scan: FolderScan) -> list[LeftOut]:

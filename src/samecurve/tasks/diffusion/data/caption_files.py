@@ -23,7 +23,7 @@ _EXAMPLE = '{"file_name": "a.jpg", "text": "a red bird"}'
 Texts = tuple[str, ...]
 
 
-def read_captions(files: FolderFiles, fields: Captions) -> tuple[dict[str, Texts], list[str]]:
+def read_captions(files: FolderFiles, fields: Captions) -> tuple[dict[str, Texts], set[str]]:
     """The captions of each picture by its name, and the names of pictures that have none.
 
     Where captions are missing, fields.missing says what takes their place.
@@ -48,7 +48,7 @@ def read_captions(files: FolderFiles, fields: Captions) -> tuple[dict[str, Texts
         raise _missing(files, missing, fields)
     if fields.missing == "name":
         captions.update({name: (_readable(PurePosixPath(name).stem),) for name in missing})
-    return captions, missing
+    return captions, set(missing)
 
 
 def _missing(files: FolderFiles, missing: list[str], fields: Captions) -> UserError:

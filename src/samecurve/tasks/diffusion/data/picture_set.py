@@ -130,7 +130,7 @@ def _main_lines(scan: FolderScan, train: Samples, rest: Samples, data: Diffusion
         words += f", {len(shapes)} buckets from {show_shape(shapes[0])} to {show_shape(shapes[-1])}"
     else:
         words += f", each cut to {show_shape(shapes[0])}"
-    lines = [f"{words}; {len(rest):,} held out"]
+    lines = [f"{words}; {len(rest) or 'none'} held out"]
     if data.source is None:
         lines.insert(0, "no data.source: drawn shapes, made once in the cache")
     if data.validation and not len(rest):
@@ -175,8 +175,8 @@ def _picture_lines(
     if again:
         lines.append(f"{_count(again, 'picture')} equal to another one, byte by byte")
     small = [picture.name for picture, shape in pictures if _is_enlarged(picture, shape)]
-    if small and data.source is not None:
-        lines.append(_named(small, "smaller than its bucket", "enlarged"))
+    if small:
+        lines.append(_named(small, "smaller than the bucket", "enlarged"))
     cut = [picture.name for picture, shape in pictures if _share_left(picture, shape) < _LEFT]
     if cut:
         lines.append(_named(cut, f"of which less than {_LEFT:.0%} is left", "the rest is cut off"))

@@ -5,7 +5,7 @@ being counted and named.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +99,22 @@ class FolderScan:
     without_mask: int
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """A folder whose files and captions are known, and whose pictures are not.
+
+    missing: names of pictures without a caption. prefix: before names, where there are several
+    folders
+    """
+
+    number: int
+    folder: ImageFolder
+    files: FolderFiles
+    captions: Mapping[str, Texts]
+    missing: set[str]
+    prefix: str
+
+
 def scan_folders(
     folders: Sequence[ImageFolder], data: DiffusionData, cache: Path, say: Callable[[str], None]
 ) -> FolderScan:
@@ -107,45 +123,54 @@ def scan_folders(
     say: is told now and then how far it is
     UserError: a folder, a caption, a mask or a picture is not as it must be.
     """
-    listed = [list_folder(folder.source, data) for folder in folders]
-    captions = [read_captions(files, data.captions) for files in listed]
+    files = [list_folder(folder.source, data) for folder in folders]
+    listed = [
+        _Listed(number, folder, each, *read_captions(each, data.captions), _prefix(each, files))
+        for number, (folder, each) in enumerate(zip(folders, files, strict=True))
+    ]
     pictures: list[Picture] = []
     broken: list[Broken] = []
-    for number, files in enumerate(listed):
-        prefix = f"{files.root.name}/" if len(listed) > 1 else ""
-        scanned = scan_files(
-            files.root,
-            [picture.path for picture in files.pictures],
-            [picture.mask for picture in files.pictures if picture.mask is not None],
-            cache,
-            say,
-        )
-        unread = {picture.name: reason for picture, reason in _unread(files, scanned)}
-        broken += [Broken(f"{prefix}{name}", reason) for name, reason in unread.items()]
-        whole = [picture for picture in files.pictures if picture.name not in unread]
-        folder = folders[number]
-        trigger = data.captions.trigger if folder.trigger is None else folder.trigger
-        pictures += [
-            Picture(
-                file=_stored(picture.path, scanned),
-                mask=None if picture.mask is None else _stored(picture.mask, scanned),
-                name=f"{prefix}{picture.name}",
-                captions=captions[number][0][picture.name],
-                trigger=trigger or "",
-                folder=number,
-                repeats=folder.repeats,
-                weight=folder.weight,
-            )
-            for picture in whole
-        ]
+    without_caption: list[str] = []
+    for each in listed:
+        beside = [picture.mask for picture in each.files.pictures if picture.mask is not None]
+        paths = [picture.path for picture in each.files.pictures]
+        scanned = scan_files(each.files.root, paths, beside, cache, say)
+        reasons = _reasons(each.files, scanned)
+        broken += [Broken(f"{each.prefix}{name}", reason) for name, reason in reasons.items()]
+        whole = [picture for picture in each.files.pictures if picture.name not in reasons]
+        pictures += [_picture(picture, each, scanned, data) for picture in whole]
+        without = (picture.name for picture in whole if picture.name in each.missing)
+        without_caption += [f"{each.prefix}{name}" for name in without]
     _check_broken(broken, len(pictures), data)
     _check_masks(pictures, data)
     return FolderScan(
-        folders=tuple(listed),
+        folders=tuple(files),
         pictures=tuple(pictures),
         broken=tuple(broken),
-        without_caption=tuple(name for _, missing in captions for name in missing),
+        without_caption=tuple(without_caption),
         without_mask=sum(picture.mask is None for picture in pictures) if data.masks else 0,
+    )
+
+
+def _prefix(files: FolderFiles, every: Sequence[FolderFiles]) -> str:
+    return f"{files.root.name}/" if len(every) > 1 else ""
+
+
+def _picture(
+    picture: PictureFile, listed: _Listed, scanned: Mapping[Path, Scanned], data: DiffusionData
+) -> Picture:
+    """What is known of a picture that was found whole."""
+    folder = listed.folder
+    trigger = data.captions.trigger if folder.trigger is None else folder.trigger
+    return Picture(
+        file=_stored(picture.path, scanned),
+        mask=None if picture.mask is None else _stored(picture.mask, scanned),
+        name=f"{listed.prefix}{picture.name}",
+        captions=listed.captions[picture.name],
+        trigger=trigger or "",
+        folder=listed.number,
+        repeats=folder.repeats,
+        weight=folder.weight,
     )
 
 
@@ -155,15 +180,16 @@ def _stored(path: Path, scanned: Mapping[Path, Scanned]) -> StoredPicture:
     return StoredPicture(path, scanned[path].stamp, facts)
 
 
-def _unread(
-    files: FolderFiles, scanned: Mapping[Path, Scanned]
-) -> Iterator[tuple[PictureFile, str]]:
-    """The pictures that can't be read, or whose mask can't be, with the reason."""
+def _reasons(files: FolderFiles, scanned: Mapping[Path, Scanned]) -> dict[str, str]:
+    """Why pictures can't be read, or their masks can't be, by name."""
+    reasons = {}
     for picture in files.pictures:
         if scanned[picture.path].facts is None:
-            yield picture, scanned[picture.path].reason
+            reasons[picture.name] = scanned[picture.path].reason
         elif picture.mask is not None and scanned[picture.mask].facts is None:
-            yield picture, f"its mask {picture.mask.name}: {scanned[picture.mask].reason}"
+            reason = scanned[picture.mask].reason
+            reasons[picture.name] = f"its mask {picture.mask.name}: {reason}"
+    return reasons
 
 
 def name_broken(broken: Sequence[Broken]) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from samecurve.tasks.diffusion.families.autoencoder import decode, encode
-from samecurve.tasks.diffusion.families.loading import load_scheduler
+from samecurve.tasks.diffusion.families.loading import OutlineParts, load_scheduler
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.schedule import Schedule, read_schedule
+from samecurve.tasks.diffusion.families.text_side import count_tokens
 
 # What stands for captions: arrays with one row a caption, by the family's own names.
 Conditions = Mapping[str, Tensor]
@@ -52,9 +54,32 @@ class Family(ABC):
         conditions: of encode_captions(), through with_guidance(), and those of size_conditions()
         """
 
+    def caption_outline(self) -> Mapping[str, Any]:
+        """What stands for one caption, without values: the shape of each array, or a value.
+
+        The cost of a call of the denoiser is counted with it.
+        """
+        with torch.device("meta"):
+            encoded = self.encode_captions(OutlineParts(self.opened), [""])
+        return {name: tuple(array.shape) for name, array in encoded.items()}
+
     def encode_negative(self, parts: Mapping[str, Any], caption: str) -> Conditions:
         """What a picture is led away from: one row. '' is what the pipeline itself takes."""
         return self.encode_captions(parts, [caption])
+
+    def left_out(self, parts: Mapping[str, Any], captions: Sequence[str]) -> list[int]:
+        """The tokens of each caption that no text encoder reads, since it is too long."""
+        tokenizer = parts[self.opened.kind.encoders[self.opened.encoders[-1]]]
+        longest = min(
+            self.longest_caption or tokenizer.model_max_length, tokenizer.model_max_length
+        )
+        texts = [self.chat(tokenizer, caption) for caption in captions]
+        return [max(0, count - longest) for count in count_tokens(tokenizer, texts)]
+
+    def chat(self, tokenizer: Any, caption: str) -> str:
+        """A caption as the text encoder sees it: in a language model's template, if it is one."""
+        del tokenizer
+        return caption
 
     def encode_pictures(self, parts: Mapping[str, Any], pixels: Tensor) -> Tensor:
         """Moments of the latents: mean and deviation, [n, 2, channels, height, width].

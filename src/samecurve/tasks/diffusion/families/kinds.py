@@ -31,6 +31,11 @@ class Kind:
     patch: int | None = None
     packed: int = 1
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether the denoiser learns a flow; else it learns the noise, or v."""
+        return self.component == "transformer"
+
     def components(self, present: Collection[str]) -> tuple[str, ...]:
         """The components that are read of a pipeline. present: those that it has."""
         encoders = [name for name in self.encoders if name in present or name not in self.optional]
@@ -83,6 +88,16 @@ KINDS = (
         encoders=_TWO_TEXTS,
         family=("flux", "Flux"),
         patch=2,
+    ),
+    Kind(
+        name="FLUX.2 klein",
+        pipeline="Flux2KleinPipeline",
+        component="transformer",
+        denoiser="Flux2Transformer2DModel",
+        vae="AutoencoderKLFlux2",
+        encoders={"text_encoder": "tokenizer"},
+        family=("flux2", "Flux2Klein"),
+        packed=2,
     ),
 )
 

@@ -3,41 +3,16 @@
 Every component is loaded whole: an array that its files lack is an error, and no random values.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.tasks.diffusion.families.library import check_loaded, class_of
 from samecurve.tasks.diffusion.families.opened import WHERE, Component, OpenedPipeline
-from samecurve.tasks.huggingface import quantized
-from samecurve.units import first_and_count
-
-_MODELS = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
-
-
-def library(name: str) -> Any:
-    """diffusers or transformers, silenced: each rank would print their lines and bars.
-
-    UserError: it is not installed.
-    """
-    if quantized.is_installed():
-        quantized.import_library()  # diffusers would import it, and let it fetch code
-    try:
-        for each in ("transformers", "diffusers"):  # the second imports the first
-            logging: Any = importlib.import_module(f"{each}.utils.logging")
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"task diffusion needs diffusers and transformers: {error}",
-            install_command("diffusion"),
-            "task",
-        ) from None
+from samecurve.tasks.diffusion.families.original_layout import load_from_file
 
 
 def build_denoiser(opened: OpenedPipeline) -> nn.Module:
@@ -75,8 +50,6 @@ def load_model(opened: OpenedPipeline, name: str, dtype: torch.dtype) -> nn.Modu
     component = opened.components[name]
     model: nn.Module
     if component.in_file:
-        from samecurve.tasks.diffusion.families.original_layout import load_from_file
-
         model = _built(opened, lambda: load_from_file(opened, name))
     else:
         model = _load_from_directory(opened, component)
@@ -85,35 +58,6 @@ def load_model(opened: OpenedPipeline, name: str, dtype: torch.dtype) -> nn.Modu
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     return model
-
-
-def class_of(opened: OpenedPipeline, component: Component, base: str = "") -> Any:
-    """The library's class of a component. UserError: the installed library has none of this name.
-
-    base: the class of the library that it must be derived from
-    """
-    module = library(component.library)
-    found = getattr(module, component.class_name, None)
-    needed = getattr(module, base or _MODELS[component.library])
-    if not (isinstance(found, type) and issubclass(found, needed)):
-        raise UserError(
-            f"{opened.place}: the installed {component.library} {module.__version__} has no"
-            f" {component.class_name}",
-            f"pip install --upgrade {component.library}",
-            WHERE,
-        )
-    return found
-
-
-def check_loaded(opened: OpenedPipeline, what: str, missing: Any, other: Any = ()) -> None:
-    """UserError: arrays are missing, or have another shape than the config says."""
-    for names, problem in ((missing, "lack"), (other, "have in another shape")):
-        if names:
-            raise UserError(
-                f"{opened.place}: the files of {what} {problem} {first_and_count(sorted(names))}",
-                "are the files those of the config beside them? get them again",
-                WHERE,
-            )
 
 
 def _load_from_directory(opened: OpenedPipeline, component: Component) -> nn.Module:

@@ -93,15 +93,15 @@ class OpenedPipeline:
 
     @property
     def prediction(self) -> Literal["epsilon", "v", "flow"]:
-        """What the denoiser predicts, by its scheduler. UserError: none of these."""
+        """What the denoiser predicts, by its scheduler. UserError: it is none of these."""
         scheduler = self.components["scheduler"]
-        if scheduler.class_name.startswith("FlowMatch"):
+        if self.kind.is_flow:
             return "flow"
         kind = str(scheduler.config.get("prediction_type", "epsilon"))
         if kind not in _PREDICTIONS:
             raise UserError(
                 f"{self.place}: its scheduler's prediction_type is {kind}",
-                f"a model that predicts {' or '.join(_PREDICTIONS)}, or a flow",
+                f"a model that predicts {' or '.join(_PREDICTIONS)}",
                 WHERE,
             )
         return _PREDICTIONS[kind]

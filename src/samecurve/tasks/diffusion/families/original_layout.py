@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from samecurve.tasks.diffusion.families.loading import check_loaded, class_of, library
+from samecurve.tasks.diffusion.families.library import check_loaded, class_of, library
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 
 # an array that is read late: a dataclass with dtype, shape, read()
@@ -34,12 +34,11 @@ def convert_denoiser(
     """
     if opened.layout != "original" or _has_own_names(opened, arrays):
         return dict(arrays)
-    convert = _CONVERSIONS[opened.kind.denoiser]
     record = Recorded()
     stand_ins = {name: torch.empty(array.shape, device="meta") for name, array in arrays.items()}
     names = {id(tensor): name for name, tensor in stand_ins.items()}
     with record:
-        converted = _library_conversion(convert)(dict(stand_ins), config=opened.denoiser.config)
+        converted = _converted_denoiser(opened, stand_ins)
     result = {}
     for name, tensor in converted.items():
         if id(tensor) in names:
@@ -138,7 +137,9 @@ _CONVERSIONS: Mapping[str, str] = {
     "ZImageTransformer2DModel": "convert_z_image_transformer_checkpoint_to_diffusers",
     "SD3Transformer2DModel": "convert_sd3_transformer_checkpoint_to_diffusers",
     "FluxTransformer2DModel": "convert_flux_transformer_checkpoint_to_diffusers",
+    "Flux2Transformer2DModel": "convert_flux2_transformer_checkpoint_to_diffusers",
 }
+_PREFIX = "model.diffusion_model."  # of a denoiser's arrays; UNets are known by it
 
 
 def _library_conversion(name: str) -> Any:
@@ -175,16 +176,22 @@ def _text_encoder(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> d
     return {}
 
 
+def _converted_denoiser(opened: OpenedPipeline, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if opened.kind.component != "unet":
+        tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+    function = _library_conversion(_CONVERSIONS[opened.kind.denoiser])
+    converted: dict[str, Tensor] = function(dict(tensors), config=opened.denoiser.config)
+    return converted
+
+
 def _diffusers_state(
     opened: OpenedPipeline, name: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    config = opened.components[name].config
     if name == opened.kind.component:
-        if opened.layout != "original":
-            return dict(tensors)
-        function = _CONVERSIONS[opened.kind.denoiser]
-    else:
-        function = "convert_ldm_vae_checkpoint"
-        tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(_VAE)}
-    state: dict[str, Tensor] = _library_conversion(function)(dict(tensors), config=config)
+        is_original = opened.layout == "original"
+        return _converted_denoiser(opened, tensors) if is_original else dict(tensors)
+    own = {key: tensor for key, tensor in tensors.items() if key.startswith(_VAE)}
+    state: dict[str, Tensor] = _library_conversion("convert_ldm_vae_checkpoint")(
+        own, config=opened.components[name].config
+    )
     return state

@@ -30,6 +30,7 @@ _CLIP_BIG_G: Mapping[str, Any] = {
     "num_attention_heads": 20,
     "hidden_act": "gelu",
 }
+_TOKENIZER: Mapping[str, Any] = {"model_max_length": 77}
 _VAE: Mapping[str, Any] = {
     "in_channels": 3,
     "out_channels": 3,
@@ -72,7 +73,7 @@ ORIGINAL_MODELS: Mapping[str, Mapping[str, tuple[str, str, Mapping[str, Any]]]] 
         ),
         "vae": ("diffusers", "AutoencoderKL", _VAE),
         "text_encoder": ("transformers", "CLIPTextModel", _CLIP_L),
-        "tokenizer": ("transformers", "CLIPTokenizer", {}),
+        "tokenizer": ("transformers", "CLIPTokenizer", _TOKENIZER),
         "scheduler": (
             "diffusers",
             "PNDMScheduler",
@@ -106,9 +107,9 @@ ORIGINAL_MODELS: Mapping[str, Mapping[str, tuple[str, str, Mapping[str, Any]]]] 
             {**_VAE, "sample_size": 1024, "scaling_factor": 0.13025, "force_upcast": True},
         ),
         "text_encoder": ("transformers", "CLIPTextModel", _CLIP_L),
-        "tokenizer": ("transformers", "CLIPTokenizer", {}),
+        "tokenizer": ("transformers", "CLIPTokenizer", _TOKENIZER),
         "text_encoder_2": ("transformers", "CLIPTextModelWithProjection", _CLIP_BIG_G),
-        "tokenizer_2": ("transformers", "CLIPTokenizer", {"pad_token": "!"}),
+        "tokenizer_2": ("transformers", "CLIPTokenizer", {**_TOKENIZER, "pad_token": "!"}),
         "scheduler": (
             "diffusers",
             "EulerDiscreteScheduler",

@@ -16,6 +16,8 @@ from samecurve.tasks.diffusion.families.single_file import open_single_file
 if TYPE_CHECKING:
     from samecurve.tasks.diffusion.families.base import Family
 
+_FLOW = "FlowMatchEulerDiscreteScheduler"
+
 
 def open_pipeline(place: Path, base: Path | None = None) -> OpenedPipeline:
     """The pipeline at a path, its configs read.
@@ -43,6 +45,7 @@ def open_pipeline(place: Path, base: Path | None = None) -> OpenedPipeline:
     else:
         raise _not_read(place)
     _check_denoiser(opened)
+    _check_scheduler(opened)
     return opened
 
 
@@ -80,6 +83,20 @@ def _check_denoiser(opened: OpenedPipeline) -> None:
             f"{opened.place}: its {opened.kind.component} is distilled for few steps and takes the"
             " guidance as an input, for which there is no training target here",
             "the pipeline that it was distilled from",
+            WHERE,
+        )
+
+
+def _check_scheduler(opened: OpenedPipeline) -> None:
+    """UserError: the scheduler is of another kind of model."""
+    name, kind = opened.components["scheduler"].class_name, opened.kind
+    is_flow = name.startswith("FlowMatch")
+    if (kind.is_flow and name != _FLOW) or (is_flow and not kind.is_flow):
+        fitting = _FLOW if kind.is_flow else "a scheduler of noise, such as DDIMScheduler"
+        raise UserError(
+            f"{opened.place}: its scheduler is a {name}, with which a {kind.pipeline} makes no"
+            " pictures",
+            f"{fitting}, in model_index.json and scheduler/scheduler_config.json",
             WHERE,
         )
 

@@ -66,11 +66,15 @@ _LAYOUTS = (
         r"^(model\.diffusion_model\.)?joint_blocks\.0\.x_block\.attn\.qkv\.weight$",
     ),
     Layout(
+        ("Flux2KleinPipeline",),
+        r"^(model\.diffusion_model\.)?single_stream_modulation\.lin\.weight$",
+    ),
+    Layout(
         ("FluxPipeline",),
         r"^(model\.diffusion_model\.)?double_blocks\.0\.img_attn\.norm\.key_norm\.scale$",
     ),
     Layout(
-        ("StableDiffusion3Pipeline", "FluxPipeline"),
+        ("StableDiffusion3Pipeline", "FluxPipeline", "Flux2KleinPipeline"),
         r"^transformer_blocks\.0\.attn\.add_q_proj\.weight$",
         original=False,
     ),

@@ -54,7 +54,7 @@ class Sdxl(Family):
     guidance: ClassVar[float] = 5.0
 
     def encode_captions(self, parts: Mapping[str, Any], captions: Sequence[str]) -> Conditions:
-        pipeline = text_side(self.opened, parts)
+        pipeline = text_side(self.opened, parts, add_watermarker=False)
         with torch.no_grad():
             embeddings, _, pooled, _ = pipeline.encode_prompt(
                 list(captions),

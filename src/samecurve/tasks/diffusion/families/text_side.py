@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samecurve.tasks.diffusion.families.loading import library
+from samecurve.tasks.diffusion.families.library import library
 from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 
 
@@ -41,3 +41,14 @@ def count_tokens(tokenizer: Any, texts: Sequence[str]) -> list[int]:
         len(ids) for ids in tokenizer(list(texts), truncation=False, padding=False)["input_ids"]
     ]
     return counts
+
+
+def templated(tokenizer: Any, caption: str, *, enable_thinking: bool) -> str:
+    """A caption as the only message of a conversation, as the library's pipelines write it."""
+    text: str = tokenizer.apply_chat_template(
+        [{"role": "user", "content": caption}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=enable_thinking,
+    )
+    return text

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from samecurve.tasks.diffusion.families.base import Conditions, Family
 from samecurve.tasks.diffusion.families.schedule import dynamic_shift
-from samecurve.tasks.diffusion.families.text_side import device_of, text_side
+from samecurve.tasks.diffusion.families.text_side import device_of, templated, text_side
 
 
 class ZImage(Family):
@@ -37,10 +37,20 @@ class ZImage(Family):
         lengths = torch.tensor([len(rows) for rows in embeddings], device=padded.device)
         return {"embeddings": padded, "lengths": lengths}
 
+    def chat(self, tokenizer: Any, caption: str) -> str:
+        return templated(tokenizer, caption, enable_thinking=True)
+
+    def caption_outline(self) -> Mapping[str, Any]:
+        """The longest caption: the denoiser's work grows with its tokens."""
+        width = self.opened.denoiser.config["cap_feat_dim"]
+        return {"embeddings": (1, self.longest_caption, width), "lengths": [self.longest_caption]}
+
     def predict(
         self, model: nn.Module, noisy: Tensor, time: Tensor, conditions: Mapping[str, Tensor]
     ) -> Tensor:
-        lengths = conditions["lengths"].long().tolist()
+        lengths: Any = conditions["lengths"]
+        if isinstance(lengths, Tensor):
+            lengths = lengths.long().tolist()
         captions = conditions["embeddings"].to(noisy.dtype)
         steps = (time.double() * self.schedule.steps).float()
         answers = model(

@@ -26,8 +26,8 @@ from torch import nn
 
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.sections import Quantize
-from samecurve.tasks.huggingface.weights import StoredArray
+from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.lora.sections import Quantize
 from samecurve.units import show_bytes
 
 CODES, SCALES = "codes", "scales"  # the two parts of a packed weight

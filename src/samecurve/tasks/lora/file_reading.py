@@ -1,0 +1,300 @@
+"""Reading an adapter that this or another tool has written, by the names of a model's arrays.
+
+Both layouts of layouts.py, with the names that other tools have for the same layers. Everything in
+the file must fit: an array that is of no layer, another kind or rank, or a layer that the adapter
+has not, is refused, since what is left out would change the pictures without a word.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.lora.file_names import FileNames, is_of_text_encoder
+from samecurve.tasks.lora.layouts import ALPHA
+from samecurve.tasks.lora.names import MAGNITUDE, OWN, W1, W2, W2_A, W2_B, A, B
+from samecurve.tasks.lora.sections import AdapterSection, Kind
+from samecurve.tasks.lora.targets import short_name
+from samecurve.units import first_and_count, some
+
+_WHERE = "--init-from"
+_METADATA = "lora_adapter_metadata"  # of a file that diffusers has written: peft's config
+# the ends of names in files: ours
+_ENDS = {
+    **dict.fromkeys((".lora_A.weight", ".lora_A.default.weight", ".lora_down.weight"), A),
+    **dict.fromkeys((".lora_B.weight", ".lora_B.default.weight", ".lora_up.weight"), B),
+    **dict.fromkeys((".lora.down.weight", "_lora.down.weight"), A),
+    **dict.fromkeys((".lora.up.weight", "_lora.up.weight"), B),
+    **dict.fromkeys((".lora_magnitude_vector", ".lora_magnitude_vector.weight"), MAGNITUDE),
+    ".dora_scale": MAGNITUDE,
+    ".lokr_w1": W1,
+    ".lokr_w2": W2,
+    ".lokr_w2_a": W2_A,
+    ".lokr_w2_b": W2_B,
+    ALPHA: ALPHA,
+}
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """An adapter's arrays by a model's names, and what the user should know."""
+
+    arrays: Mapping[str, StoredArray]
+    notes: list[str]
+
+
+def is_adapter(names: Sequence[str]) -> bool:
+    """Whether the arrays of a file are an adapter's, by their names."""
+    ends = tuple(end for end in _ENDS if end != ALPHA)
+    return any(name.endswith(ends) for name in names)
+
+
+def read_adapter(
+    arrays: Mapping[str, StoredArray],
+    adapter: AdapterSection,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: FileNames,
+    metadata: Mapping[str, str] | None = None,
+) -> AdapterFile:
+    """The arrays of a file by the names of the model that has the adapter. No value is read.
+
+    Factors differ between tools: lora_B, or lokr_w1, is multiplied so that the change is the same.
+
+    shapes: of the model's arrays, by name
+    metadata: of the file, if it has any
+
+    UserError: an array fits no layer of this model, or none that the adapter is for.
+    """
+    of_text: list[str] = []
+    if not names.component.startswith("text_encoder"):
+        of_text = [name for name in arrays if is_of_text_encoder(name)]
+    found = _by_layer(sorted(arrays.keys() - set(of_text)), names)
+    targets = {_layer_of(name) for name in shapes if name.endswith(OWN)}
+    _check_layers(found, adapter, targets)
+    of_metadata = _Metadata.of(metadata or {}, names.component, adapter.rank)
+    result: dict[str, StoredArray] = {}
+    for layer in found:
+        factor = of_metadata.factor(layer)
+        result |= _Layer(layer, found, arrays, shapes, factor).read(adapter)
+    notes = []
+    if of_text:
+        notes.append(f"left out, since no text encoder is trained: {first_and_count(of_text)}")
+    if fresh := sorted(targets - set(found)):
+        notes.append(f"not in the file, so with their first values: {first_and_count(fresh)}")
+    return AdapterFile(result, notes)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An array in the file."""
+
+    name: str
+    layers: tuple[str, ...]  # those that it is of: their rows follow each other
+
+
+_Found = dict[str, dict[str, _Part]]  # by layer, and by our name of the array in it
+
+
+def _by_layer(file_names: Sequence[str], names: FileNames) -> _Found:
+    """UserError: an array is of no layer, or two are of the same."""
+    found: _Found = {}
+    unknown = []
+    for name in file_names:
+        end = max((end for end in _ENDS if name.endswith(end)), key=len, default="")
+        stem = name.removesuffix(end).replace(".processor", "")
+        layers = names.known.get(stem, ()) if end else ()
+        if not layers:
+            unknown.append(name)
+        for layer in layers:
+            parts = found.setdefault(layer, {})
+            if _ENDS[end] in parts:
+                raise UserError(
+                    f"{name} and {parts[_ENDS[end]].name} are both of {layer}",
+                    "a file with one adapter",
+                    _WHERE,
+                )
+            parts[_ENDS[end]] = _Part(name, layers)
+    if unknown:
+        raise UserError(
+            f"{len(unknown)} of {len(file_names)} arrays in the file are of no layer of"
+            f" {names.model}, or of no adapter of kind {', '.join(get_args(Kind))}:"
+            f" {some(unknown, 3)}",
+            "an adapter that was trained on this model's family",
+            _WHERE,
+        )
+    return found
+
+
+def _check_layers(found: _Found, adapter: AdapterSection, targets: set[str]) -> None:
+    """UserError: the file has other layers than the adapter, or another kind of it."""
+    beyond = [layer for layer in found if layer not in targets]
+    if beyond:
+        short = sorted({short_name(layer) for layer in {*found, *targets}})
+        raise UserError(
+            f"the file changes {len(beyond)} layers that model.adapter.target leaves out:"
+            f" {some(beyond, 3)}",
+            f"model.adapter.target: [{', '.join(short)}]",
+            _WHERE,
+        )
+    for layer, parts in found.items():
+        kind = _kind(parts)
+        if kind != adapter.kind:
+            raise UserError(
+                f"the file's adapter of {layer} is of kind {kind}, not {adapter.kind}",
+                f"model.adapter.kind: {kind}",
+                _WHERE,
+            )
+
+
+def _kind(parts: Mapping[str, _Part]) -> Kind:
+    if any(own in parts for own in (W1, W2, W2_A, W2_B)):
+        return "lokr"
+    return "dora" if MAGNITUDE in parts else "lora"
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The adapter of one layer in the file."""
+
+    layer: str
+    found: _Found
+    arrays: Mapping[str, StoredArray]  # of the file
+    shapes: Mapping[str, tuple[int, ...]]  # of the model
+    factor: float  # of the change, by the file's metadata
+
+    def read(self, adapter: AdapterSection) -> dict[str, StoredArray]:
+        """UserError: it has another rank or other shapes than the model's adapter."""
+        parts = self.found[self.layer]
+        expected = {own: self.shapes[self.layer + own] for own in OWN if self._has(own)}
+        if set(expected) != set(parts) - {ALPHA}:
+            there = ", ".join(sorted(part.name for part in parts.values()))
+            needed = ", ".join(own.removeprefix(".") for own in expected)
+            raise UserError(
+                f"the file has {there} of {self.layer}, where this adapter has {needed}",
+                "a file of this rank, with all arrays of its layers",
+                _WHERE,
+            )
+        result: dict[str, StoredArray] = {}
+        for own, shape in expected.items():
+            array, rows = self.arrays[parts[own].name], self._rows(own)
+            self._check(own, adapter, rows)
+            factor = partial(self._factor, adapter) if own in (B, W1) else None
+            read = partial(_read, array, rows, shape, factor)
+            result[self.layer + own] = replace(array, shape=shape, read=read)
+        return result
+
+    def _has(self, own: str) -> bool:
+        return self.layer + own in self.shapes
+
+    def _rows(self, own: str) -> slice | None:
+        """The rows of a file's array that are this layer's; None: all."""
+        layers = self.found[self.layer][own].layers
+        if len(layers) == 1 or own == A:
+            return None
+        if own not in (B, MAGNITUDE):
+            raise UserError(
+                f"the file has one product w1 x w2 for {', '.join(layers)}, which can't be divided",
+                "an adapter of kind lora",
+                _WHERE,
+            )
+        outputs = [self.shapes[layer + B][0] for layer in layers]
+        start = sum(outputs[: layers.index(self.layer)])
+        return slice(start, start + self.shapes[self.layer + B][0])
+
+    def _check(self, own: str, adapter: AdapterSection, rows: slice | None) -> None:
+        """UserError: an array of the file has another shape."""
+        part = self.found[self.layer][own]
+        there, here = tuple(self.arrays[part.name].shape), self.shapes[self.layer + own]
+        if own == A and there[0] != adapter.rank:
+            raise UserError(
+                f"{part.name} has rank {there[0]}, model.adapter.rank is {adapter.rank}",
+                f"model.adapter.rank: {there[0]}",
+                _WHERE,
+            )
+        if rows is not None:
+            whole = sum(self.shapes[layer + B][0] for layer in part.layers)
+            there = (there[0] - whole + rows.stop - rows.start, *there[1:])
+        alike = _essential(there) == _essential(here)
+        if own == MAGNITUDE:  # one for each output, however it lies
+            outputs = self.shapes[self.layer + B][0]
+            alike = there in {(outputs,), (outputs, 1), (outputs, 1, 1, 1), (1, outputs, 1, 1)}
+        if not alike:
+            raise UserError(
+                f"{part.name} has the shape {there}, this adapter {here}",
+                "an adapter that was trained on this model's family, with the same factors",
+                _WHERE,
+            )
+
+    def _factor(self, adapter: AdapterSection) -> float:
+        """The factor of the change in the file, over the factor of this adapter."""
+        parts = self.found[self.layer]
+        if ALPHA not in parts:
+            return self.factor / adapter.scaling
+        if W2 in parts:  # then readers look at no alpha
+            return 1 / adapter.scaling
+        alpha = float(self.arrays[parts[ALPHA].name].read())
+        return alpha / adapter.rank / adapter.scaling
+
+
+def _essential(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the sides of a 1x1 kernel."""
+    return shape[:2] if shape[2:] == (1, 1) else shape
+
+
+def _read(
+    array: StoredArray,
+    rows: slice | None,
+    shape: tuple[int, ...],
+    factor: Callable[[], float] | None,
+) -> NDArray[Any]:
+    values: NDArray[Any] = array.read()
+    if rows is not None:
+        values = values[rows]
+    values = np.ascontiguousarray(values).reshape(shape)
+    by = 1.0 if factor is None else factor()
+    return values if by == 1 else values * by
+
+
+def _layer_of(name: str) -> str:
+    """The layer of an adapter's array."""
+    return name.removesuffix(next(own for own in OWN if name.endswith(own)))
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """The factors that the metadata of a file gives, as diffusers writes it."""
+
+    fields: Mapping[str, Any]  # of peft's config
+    rank: int
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str], component: str, rank: int) -> "_Metadata":
+        """UserError: it is no JSON."""
+        try:
+            config = json.loads(metadata.get(_METADATA, "{}"))
+            prefix = f"{component}."
+            fields = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
+        except (ValueError, AttributeError) as error:
+            raise UserError(
+                f"the file's metadata {_METADATA} can't be read: {error}",
+                "get the file again, or write it again with save_lora_weights()",
+                _WHERE,
+            ) from None
+        return cls(fields, rank)
+
+    def factor(self, layer: str) -> float:
+        """The factor of a layer's change; 1 where the metadata is silent, as in diffusers."""
+        alpha = self.fields.get("lora_alpha", self.fields.get("alpha", self.rank))
+        for pattern, own in (self.fields.get("alpha_pattern") or {}).items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", layer):
+                alpha = own
+        rank = math.sqrt(self.rank) if self.fields.get("use_rslora") else self.rank
+        return float(alpha / rank)
