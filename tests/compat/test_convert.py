@@ -122,7 +122,7 @@ def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path) -> 
     assert not (home / "runs").exists()
 
 
-def test_a_diffusion_model_is_refused_after_the_rest_was_read(
+def test_a_diffusion_model_says_all_that_it_lacks_at_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = refused(
@@ -135,13 +135,15 @@ def test_a_diffusion_model_is_refused_after_the_rest_was_read(
         cwd=home,
     )
     assert "gradient_accumulation_steps 2 -> batch.accumulate" in words
-    assert "old.json:11:2 model_type: task: diffusion is not in this version" in words
+    assert "text_encoder.train is not in the file, and then true" in words
+    assert "training_concepts/concepts.json: is not there" in words
+    assert "remedy: -d FOLDER" in words
     with pytest.raises(SystemExit) as left:
         said(monkeypatch, capsys, "convert", "old.json", "--to", "new.yaml", cwd=home)
     assert left.value.code == 2
     shown = capsys.readouterr()
     assert "wrote  new.yaml, which is refused until" in shown.out
-    assert "task: diffusion is not in this version" in shown.err
+    assert 'remedy: "text_encoder": {"train": false} in the file' in shown.err
     assert "hf_abc" not in shown.out + shown.err + (home / "new.yaml").read_text()
 
 

@@ -28,7 +28,7 @@ CONFIG = {
 }
 OWN = [  # a model of one's own in place of the diffusion model
     *("--set", f"task={ROOT / 'examples/ragged.py'}:Ragged", "--set", "model={width: 8, depth: 1}"),
-    *("--set", "data={samples: 95, held_out: 10}", "--set", "train.recompute=none"),
+    *("--set", "data={samples: 95, held_out: 10}"),
 ]
 
 
@@ -55,24 +55,58 @@ def test_all_gpus_are_taken_where_nothing_says_which(
     assert words[-len(arguments) :] == arguments
 
 
-def test_the_guides_line_trains_its_json(tmp_path: Path) -> None:
-    """On two CPU ranks in place of the GPUs: what each field became is said before the first
-    step.
-    """
-    (tmp_path / "your_config.json").write_text(json.dumps(CONFIG))
+def start(home: Path, devices: str, run: str, *flags: str) -> str:
+    """The guide's line, with CPU ranks in place of GPUs. Returns what it prints."""
     line = ["--config-path=your_config.json", "--distributed-backend=gloo", "--spawn"]
-    line += ["--distributed-data-loading", "--port", "0", "--devices", "cpu:2"]
-    line += ["--max-steps", "3", "--save-dir", "run", *OWN]
+    line += ["--distributed-data-loading", "--port", "0", "--devices", devices]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *line],
-        cwd=tmp_path,
+        [sys.executable, str(SCRIPT), *line, "--save-dir", run, *flags],
+        cwd=home,
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "note   your_config.json is a config of OneTrainer" in done.stderr
-    assert "concepts.0.path pictures -> data.source[0].source" in done.stderr
-    assert "batch 16 = 2 devices x 4 x 2 rounds" in done.stdout + done.stderr
+    return done.stderr + done.stdout
+
+
+def test_the_guides_line_trains_its_json(tmp_path: Path) -> None:
+    """What each field became is said before the first step."""
+    (tmp_path / "your_config.json").write_text(json.dumps(CONFIG))
+    printed = start(tmp_path, "cpu:2", "run", "--max-steps", "3", *OWN)
+    assert "note   your_config.json is a config of OneTrainer" in printed
+    assert "concepts.0.path pictures -> data.source[0].source" in printed
+    assert "batch 16 = 2 devices x 4 x 2 rounds" in printed
     assert len(losses(tmp_path / "run")) == 3
+
+
+@pytest.mark.long
+def test_its_json_trains_one_curve_on_one_and_two_devices(tmp_path: Path) -> None:
+    """A whole small Stable Diffusion, from the folders of a file that the JSON names."""
+    pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+    from diffusion.picture_folders import write_pictures
+    from diffusion.tiny_pipelines import save_sd15
+
+    save_sd15(tmp_path / "models" / "sd15")
+    write_pictures(tmp_path / "pictures")
+    concept = {"path": "pictures", "image": {"enable_random_flip": True}, "image_variations": 2}
+    (tmp_path / "concepts.json").write_text(json.dumps([concept]))
+    fields = {
+        "model_type": "STABLE_DIFFUSION_15",
+        "base_model_name": "models/sd15",
+        "concepts": None,
+        "concept_file_name": "concepts.json",
+        "resolution": "64",
+        "epochs": 2,
+        "learning_rate_warmup_steps": 2,
+        "loss_weight_fn": "MIN_SNR_GAMMA",
+    }
+    (tmp_path / "your_config.json").write_text(json.dumps({**CONFIG, **fields}))
+    curves = []
+    for devices in ("cpu:1", "cpu:2"):
+        run = devices.replace(":", "")
+        assert "10 steps of" in start(tmp_path, devices, run, "--global-batch", "4")
+        curves.append(losses(tmp_path / run))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    assert len(set(curves[0])) == 10

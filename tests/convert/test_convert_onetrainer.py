@@ -171,7 +171,6 @@ def test_what_is_silent_is_what_onetrainer_does() -> None:
         "data.crop": "random",
         "data.captions.missing": "empty",
         "data.validation": 0.0,
-        "train.recompute": "block",
         "train.precision": "f16",
     }
     converted = read_values(values)

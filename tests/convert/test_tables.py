@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from samecurve.convert import convert
 from samecurve.convert.rules import _functions, _Interpreter, _read_table
+from samecurve.core.config.document import Document
 
 TOOLS = ("aitoolkit", "axolotl", "kohya", "llamafactory", "onetrainer", "oxidizr", "simpletuner")
 SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "field"} | {
@@ -57,6 +59,17 @@ def test_each_table_and_each_line_of_it_is_short() -> None:
         if file.name.endswith(".yaml"):
             lines = file.read_text(encoding="utf-8").splitlines()
             assert not [line for line in lines if len(line) > 100]
+
+
+def test_a_conversion_changes_no_table() -> None:
+    """What a flag sets in one config is not in the next one."""
+    values = {"model": {}, "trainer": {"max_steps": 3, "batch_size": 2}}
+    first = convert(Document(values))
+    assert first is not None
+    first.document.set("model.hidden_size", 8, "--set model.hidden_size")
+    again = convert(Document(values))
+    assert again is not None
+    assert again.document.value["model"] == {}
 
 
 def test_a_config_of_ours_loads_no_table() -> None:

@@ -59,14 +59,14 @@ def adapter(foreign: ForeignConfig) -> None:
     if module not in _LAYERS:
         known = ", ".join(_LAYERS)
         foreign.refuse("network_module", "is an adapter that is not here", known, f"{key}.kind")
-        return
     kind, fault = _kind(foreign.value("network_args"), is_lycoris=module == "lycoris.kohya")
     if fault:
         remedy = "take it out of the file to train without"
         foreign.refuse("network_args", fault, remedy, f"{key}.kind")
     foreign.ignore("network_args", f"kind {kind}")
     foreign.convert("network_module", f"{key}.kind", kind)
-    foreign.add_default(f"{key}.target", _LAYERS[module], "the layers of this module")
+    target = _LAYERS.get(module, ".*")
+    foreign.add_default(f"{key}.target", target, "the layers of this module")
     for field, name, default in (("network_dim", "rank", 4), ("network_alpha", "alpha", 1.0)):
         value = foreign.value(field)
         if value is None:

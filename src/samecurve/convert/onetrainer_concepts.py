@@ -13,6 +13,7 @@ from samecurve.convert.picture_folders import (
     Folder,
     Lacking,
     Setting,
+    leave_out,
     leave_out_whole,
     names_of,
     number_folders,
@@ -44,10 +45,11 @@ _SETTINGS = (
     Setting("text.enable_tag_shuffling", "data.captions.shuffle", False),
     Setting("text.tag_delimiter", "data.captions.separator", ","),
 )
+_COLOURS = ("brightness", "contrast", "saturation", "hue")
 _LACKING = (
     *(
         Lacking(f"image.enable_{how}_{what}", "changes pictures in a way that is not here")
-        for what in ("rotate", "brightness", "contrast", "saturation", "hue")
+        for what in ("rotate", *_COLOURS)
         for how in ("random", "fixed")
     ),
     Lacking("image.enable_random_circular_mask_shrink", "changes masks"),
@@ -64,7 +66,19 @@ _LACKING = (
     ),
     Lacking("text.caps_randomize_enable", "writes captions in other capitals"),
 )
-_WITH_SWITCH = "image.random_ image.resolution_override text.tag_dropout_ text.caps_randomize_"
+_OF_SWITCHES = " ".join(
+    [
+        "image.random_rotate_max_angle image.resolution_override",
+        *(f"image.random_{what}_max_strength" for what in _COLOURS),
+        *(f"text.tag_dropout_{what}" for what in ("mode", "probability", "special_tags")),
+        "text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex",
+        *(f"text.caps_randomize_{what}" for what in ("mode", "probability", "lowercase")),
+    ]
+)
+_UNREAD = (
+    "__version image.__version text.__version name seed enabled balancing_strategy loss_weight"
+    " concept_stats text.prompt_path validation_concept"
+)
 
 
 def concepts(foreign: ForeignConfig) -> None:
@@ -90,10 +104,8 @@ def concepts(foreign: ForeignConfig) -> None:
     _read_variations(foreign, folders)
     read_settings(foreign, folders, _SETTINGS)
     refuse_lacking(foreign, folders, _LACKING)
-    for folder in folders:
-        for beginning in _WITH_SWITCH.split():
-            leave_out_whole(foreign, folder.levels[0] + beginning, "of what is switched off")
-        leave_out_whole(foreign, folder.levels[0], "of its window, or of its cache")
+    leave_out(foreign, folders, _OF_SWITCHES, "of what is switched off")
+    leave_out(foreign, folders, _UNREAD, "of its window, or as here")
     write_sources(foreign, folders)
 
 

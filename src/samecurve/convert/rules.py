@@ -27,6 +27,7 @@ group: RULES       share a condition
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -74,8 +75,13 @@ def _functions(*modules: str) -> dict[str, Any]:
     return functions
 
 
-@cache
 def _read_table(name: str) -> Mapping[str, Any]:
+    """A table of its own for each conversion: values of it become values of a config."""
+    return deepcopy(_parsed_table(name))
+
+
+@cache
+def _parsed_table(name: str) -> Mapping[str, Any]:
     file = files("samecurve.convert") / f"{name}.yaml"
     return parse(file.read_text(encoding="utf-8"), file.name).value
 

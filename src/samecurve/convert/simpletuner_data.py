@@ -23,9 +23,18 @@ from samecurve.convert.values import as_float, is_number
 from samecurve.core.config.document import Document
 
 _CROP = ("crop", "crop_aspect", "crop_style")
+_INSTANCE = ("only_instance_prompt", "prepend_instance_prompt")
 _CACHES = {"text_embeds", "image_embeds", "conditioning_image_embeds"}
 _MISSING = {"textfile": "refuse", "filename": "name", "instanceprompt": "empty"}
 _SPLITS = {"comma": ",", "space": " ", "period": "."}
+_UNREAD = (
+    "id default metadata_backend metadata_update_interval cache_dir cache_dir_vae text_embeds"
+    " image_embeds vae_cache_clear_each_epoch vae_cache_ondemand vae_cache_disable hash_filenames"
+    " shorten_filenames skip_file_discovery preserve_data_backend_cache disable_validation disabled"
+    " disable write_batch_size caption_shuffle.count caption_shuffle.seed"
+    " caption_shuffle.include_original conditioning_type delete_unwanted_images"
+    " delete_problematic_images delete_nsfw_images ignore_epochs aspect_bucket_rounding"
+)
 _SETTINGS = (
     Setting("caption_dropout_probability", "data.captions.dropout", 0.0, as_float),
     Setting("caption_shuffle.enable", "data.captions.shuffle", False),
@@ -56,6 +65,7 @@ _LACKING = (
     Lacking("maximum_aspect_ratio", "leaves out pictures by their shape"),
     Lacking("caption_filter_list", "takes parts out of captions"),
     Lacking("video", "is of videos"),
+    Lacking("disable_multiline_split", "reads lines of a caption as one; here each is a caption"),
 )
 
 
@@ -82,9 +92,8 @@ def data(foreign: ForeignConfig) -> None:
     read_settings(foreign, shared, _SETTINGS)
     _check_sizes(foreign, shared)
     refuse_lacking(foreign, shared, _LACKING)
-    for folder in folders:
-        leave_out_whole(foreign, folder.levels[0], "of its caches, or of what is switched off")
-    for name in ("caption_strategy", "instance_prompt", "prepend_instance_prompt"):
+    leave_out(foreign, folders, _UNREAD, "of its caches and its lists")
+    for name in ("caption_strategy", "instance_prompt", *_INSTANCE):
         foreign.ignore(name, "the data sets have their own")
     write_sources(foreign, folders)
     foreign.add_default("data.validation", 0.0, "no picture is held out")
@@ -144,8 +153,8 @@ def _read_folder(foreign: ForeignConfig, folder: Folder) -> None:
         foreign.add_default(key, value, f"captions by {strategy}")
     else:
         foreign.convert(name, key, value)
-    leave_out_whole(foreign, f"{own}only_instance_prompt", "read with the captions")
-    leave_out_whole(foreign, f"{own}prepend_instance_prompt", "read with the captions")
+    for field in _INSTANCE:
+        foreign.ignore(f"{own}{field}", "read with the captions")
 
 
 def _read_resolution(foreign: ForeignConfig, folders: Sequence[Folder]) -> None:
