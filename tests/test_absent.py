@@ -122,6 +122,7 @@ CLAIMS: dict[str, Check] = {
     "engine torch refuses|PyTorch on several machines|on several machines are refused": (
         torch_on_hosts
     ),
+    "Trained text encoders, ControlNet, video": nothing_named("controlnet", "video", "train text"),
     "Adapters .* `masked` and `embed`": objectives_of_adapters,
     "AMD GPUs: they are found": only_nvidias_sensors,
     "What this version has": all_tasks,

@@ -42,7 +42,7 @@ def with_methods(*names: str, base: type = object, **members: object) -> object:
         ("afterstep", "after_step(self, model, step)"),
         ("collate_fn", "collate(self, samples"),
         ("load_state_dict", "what is to be saved belongs into the model"),
-        ("exports", "export(self, model, directory)"),
+        ("exportt", "export(self, model, directory)"),
     ],
 )
 def test_a_name_that_is_meant_for_a_trainer_is_refused(name: str, instead: str) -> None:

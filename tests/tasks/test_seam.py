@@ -311,7 +311,7 @@ def test_without_hooks_the_refusal_names_the_method(
 ) -> None:
     mute = FILE.replace("def sample(", "def other(")
     train(pool, start(tmp_path / "run", values(text=mute), tmp_path))
-    with pytest.raises(UserError, match=r"sample\(self, model, seed\)"):
+    with pytest.raises(UserError, match=r"sample\(self, model, seed\["):
         sample(tmp_path / "run", Prompt(), "cpu")
 
 
