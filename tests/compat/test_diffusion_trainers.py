@@ -62,8 +62,8 @@ def test_a_config_is_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """17 pictures, read twice an epoch, make 9 steps of 4 on two devices."""
-    from diffusion.picture_folders import write_pictures
-    from diffusion.tiny_pipelines import save_sd15
+    from noise_pictures import write_pictures
+    from tiny_pipelines import save_sd15
 
     save_sd15(tmp_path / "models" / "sd15")
     write_pictures(tmp_path / "pictures")

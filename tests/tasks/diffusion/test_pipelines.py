@@ -13,7 +13,7 @@ from PIL import Image
 
 pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 
-from picture_folders import write_pictures
+from noise_pictures import write_pictures
 
 from commands import samecurve
 from one_curve import check_one_curve

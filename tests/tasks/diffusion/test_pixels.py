@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 
-from picture_folders import write_pictures
+from noise_pictures import write_pictures
 
 from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
