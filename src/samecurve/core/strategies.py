@@ -103,9 +103,21 @@ def _no_compression(name: str) -> dict[str, Refusal]:
     return {"devices.compress": Refusal(why, "--strategy ddp, or leave --compress out")}
 
 
+def _own_offload(name: str) -> dict[str, Refusal]:
+    """The refusal of a sharded strategy of engine torch, which has an offload of its own."""
+    return {
+        "devices.offload_frozen": Refusal(
+            f"is for strategies with the whole model on each device; {name} shares the frozen"
+            " weights out, too",
+            "devices.offload=true, which keeps its shards in host memory; or --strategy ddp",
+        )
+    }
+
+
 _FOR_TORCH = Refusal("is for engine torch", "leave it out, or --engine torch")
 _REFUSED_BY_JAX = {
     "devices.offload": _FOR_TORCH,
+    "devices.offload_frozen": _FOR_TORCH,
     "devices.shards": _FOR_TORCH,
     "devices.compress": _FOR_TORCH,
     "train.norm_sync": Refusal(
@@ -180,6 +192,7 @@ _ROWS = (
             **_no_groups("fsdp"),
             **_no_compression("fsdp"),
             **_refused_by_sharding("fsdp"),
+            **_own_offload("fsdp"),
         },
         summary="a process for each device, the model sharded",
         holds="its share of weights, gradients and optimizer state; for a while the blocks in work",
@@ -197,7 +210,11 @@ _ROWS = (
         state="sharded by block",
         traffic="weights and gradients",
         min_devices=4,
-        refuses={**_no_compression("hsdp"), **_refused_by_sharding("hsdp")},
+        refuses={
+            **_no_compression("hsdp"),
+            **_refused_by_sharding("hsdp"),
+            **_own_offload("hsdp"),
+        },
         other_engine="--strategy fsdp: fsdp shares the model out among all devices",
         summary="a process for each device, the model sharded in groups",
         holds="its share within its group",

@@ -106,6 +106,8 @@ def cost_lines(name: str, cost: StepCost) -> list[str]:
         ["compute", show_time(cost.compute), formulas["compute"]],
         ["update", show_time(cost.update), formulas["update"]],
     ]
+    if cost.copies:
+        rows.append(["copies", show_time(cost.copies), formulas["copies"]])
     if cost.traffic.all:
         rows += [
             ["exposed", show_time(cost.exposed), formulas["sync"]],
@@ -227,6 +229,7 @@ def _cost_json(cost: StepCost, global_batch_size: int, tokens: int) -> dict[str,
         "compute_seconds": cost.compute,
         "update_seconds": cost.update,
         "exposed_seconds": cost.exposed,
+        "copies_seconds": cost.copies,
         "efficiency": cost.efficiency,
         "mfu": cost.mfu,
         "samples_per_second": global_batch_size / cost.seconds,

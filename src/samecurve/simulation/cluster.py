@@ -12,7 +12,14 @@ from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, Validati
 
 from samecurve.core.config.document import Document, join_key, read_file, suggest
 from samecurve.core.config.section import Precision, Section, Size
-from samecurve.core.planning.hardware import DeviceSpec, LinkSpec, Medium, device_spec, link_spec
+from samecurve.core.planning.hardware import (
+    DeviceSpec,
+    LinkSpec,
+    Medium,
+    device_spec,
+    link_spec,
+    slowest_host_link,
+)
 from samecurve.core.planning.machine import Device, Link, Machine
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.units import parse_speed
@@ -199,6 +206,7 @@ def _read_device(value: str | _DeviceFields, document: Document) -> DeviceSpec:
         bandwidth=value.bandwidth,
         inside=assumed,
         between=assumed,
+        host=slowest_host_link(),
         source="as the file says",
     )
 

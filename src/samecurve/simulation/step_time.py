@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.hardware import ASSUMED_MFU
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Traffic, traffic
 from samecurve.units import counted, show_bytes, show_count, show_time
-
-MFU = 0.4
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Utilization:
 
 
 ASSUMED = Utilization(
-    MFU,
+    ASSUMED_MFU,
     "assumed; decoders of 3 to 30 billion parameters reach 0.36 to 0.46 on H100, 0.51 to 0.64 on"
     " A100 (sequences up to 4096; llm-foundry, scripts/train/benchmarking/README.md), small ones"
     " less; --mfu N or --from BENCH.json says better",
@@ -46,6 +45,7 @@ class StepCost:
     mfu: float  # model FLOPs of the step over the devices' peak
     traffic: Traffic
     formulas: dict[str, str]  # by the name of the number
+    copies: float = 0.0  # from host memory (devices.offload_frozen), not hidden by computation
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def step_cost(
         exposed, hidden = _expose_reduced(sent, one_round)
     metrics = sent.seconds_of("metrics")
     update, touched = _update(config, plan, facts, cluster, plan.layout.shards)
-    seconds = compute + update + exposed + metrics
+    copies, copying = _expose_copies(plan, facts, cluster, one_round)
+    seconds = compute + update + exposed + metrics + copies
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = global_batch_size / micro * one_round.total + alone_update
     computing, of_peak = _compute_formulas(
@@ -101,6 +102,7 @@ def step_cost(
         efficiency=alone / plan.layout.num_devices / seconds,
         mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.layout.num_devices * peak),
         traffic=sent,
+        copies=copies,
         formulas={
             "compute": computing,
             "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
@@ -111,6 +113,7 @@ def step_cost(
                 f" {plan.layout.num_devices} devices"
             ),
             "mfu": of_peak,
+            **({"copies": copying} if copying else {}),
         },
     )
 
@@ -192,6 +195,37 @@ def _update(
     if shards > 1:
         words += f" ({shards} shards)"
     return passes * array_bytes / cluster.device.bandwidth, words
+
+
+def _expose_copies(
+    plan: Plan, facts: Facts, cluster: Cluster, one_round: _RoundTime
+) -> tuple[float, str]:
+    """Exposed copies of frozen weights from host memory: (seconds, formula).
+
+    A block is copied while the block before it computes; nothing computes ahead of the first one.
+    """
+    if not plan.layout.offload_frozen:
+        return 0.0, ""
+    from samecurve.core.planning.frozen_blocks import host_blocks
+    from samecurve.core.planning.frozen_offload import host_copies
+
+    width = itemsize(plan.compute.precision)
+    host = host_blocks(facts, plan.layout.offload_frozen, width)
+    rounds, link = plan.batch.accumulation_steps, cluster.device.host
+    copies = host_copies(host, facts, plan.compute.recompute, rounds)
+    forward, backward = copies.forward / link.bandwidth, copies.backward / link.bandwidth
+    first = host.largest / link.bandwidth
+    each = (
+        max(0.0, forward - one_round.forward - one_round.first_pass)
+        + max(0.0, backward - one_round.backward)
+        + first
+    )
+    how = (
+        f"{counted(rounds, 'round')} x (max(0, {show_bytes(copies.forward)} - forward) + max(0,"
+        f" {show_bytes(copies.backward)} - backward) + the first block) at"
+        f" {link.bandwidth / 1e9:g} GB/s ({link.name}; {link.source})"
+    )
+    return rounds * each, how
 
 
 def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:

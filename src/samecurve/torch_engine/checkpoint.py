@@ -221,7 +221,9 @@ def take_digest(setup: EngineSetup, state: State) -> None:
     }
     zero = torch.zeros((), dtype=torch.int64, device=device)
     own = [  # of what several hold alike, the first one's
-        zero if entry.replica[0] else place_sum(entry.local, entry.shape, entry.offsets).to(device)
+        zero
+        if entry.replica[0]
+        else place_sum(entry.local.to(device), entry.shape, entry.offsets)  # perhaps in host memory
         for entry in frozen.values()
     ]
     sums = setup.comm.all_reduce(torch.stack(own))().tolist() if own else []

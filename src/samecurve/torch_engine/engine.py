@@ -205,8 +205,13 @@ class TorchEngine:
         KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
-        materializer = builder.first_values.materializer(model, self.device, is_given)
-        self._strategy.distribute(models, materializer)
+        offload = builder.offload
+        on_host = offload.names if offload else ()
+        materializer = builder.first_values.materializer(model, self.device, is_given, on_host)
+        if offload is None:
+            self._strategy.distribute(models, materializer)
+        else:
+            offload.distribute(self._strategy, models, materializer, self.devices)
         if coupling_layers(model) and not self.plan.compute.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()

@@ -148,6 +148,10 @@ class Devices(Section):
     (less memory), or keep them until backward (less traffic)"""
     offload: bool = False
     """fsdp, hsdp: weights, gradients and optimizer in host memory"""
+    offload_frozen: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """single, dp, ddp with engine torch: share of the blocks whose frozen weights (the base beneath
+    an adapter) lie in host memory and are copied to the device ahead of use; same results, less
+    memory, slower where the copies take longer than the computation"""
     compress: Compress = "none"
     """ddp: what gradients are reduced as; changes results"""
     balance: Balance = "even"

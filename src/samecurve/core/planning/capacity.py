@@ -25,6 +25,8 @@ from samecurve.units import show_bytes, show_params
 if TYPE_CHECKING:
     from samecurve.core.config.section import Recompute
 
+_SHARES = (0.25, 0.5, 0.75, 1.0)  # of devices.offload_frozen, that a remedy tries
+
 
 @dataclass(frozen=True)
 class MemoryRoom:
@@ -176,11 +178,12 @@ def _what_needs_less(options: MemoryOptions, facts: Facts, layout: Layout) -> st
         )
         ways += _fitting(layout, [shared_out])
     ways += _fitting(layout, _recomputed(here))
+    ways += _fitting(layout, _offloaded(here, layout))
     if layout.devices[0].kind == "cpu" and num_devices > 1 and not options.limit:
         ways.append("fewer ranks on this host, since they share its memory")
     if not ways:
         for other in (*_smaller_optimizers(here), *_adapters(here)):
-            ways += _fitting(layout, [other, *_recomputed(other)])
+            ways += _fitting(layout, [other, *_recomputed(other), *_offloaded(other, layout)])
     if not ways:
         return (
             f"a smaller model, more devices with --strategy {sharded.name}, or a device with more"
@@ -211,6 +214,30 @@ def _recomputed(way: _Way) -> Iterator[_Way]:
             )
 
 
+def _offloaded(way: _Way, layout: Layout) -> Iterator[_Way]:
+    """Ways with more of the blocks' frozen weights in host memory; last all of them, and blocks
+    that run again.
+    """
+    options, facts = way.options, way.facts
+    on_gpu = layout.devices[0].kind == "cuda"
+    is_refused = "devices.offload_frozen" in way.spec.refuses or facts.after_step
+    if not (on_gpu and options.can_offload and facts.frozen_block_params) or is_refused:
+        return
+    ways = [
+        replace(
+            way,
+            flags=f"{way.flags} --set devices.offload_frozen={share:g}".strip(),
+            why=way.why or "keeps frozen weights in host memory",
+            options=replace(options, offload_frozen=share),
+        )
+        for share in _SHARES
+        if share > options.offload_frozen
+    ]
+    yield from ways
+    if ways:
+        yield from _recomputed(ways[-1])
+
+
 def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
     """Ways with an optimizer that keeps less than adamw."""
     section = way.options.optimizer
@@ -234,5 +261,17 @@ def _adapters(way: _Way) -> Iterator[_Way]:
             way,
             flags=f"--set {setting}",
             why=f"trains {show_params(trained)} parameters beside frozen ones",
-            facts=replace(way.facts, params=way.facts.params + trained, trainable=trained),
+            facts=_with_adapter(way.facts, trained),
         )
+
+
+def _with_adapter(facts: Facts, trained: int) -> Facts:
+    """The facts with a frozen model and an adapter of so many numbers; its blocks as if alike."""
+    blocks = (facts.block_params,) * facts.blocks if facts.blocks > 1 else ()
+    return replace(
+        facts,
+        params=facts.params + trained,
+        trainable=trained,
+        frozen_block_params=blocks,
+        frozen_block_packed=(0,) * len(blocks),
+    )

@@ -80,6 +80,9 @@ class Facts:
     # arrays whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # arrays that are not trained
+    # frozen scalars, and bytes of packed arrays, of each block that could lie in host memory
+    frozen_block_params: tuple[int, ...] = ()
+    frozen_block_packed: tuple[int, ...] = ()
     frozen_base: bool = False  # frozen arrays are kept elsewhere: checkpoints leave them out
     # quantized frozen arrays, one byte a number whatever the precision; in none of the counts
     packed: tuple[str, ...] = ()

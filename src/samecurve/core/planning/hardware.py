@@ -14,6 +14,9 @@ import yaml
 
 from samecurve.errors import UserError
 
+# The share of its peak FLOP/s that a device is assumed to attain while it computes.
+ASSUMED_MFU = 0.4
+
 _GIGA, _TERA, _MEBI = 10**9, 1e12, 1 << 20
 Medium = Literal["nvlink", "pcie", "network"]
 
@@ -49,6 +52,7 @@ class DeviceSpec:
     bandwidth: float  # of its memory, bytes a second
     inside: LinkSpec  # within a host, as it is usually built
     between: LinkSpec  # between hosts
+    host: LinkSpec  # to its host's memory
     source: str  # of memory, peaks and bandwidth
     driver_pattern: str = ""  # in the name that drivers give it
     aliases: tuple[str, ...] = ()  # other names that a user may write
@@ -63,6 +67,7 @@ class DeviceSpec:
             bandwidth=float(entry["gigabytes"] * _GIGA),
             inside=LinkSpec.from_entry(entry["inside"]),
             between=LinkSpec.from_entry(entry["between"]),
+            host=LinkSpec.from_entry(entry["host"]),
             source=entry["source"],
             driver_pattern=entry["driver_pattern"],
             aliases=tuple(entry.get("aliases", ())),
@@ -78,15 +83,35 @@ def on_file() -> tuple[tuple[LinkSpec, ...], tuple[DeviceSpec, ...]]:
     return links, tuple(map(DeviceSpec.from_entry, table["devices"]))
 
 
+def _device_of(name: str) -> DeviceSpec | None:
+    """The device by the name that its driver gives it; None: it is not on file."""
+    _, devices = on_file()
+    for device in devices:
+        if re.search(rf"(?<![A-Za-z0-9]){device.driver_pattern}(?![A-Za-z0-9])", name):
+            return device
+    return None
+
+
 def peak(name: str, precision: str) -> float | None:
     """Dense FLOP/s of a device by the name that its driver gives it; None where no data sheet is on
     file.
     """
-    _, devices = on_file()
-    for device in devices:
-        if re.search(rf"(?<![A-Za-z0-9]){device.driver_pattern}(?![A-Za-z0-9])", name):
-            return device.peaks.get(precision)
-    return None
+    device = _device_of(name)
+    return device.peaks.get(precision) if device else None
+
+
+def host_link(name: str) -> LinkSpec | None:
+    """The link of a device to its host's memory, by the name that its driver gives it; None: the
+    device is not on file.
+    """
+    device = _device_of(name)
+    return device.host if device else None
+
+
+def slowest_host_link() -> LinkSpec:
+    """The link that is assumed of a device that is not on file."""
+    links, _ = on_file()
+    return min((link for link in links if link.medium == "pcie"), key=lambda link: link.bandwidth)
 
 
 def device_spec(name: str, where: str) -> DeviceSpec:

@@ -35,6 +35,7 @@ class Layout:
     offload: bool = False
     compress: Compress = "none"
     preflight: int = 0
+    offload_frozen: float = 0.0  # share of the blocks whose frozen weights lie in host memory
 
     @property
     def num_devices(self) -> int:
@@ -156,6 +157,7 @@ def choose_layout(
         offload=section.offload,
         compress=section.compress,
         preflight=section.preflight,
+        offload_frozen=section.offload_frozen,
     )
     return Decision(layout, {**reasons, **sync.reasons})
 
@@ -164,6 +166,7 @@ def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
     """UserError: the strategy refuses what the config asks for."""
     wanted = {
         "devices.offload": section.offload,
+        "devices.offload_frozen": section.offload_frozen > 0,
         "devices.shards": section.shards is not None,
         "devices.compress": section.compress != "none",
         "train.norm_sync": train.norm_sync,

@@ -6,7 +6,7 @@ and scaled by the width of the precision.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from samecurve.core.config.section import Precision, Recompute
@@ -14,6 +14,7 @@ from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StrategySpec
+from samecurve.units import counted
 
 # Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):
 # autocast keeps matrix inputs in 2 bytes, norms and the residual stream in 4, so the share lies
@@ -50,9 +51,11 @@ class MemoryOptions:
     recompute: Recompute
     ema: float
     offload: bool
+    offload_frozen: float
     reshard: bool
     optimizer: Optimizer
     limit: int | None  # bytes of each device to plan with at most (devices.memory)
+    can_offload: bool = True  # nothing else in the config stands against devices.offload_frozen
 
     @property
     def itemsize(self) -> int:
@@ -67,9 +70,11 @@ def memory_options(config: Config, precision: Precision | None = None) -> Memory
         recompute=config.train.recompute,
         ema=config.train.ema,
         offload=config.devices.offload,
+        offload_frozen=config.devices.offload_frozen,
         reshard=config.devices.reshard,
         optimizer=config.optimizer,
         limit=config.devices.memory,
+        can_offload=not (config.train.compile or config.train.float8),
     )
 
 
@@ -217,6 +222,8 @@ def state_terms(
     sharing_process: devices of one CPU process, which share the memory of the process itself
     """
     terms = replicated_state(options, facts, shards)
+    if options.offload_frozen and shards == 1:
+        terms = _with_host_blocks(terms, options, facts, kind)
     if shards > 1 and spec.state == "sharded by block":
         terms += _gathered_by_block(options, facts)
     elif shards > 1:
@@ -233,6 +240,35 @@ def state_terms(
     reserved = _RESERVED[kind] + (facts.library_bytes if kind == "cpu" else 0)
     reserved //= sharing_process
     return [*terms, MemoryTerm("process", reserved, formula)]
+
+
+def _with_host_blocks(
+    terms: list[MemoryTerm], options: MemoryOptions, facts: Facts, kind: str
+) -> list[MemoryTerm]:
+    """The terms without the frozen weights that lie in host memory, and with their buffers.
+
+    A CPU rank's memory is host memory: it holds the weights and the buffers.
+    """
+    from samecurve.core.planning.frozen_blocks import host_blocks
+
+    host = host_blocks(facts, options.offload_frozen, options.itemsize)
+    blocks = counted(host.blocks, "block")
+    formula = f"{host.buffers} x {host.largest} B: the largest of {blocks} in host memory"
+    buffers = MemoryTerm("buffers", host.buffers * host.largest, formula)
+    if kind == "cpu":
+        return [*terms, buffers]
+    moved = {"weights": host.numbers * host.width, "packed": host.packed}
+    left = [
+        replace(
+            term,
+            bytes=term.bytes - moved[term.name],
+            formula=f"{term.formula} - {moved[term.name]} B in host memory",
+        )
+        if moved.get(term.name)
+        else term
+        for term in terms
+    ]
+    return [*left, buffers]
 
 
 def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:

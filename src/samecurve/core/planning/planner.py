@@ -72,6 +72,10 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     refusals.collect(choose_early_stop, train, eval_samples=None)
     refusals.collect(check_engine_has, config.optimizer, config.engine)
     refusals.collect(check_compile, train, config.engine)
+    if config.devices.offload_frozen:
+        from samecurve.core.planning.frozen_offload import check_frozen_offload
+
+        refusals.collect(check_frozen_offload, train)
     refusals.raise_any()
     return layout
 
@@ -129,6 +133,10 @@ class _Planning:
         options = memory_options(config, precision.value)
         layout = log.take(self._layout(options, devices))
         _check_same_run(facts, train.seed, self.fixed)
+        if options.offload_frozen:
+            from samecurve.core.planning.frozen_offload import check_frozen_offload
+
+            check_frozen_offload(train, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         split = self._split(layout, capacity)
         terms = self._memory_terms(options, layout, split, capacity)
@@ -144,6 +152,10 @@ class _Planning:
         check_coupled(log, train, facts.coupled, split)
         early_stop = log.take(choose_early_stop(train, facts.eval_samples))
         self._explain_training(layout, split, precision)
+        if options.offload_frozen:
+            from samecurve.core.planning.frozen_offload import choose_frozen_offload
+
+            log.take(choose_frozen_offload(options, facts, layout, split, self.machine))
         self._warn(layout, split, terms, fixed)
         flops = facts.flops_per_sample
         return Plan(

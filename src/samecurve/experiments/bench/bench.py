@@ -54,7 +54,13 @@ from samecurve.worker.jobs.profile_job import watch_rank
 _PATIENCE = 3600.0  # seconds for all steps of a layout
 _CPU_RANKS = 8  # the most that are tried without --worlds
 # options that only some strategies have, and the value that turns each off
-_STRATEGY_OPTIONS = {"shards": None, "offload": False, "compress": "none", "balance": "even"}
+_STRATEGY_OPTIONS = {
+    "shards": None,
+    "offload": False,
+    "offload_frozen": 0.0,
+    "compress": "none",
+    "balance": "even",
+}
 
 
 def bench(

@@ -18,6 +18,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
+from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_builder import on_meta
 from samecurve.torch_engine.model.model_setup import freeze, repeated_blocks, sharding_facts
 from samecurve.torch_engine.model.model_weights import describe_arrays
@@ -68,6 +69,7 @@ def describe_model(
         "block_packed": max(
             sum(p.numel() for p in block.parameters() if _is_packed(p)) for block in blocks
         ),
+        **_frozen_facts(model),
         "coupled": (*adapter.methods.coupled, *coupling_layers(model)),
         "kept_in_eval": kept_in_eval(model),
         "from_pretrained": mode.from_pretrained,
@@ -76,6 +78,17 @@ def describe_model(
         "hidden_matrices": hidden_matrices(model),
         "feature_bytes": feature_bytes,
         "keyed_dropout": dropout_layers(model),
+    }
+
+
+def _frozen_facts(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The sizes of the blocks whose frozen weights could lie in host memory."""
+    frozen = [block.parameters for block in frozen_blocks(model)]
+    return {
+        "frozen_block_params": tuple(sum(map(_scalars, block)) for block in frozen),
+        "frozen_block_packed": tuple(
+            sum(p.numel() for p in block if _is_packed(p)) for block in frozen
+        ),
     }
 
 

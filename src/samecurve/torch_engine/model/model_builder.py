@@ -7,9 +7,9 @@ recompute).
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from samecurve.torch_engine.model.model_setup import (
 )
 from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step.setup import EngineSetup
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.model.frozen_offload import FrozenOffload
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 
@@ -59,17 +62,22 @@ class FirstValues:
         return self._build_with_values() if model is None else model
 
     def materializer(
-        self, model: nn.Module, device: torch.device, is_given: IsGiven | None = None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        is_given: IsGiven | None = None,
+        on_host: Collection[str] = (),
     ) -> Materializer:
         """The object that makes real what build() left on the meta device.
 
         is_given: parameters that stay empty; None: none
+        on_host: names of parameters that lie in host memory, whatever the device
         """
         if is_given is all_given:
-            return Materializer(model, device)
+            return Materializer(model, device, on_host=on_host)
         rule = self.initialize_module(model)
         initialize = self.initialize if rule is None else None
-        return Materializer(model, device, initialize, rule, is_given)
+        return Materializer(model, device, initialize, rule, is_given, on_host=on_host)
 
     def _build_on_meta(self) -> nn.Module | None:
         """The model without its parameters' values, its buffers real, if the task gives a rule for
@@ -186,13 +194,25 @@ class _WithoutValues(TorchFunctionMode):
 
 
 class ModelBuilder:
+    """Builds a task's models.
+
+    modes: of the models that are built
+    offload: their blocks in host memory (devices.offload_frozen); None: all lies on the devices
+    """
+
+    offload: "FrozenOffload | None" = None
+
     def __init__(self, setup: EngineSetup) -> None:
         self._setup, self._seed = setup, setup.plan.fixed.seed
         comm, device = setup.comm, setup.device
         self.first_values = FirstValues(
             setup.task, self._seed, lambda tensors: comm.broadcast(tensors, device)
         )
-        self.modes: list[TrainingMode] = []  # of the models that are built
+        self.modes: list[TrainingMode] = []
+        if setup.plan.layout.offload_frozen:
+            from samecurve.torch_engine.model.frozen_offload import FrozenOffload
+
+            self.offload = FrozenOffload(setup.plan.layout.offload_frozen)
 
     def build_all(self) -> list[nn.Module]:
         """A model for each device of this process. UserError: the task has no such model."""
@@ -227,6 +247,8 @@ class ModelBuilder:
             from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
 
             keep_uncompiled(model)
+        if self.offload is not None:
+            self.offload.add(model)
         _apply_speed_options(model, plan, setup.devices[device_index])
         return model
 

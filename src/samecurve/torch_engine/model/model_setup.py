@@ -3,7 +3,7 @@ recompute, and real values for parameters that were made on the meta device.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -214,6 +214,8 @@ class Materializer:
         initialize: Initialize | None = None,
         initialize_module: InitializeModule | None = None,
         is_given: IsGiven | None = None,
+        *,
+        on_host: Collection[str] = (),
     ) -> None:
         """Prepare for a model whose parameters are on the meta device.
 
@@ -221,6 +223,7 @@ class Materializer:
         initialize_module: takes its place: fills a module's parameters, on a CPU, children before
             parents
         is_given: parameters that stay empty, and modules of which all do; None: none
+        on_host: names of parameters that lie in host memory, whatever the device
         """
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._module_names = {id(module): name for name, module in model.named_modules()}
@@ -233,7 +236,9 @@ class Materializer:
         self._device, self._initialize = device, initialize
         self._initialize_module = initialize_module
         self._is_given: IsGiven = is_given or (lambda _name: False)
+        self._on_host = on_host
         self._dtypes: dict[int, torch.dtype] = {}  # of real parameters, once they have values
+        self._devices: dict[int, torch.device] = {}  # of real parameters
         # the real parameters that several modules share; the others are not held here, so that
         # they are freed as soon as a strategy has taken its part of them
         self._shared: dict[int, nn.Parameter] = {}
@@ -251,7 +256,8 @@ class Materializer:
         for module in modules:
             for parameter in module.parameters(recurse=False):
                 dtype = self._dtypes.get(id(parameter), parameter.dtype)
-                parameter.data = parameter.data.to(self._device, dtype)
+                device = self._devices.get(id(parameter), self._device)
+                parameter.data = parameter.data.to(device, dtype)
 
     def _make_real(self, module: nn.Module) -> bool:
         """Make a module's own parameters real. Returns whether any of them was on meta."""
@@ -268,7 +274,9 @@ class Materializer:
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
         if id(parameter) in self._shared:
             return self._shared[id(parameter)]
-        device, dtype = self._device, parameter.dtype
+        name = self._names[id(parameter)]
+        place = torch.device("cpu") if name in self._on_host else self._device
+        device, dtype = place, parameter.dtype
         if self._initialize_module is not None:  # drawn in float32, and only widened from there
             device = torch.device("cpu")
             dtype = torch.float32 if dtype == torch.float64 else dtype
@@ -277,8 +285,7 @@ class Materializer:
         else:
             values = torch.empty_like(parameter, dtype=dtype, device=device)
         real = nn.Parameter(values, parameter.requires_grad)
-        self._dtypes[id(real)] = parameter.dtype
-        name = self._names[id(parameter)]
+        self._dtypes[id(real)], self._devices[id(real)] = parameter.dtype, place
         if self._initialize is not None and not self._is_given(name):
             self._initialize(name, real)
         if id(parameter) in self._shared_ids:

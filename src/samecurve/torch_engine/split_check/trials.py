@@ -183,7 +183,9 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
-        return self._plan.layout.shards == 1 and not self._plan.compute.float8 and self.is_small()
+        layout, compute = self._plan.layout, self._plan.compute
+        as_they_are = layout.shards == 1 and not layout.offload_frozen and not compute.float8
+        return as_they_are and self.is_small()
 
     def is_small(self) -> bool:
         """Whether a second copy of the weights has room."""

@@ -29,6 +29,7 @@ class Strategy:
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         self._plan, self._comm, self._devices = plan, comm, devices
         self.models: list[nn.Module] = []
+        self.caches: list[Callable[[], None]] = []  # each forgets copies of weights (see reset())
 
     def peers(self) -> Sequence[Peers]:
         """For each device of this process, the peers that it adds up values with."""
@@ -113,7 +114,11 @@ class Strategy:
             yield name, parameter.detach().clone()
 
     def reset(self) -> None:
-        """Before the first step: forget what trials have gathered or learnt."""
+        """Before the first step, and where weights were moved: forget what trials have gathered or
+        learnt.
+        """
+        for forget in self.caches:
+            forget()
 
     def close(self) -> None: ...
 

@@ -284,6 +284,7 @@ class FSDP(Strategy):
         return whole[tuple(box)]
 
     def reset(self) -> None:
+        super().reset()
         self._order.reset()
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
