@@ -11,10 +11,11 @@ from samecurve.cli.main import cli
 
 SOURCE = Path(__file__).parents[2] / "src/samecurve"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
-OF_OTHERS = {  # of git, tar, pip, containers, torchrun, Slurm and XLA
+OF_OTHERS = {  # of git, tar, pip, containers, torchrun, Slurm, XLA, the hub and kohya
     *("--abbrev", "--always", "--dirty", "--exclude", "--no-optional-locks"),
     *("--dereference", "--hard-dereference", "--keep", "--sort"),
-    *("--index-url", "--python", "--ipc", "--share", "--shm-size"),
+    *("--index-url", "--python", "--ipc", "--share", "--shm-size", "--upgrade"),
+    *("--config-file", "--dataset-config", "--local-dir"),
     *("--local-rank", "--master-addr", "--master-port", "--nproc-per-node", "--ntasks-per-node"),
     *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id"),
     "--xla-cpu-collective-call-terminate-timeout-seconds",

@@ -572,7 +572,7 @@ def test_mistakes_told_when_the_task_is_opened(
         ),
         (
             "def __init__(self, model, data):\n",
-            "def prepare(self, model, data):\n",
+            "def begin(self, model, data):\n",
             ["object has no attribute 'data'", "def __init__(self, model, data): self.data = ..."],
         ),
     ],

@@ -48,14 +48,15 @@ def config(folder: Path, model: dict[str, Any] = UNET, **train: Any) -> Config:
 
 
 def test_devices_do_not_change_the_curve(folder: Path, pool: Pool, tmp_path: Path) -> None:
-    layouts = ["ddp:2", "ddp:3", "fsdp:2", "dp:2"]
-    check_one_curve(config(folder), layouts, pool, tmp_path, steps=6, near=1e-10)
+    """Over buckets that leave short steps."""
+    check_one_curve(config(folder), ["ddp:3", "fsdp:2"], pool, tmp_path, steps=4, near=1e-10)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "model",
     [
+        UNET,
         DIT,
         {**UNET, "prediction": "epsilon", "min_snr": 5.0},
         {**UNET, "prediction": "v"},
@@ -65,10 +66,10 @@ def test_devices_do_not_change_the_curve(folder: Path, pool: Pool, tmp_path: Pat
 def test_each_objective_has_one_curve(
     model: dict[str, Any], folder: Path, pool: Pool, tmp_path: Path
 ) -> None:
-    layouts = ["ddp:2", "ddp:3", "fsdp:2/4", "hsdp:4"]
+    layouts = ["ddp:2", "dp:2", "ddp:3", "fsdp:2/4", "hsdp:4"]
     check_one_curve(config(folder, model), layouts, pool, tmp_path, steps=6, near=1e-10)
 
 
 def test_exact_bits(folder: Path, pool: Pool, tmp_path: Path) -> None:
     here = config(folder, precision="f32", exact=True)
-    check_one_curve(here, ["ddp:2", "ddp:3"], pool, tmp_path, steps=6, near=0.0)
+    check_one_curve(here, ["ddp:3"], pool, tmp_path, steps=4, near=0.0)
