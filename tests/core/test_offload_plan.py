@@ -16,6 +16,7 @@ from samecurve.core.planning.hardware import on_file
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
 from samecurve.simulation.cluster import read_cluster
@@ -211,6 +212,9 @@ def test_a_remedy_names_it_where_it_helps() -> None:
         planned(0.0, devices={"memory": "4GiB"}, train={"recompute": "none"})
     both = "--set devices.offload_frozen=1 --set train.recompute=selective keeps frozen weights"
     assert both in found.value.remedy
+    with pytest.raises(UserError, match="need") as found:
+        planned(0.5, machine(4), devices={"memory": "5GiB", "strategy": "ddp"})
+    assert found.value.remedy.startswith("--strategy fsdp --set devices.offload_frozen=0 shares")
     for otherwise in ({"train": {"compile": True}}, {"engine": "jax"}):
         with pytest.raises(UserError, match="need") as found:
             planned(0.0, devices={"memory": "5GiB"}, **otherwise)
@@ -218,6 +222,15 @@ def test_a_remedy_names_it_where_it_helps() -> None:
     with pytest.raises(UserError, match="need") as found:
         plan(config(devices={"use": "cpu:1", "memory": "5GiB"}), machine(), FACTS)
     assert "offload_frozen" not in found.value.remedy
+
+
+def test_a_run_that_runs_out_of_memory_names_what_is_left_to_move() -> None:
+    for share, is_named in ((0.5, True), (1.0, False), (0.0, False)):
+        here = planned(share, machine(2), devices={"strategy": "ddp"})
+        error = explain_out_of_memory(MemoryError("out"), here, rank=0, peak_bytes=GIB)
+        assert error is not None
+        assert ("--set devices.offload_frozen=1 keeps all" in error.remedy) == is_named
+        assert ("--strategy fsdp" in error.remedy) == (not share)
 
 
 def test_an_adapter_s_remedy_has_it_where_the_adapter_alone_does_not_fit() -> None:

@@ -87,6 +87,9 @@ def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
         )
     if plan.compute.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")
-    if plan.layout.shards == 1 and plan.layout.num_devices > 1:
+    share = plan.layout.offload_frozen
+    if 0 < share < 1:
+        ways.append("--set devices.offload_frozen=1 keeps all frozen blocks in host memory")
+    if plan.layout.shards == 1 and plan.layout.num_devices > 1 and not share:
         ways.append("--strategy fsdp shares the model's state out")
     return ", or ".join(ways or ["--set devices.offload=true, more devices, or a smaller model"])

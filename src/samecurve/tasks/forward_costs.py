@@ -34,9 +34,14 @@ def forward_costs(make_model: Callable[[], nn.Module], run: Run) -> dict[str, An
 
 
 def _forward_flops(make_model: Callable[[], nn.Module], run: Run) -> int:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     counter = FlopCounterMode(display=False)
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"):
         model = make_model()
+    # not on meta, whose layers can't ask whether autocast is on
+    with FakeTensorMode(), torch.no_grad():
+        to_empty(model)
         with counter:
             run(model)
     flops: int = counter.get_total_flops()

@@ -169,12 +169,11 @@ def _what_needs_less(options: MemoryOptions, facts: Facts, layout: Layout) -> st
     sharded = auto_strategy(layout.engine, "only a shard fits")
     ways = []
     if layout.shards < num_devices:
+        flags = f"--strategy {sharded.name}"
+        if options.offload_frozen and "devices.offload_frozen" in sharded.refuses:
+            flags += " --set devices.offload_frozen=0"
         shared_out = replace(
-            here,
-            flags=f"--strategy {sharded.name}",
-            why="shares the state out",
-            spec=sharded,
-            shards=num_devices,
+            here, flags=flags, why="shares the state out", spec=sharded, shards=num_devices
         )
         ways += _fitting(layout, [shared_out])
     ways += _fitting(layout, _recomputed(here))

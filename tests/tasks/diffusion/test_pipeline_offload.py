@@ -1,0 +1,86 @@
+"""A LoRA on a denoiser in host memory (devices.offload_frozen): no bit changes, nor do pictures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+
+import tiny_pipelines
+import torch
+from noise_pictures import write_pictures
+from PIL import Image
+from test_pipelines import LORA, values
+
+from samecurve.checkpoint.format import load
+from samecurve.core.planning.memory import packed_bytes
+from samecurve.tasks import open_task
+from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
+from starts import start, train
+from tiny import config_of
+from worlds import Pool
+
+# the tiny flux2 has one block of a kind, which is no repeated block
+_FAMILIES = [name for name in tiny_pipelines.ALL if name != "flux2"]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's RMSNorm
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_no_bit_changes(
+    family: str, pipelines: Mapping[str, Path], pool: Pool, tmp_path: Path, cache: Path
+) -> None:
+    """Exact, so that arrays are aligned alike. Parts of a UNet's blocks are copied, and its blocks
+    run again.
+    """
+    folder = write_pictures(tmp_path / "set")
+    left: list[Any] = []
+    for share in (0.0, 1.0):
+        model = {"path": str(pipelines[family]), **LORA, "quantize": "bf16"}
+        here = values(folder, model, exact=True, recompute="block")
+        here["train"] |= {"precision": "f32", "steps": 2}
+        here["devices"] = {"use": "cpu:2", "preflight": 0, "offload_frozen": share}
+        prepared = start(tmp_path / f"{share}", here, cache)
+        assert ("offload" in prepared.plan.reasons) == bool(share)
+        losses = train(pool, prepared)
+        last = max(prepared.run.checkpoints.glob("step-*"))
+        drawn = sorted((prepared.run.home / "samples").glob("*.png"))
+        assert drawn
+        pictures = [np.asarray(Image.open(path)).tobytes() for path in drawn]
+        arrays = {name: array.tobytes() for name, array in load(last).arrays.items()}
+        left.append((losses, pictures, arrays))
+    assert left[0] == left[1]
+
+
+def test_a_lora_in_bf16_is_planned(pipelines: Mapping[str, Path], tmp_path: Path) -> None:
+    """Its base is packed, and has its FLOPs and its blocks counted."""
+    folder = write_pictures(tmp_path / "set")
+    here = values(folder, {"path": str(pipelines["sd15"]), **LORA}, precision="bf16")
+    facts = open_task(config_of(here), str(tmp_path / "cache")).facts()
+    assert facts.flops_per_sample
+    assert facts.packed
+    assert sum(facts.frozen_block_packed) > 0.8 * packed_bytes(facts)
+
+
+def test_the_parts_of_sdxl_are_small() -> None:
+    """Its largest block has 1.2 billion numbers; two buffers of that size would save nothing."""
+    library = pytest.importorskip("diffusers")
+    with torch.device("meta"):
+        unet = library.UNet2DConditionModel(
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+        ).requires_grad_(False)
+    sizes = [sum(p.numel() for p in block.parameters) for block in frozen_blocks(unet)]
+    assert (len(sizes), max(sizes)) == (86, 49_164_800)
+    assert sum(sizes) > 0.97 * sum(p.numel() for p in unet.parameters())
