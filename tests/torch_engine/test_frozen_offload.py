@@ -113,17 +113,25 @@ def test_no_bit_of_a_run_changes(name: str, tmp_path: Path, cache: Path) -> None
     assert plain["sampled"]
 
 
-@pytest.mark.parametrize("how", ["none", pytest.param("block", marks=pytest.mark.long)])
-def test_a_run_goes_on_with_other_shares(how: str, pool: Pool, tmp_path: Path, cache: Path) -> None:
-    """Two ranks under ddp, stopped half way; one of the halves has nothing in host memory."""
+@pytest.mark.parametrize(
+    ("how", "first", "then"),
+    [
+        ("none", 1.0, 0.4),
+        pytest.param("block", 1.0, 0.0, marks=pytest.mark.long),
+        pytest.param("block", 0.0, 1.0, marks=pytest.mark.long),
+    ],
+)
+def test_a_run_goes_on_with_another_share(
+    how: str, first: float, then: float, *, pool: Pool, tmp_path: Path, cache: Path
+) -> None:
+    """Two ranks under ddp, stopped half way."""
     train = {"recompute": how, "ema": 0.9}
     plain = trained(pool, tmp_path / "plain", cache, values_of("ddp:2", 0, train=train))
-    for first, then in ((1.0, 0.0), (0.0, 0.4)):
-        run = tmp_path / f"from {first}"
-        trained(pool, run, cache, values_of("ddp:2", first, train={**train, "steps": 2}))
-        moved = trained(pool, run, cache, values_of("ddp:2", then, train=train))
-        assert moved["arrays"] == plain["arrays"]
-        assert moved["steps"] == plain["steps"]
+    run = tmp_path / "run"
+    trained(pool, run, cache, values_of("ddp:2", first, train={**train, "steps": 2}))
+    moved = trained(pool, run, cache, values_of("ddp:2", then, train=train))
+    assert moved["arrays"] == plain["arrays"]
+    assert moved["steps"] == plain["steps"]
 
 
 def test_the_plan_counts_what_the_engine_moves() -> None:
