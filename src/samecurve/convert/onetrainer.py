@@ -20,6 +20,8 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "lower": lambda value: str(value).lower(),  # in small letters
 }
 
+_DEFAULT_RATE = 3e-6  # where the file gives no learning rate
+
 
 def betas(foreign: ForeignConfig) -> list[object]:
     """AdamW's betas, one of which the file may leave out."""
@@ -32,16 +34,23 @@ def old_betas(foreign: ForeignConfig) -> list[object]:
 
 
 def scale_rate(foreign: ForeignConfig) -> None:
-    """Scale the learning rate by the square root of a number of samples, as upstream does."""
+    """Scale the learning rate by the square root of a number of samples, as upstream does.
+
+    Numbers of one device's share are in the file, so their root goes into the rate, once, whatever
+    the devices are. Global numbers count the devices: the plan scales by the global batch.
+    """
     rounds = foreign.value("gradient_accumulation_steps", 1)
     each = foreign.value("batch_size", 1)
-    rate = foreign.value("learning_rate")
+    rate = foreign.value("learning_rate", _DEFAULT_RATE)
     both = each * rounds if isinstance(each, int) and isinstance(rounds, int) else None
     factors = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": both}
     scaler = str(foreign.value("learning_rate_scaler", "NONE")).upper()
     factor = factors.get(scaler)
     if isinstance(factor, int) and isinstance(rate, int | float):
         why = f"x the root of {factor}, as learning_rate_scaler says"
+        if foreign.value("learning_rate") is None:
+            default = f"its default rate {rate:g} {why}"
+            foreign.add_default("optimizer.lr", rate * factor**0.5, default)
         foreign.convert("learning_rate", "optimizer.lr", rate * factor**0.5, why)
         foreign.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:
