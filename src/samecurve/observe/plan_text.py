@@ -29,6 +29,8 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
     if plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
+    if "replicas" in reasons:
+        lines.append(f"       replicas: {reasons['replicas']}")
     if "loss" in reasons:
         lines.append(f"       loss {reasons['loss']}")
     if "optimizer" in reasons:
