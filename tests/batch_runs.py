@@ -79,7 +79,7 @@ def curve_of(run: Run) -> Curve:
         [event.values["loss"] for event in events if event.kind == "step"],
         [event.values["loss"] for event in events if event.kind == "evaluated"],
         {name: array.copy() for name, array in arrays.items() if name.startswith("model/")},
-        [event.values["hash"] for event in events if event.kind == "hashed"],
+        [event.values["hash"] for event in events if "hash" in event.values],
     )
 
 

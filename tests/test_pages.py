@@ -53,6 +53,7 @@ UNSHOWN = {
     "docs/diffusion.md": {"PICTURES"},
     "docs/failures.md": {"labels.py", "memory.py", "killed.py", "network.py", "broken.py"},
     "docs/groups.md": {"typo.yaml", "both.yaml"},
+    "docs/guarantees.md": {"drift.py"},
     "docs/hangs.md": {"my.yaml"},
     "docs/speed.md": {"tiny.yaml"},
     "docs/same-batch.md": {"same/same.yaml"},

@@ -292,7 +292,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
         arrays=arrays,
         plan=plan,
         evaluated=[event.values for event in events if event.kind == "evaluated"],
-        hashes={event.step: event.values["hash"] for event in events if event.kind == "hashed"},
+        hashes={event.step: event.values["hash"] for event in events if "hash" in event.values},
     )
 
 

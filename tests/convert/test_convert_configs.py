@@ -10,6 +10,7 @@ from samecurve.convert import convert
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.loading import load
+from samecurve.core.planning.schedule import choose_peak
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
 
@@ -207,6 +208,32 @@ def test_how_onetrainer_trains(fields: dict[str, Any], becomes: dict[str, Any]) 
     """
     found = keys(onetrainer(**fields), *OWN_TASK)
     assert {key: found[key] for key in becomes} == becomes
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize(
+    ("scaler", "samples", "counts_devices"),
+    [
+        ("NONE", 1, False),
+        ("BATCH", 4, False),
+        ("GRADIENT_ACCUMULATION", 2, False),
+        ("BOTH", 8, False),
+        ("GLOBAL_BATCH", 4, True),
+        ("GLOBAL_BOTH", 8, True),
+    ],
+)
+@pytest.mark.parametrize("rate", [1e-5, None])
+def test_onetrainers_scaler_gives_its_rate(
+    *, devices: int, scaler: str, samples: int, counts_devices: bool, rate: float | None
+) -> None:
+    """The rate x the root of a number (OneTrainer's LearningRateScaler.get_scale)."""
+    converted = onetrainer(multi_gpu=True, learning_rate_scaler=scaler, learning_rate=rate)
+    keys(converted, ("task", "my.py:Mine"))
+    config = load(converted.document, Tasks()).config
+    batch = 4 * 2 * devices
+    peak = choose_peak(config.schedule, config.optimizer.lr, config.batch, batch).value
+    number = samples * devices if counts_devices else samples
+    assert peak == pytest.approx((rate or 3e-6) * number**0.5, rel=1e-12)
 
 
 def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:

@@ -41,6 +41,8 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "lower": lambda value: str(value).lower(),  # in small letters
 }
 
+_DEFAULT_RATE = 3e-6  # where the file gives no learning rate
+
 
 def betas(foreign: ForeignConfig) -> list[object]:
     """AdamW's betas, one of which the file may leave out."""
@@ -56,19 +58,24 @@ def scale_rate(foreign: ForeignConfig) -> None:
     """Read the learning rate: that of the part that is trained, where it has its own.
 
     It is scaled by the square root of a number of samples where the file says so, as upstream does.
+    Numbers of one device's share are in the file, so their root goes into the rate, once, whatever
+    the devices are. Global numbers count the devices: the plan scales by the global batch.
     """
     rounds = foreign.value("gradient_accumulation_steps", 1)
     each = foreign.value("batch_size", 1)
     part = "unet" if of_unet(foreign.value("model_type")) else "transformer"
     own = f"{part}.learning_rate"
     field = "learning_rate" if foreign.value(own) is None else own
-    rate = foreign.value(field)
+    rate = foreign.value(field, _DEFAULT_RATE)
     both = each * rounds if isinstance(each, int) and isinstance(rounds, int) else None
     factors = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": both}
     scaler = str(foreign.value("learning_rate_scaler", "NONE")).upper()
     factor = factors.get(scaler)
     if isinstance(factor, int) and isinstance(rate, int | float):
         why = f"x the root of {factor}, as learning_rate_scaler says"
+        if foreign.value(field) is None:
+            default = f"its default rate {rate:g} {why}"
+            foreign.add_default("optimizer.lr", rate * factor**0.5, default)
         foreign.convert(field, "optimizer.lr", rate * factor**0.5, why)
         foreign.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:

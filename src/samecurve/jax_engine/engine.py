@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,9 @@ from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import Setup, make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
+
+if TYPE_CHECKING:
+    from samecurve.jax_engine.replica_check import ReplicaCheck
 
 
 class JaxEngine:
@@ -278,6 +282,15 @@ class JaxEngine:
             name: digest(np.asarray(array.addressable_data(0))).hex()
             for name, array in self.named_arrays(state)
         }
+
+    def check_replicas(self, state: State, step: int) -> int:
+        return self._replica_check.compare(dict(self.named_arrays(state)), step)
+
+    @cached_property
+    def _replica_check(self) -> "ReplicaCheck":
+        from samecurve.jax_engine.replica_check import ReplicaCheck
+
+        return ReplicaCheck(self.plan, self._mesh)
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """The arrays of a state that a checkpoint holds, by name."""

@@ -332,6 +332,15 @@ class ExactEngine(JaxEngine):
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
 
+    def check_replicas(self, state: Any, step: int) -> int:
+        """As of one state whose arrays have a copy on each device."""
+
+        def joined(*copies: jax.Array) -> jax.Array:
+            shape = copies[0].shape
+            return jax.make_array_from_single_device_arrays(shape, self._replicated, copies)
+
+        return super().check_replicas(jax.tree.map(joined, *state), step)
+
 
 def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: DTypeLike, *, integer: bool) -> HostArray:
     """The integer sums as one row, or all other sums."""

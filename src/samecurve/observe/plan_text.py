@@ -31,6 +31,8 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       exact: {reasons['exact']}")
     if "offload" in reasons:
         lines.append(f"       offload: {reasons['offload']}")
+    if "replicas" in reasons:
+        lines.append(f"       replicas: {reasons['replicas']}")
     if "loss" in reasons:
         lines.append(f"       loss {reasons['loss']}")
     if "optimizer" in reasons:

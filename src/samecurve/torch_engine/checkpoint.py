@@ -46,7 +46,13 @@ class Entry:
     replica: tuple[int, int]  # (which, of how many) processes hold the same part
 
 
-def _named_entries(setup: EngineSetup, state: State) -> Iterator[tuple[str, Entry]]:
+def named_entries(
+    setup: EngineSetup, state: State, *, everything: bool = False
+) -> Iterator[tuple[str, Entry]]:
+    """The arrays of a state that a checkpoint holds.
+
+    everything: also a frozen base, and buffers that are not saved
+    """
     strategy = setup.strategy
 
     def entry(tensor: torch.Tensor, local: torch.Tensor) -> Entry:
@@ -62,7 +68,7 @@ def _named_entries(setup: EngineSetup, state: State) -> Iterator[tuple[str, Entr
         replica = strategy.replica_index(parameter)
         return Entry(local, (shape[0], *rest), (offsets[0], *[0] * len(rest)), replica)
 
-    for name, tensor in _tensors_to_save(state):
+    for name, tensor in _all_tensors(state) if everything else _tensors_to_save(state):
         yield name, entry(tensor, local_view(tensor))
     if state.average is not None:
         for param, value in zip(state.trained, state.average.values, strict=True):
@@ -87,6 +93,14 @@ def _numbers_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{LATE}{name}", torch.tensor(group)
 
 
+def _all_tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of the model, by name."""
+    for name, parameter in state.model.named_parameters():
+        yield f"model/{name}", parameter.detach()
+    for name, buffer in state.model.named_buffers():
+        yield f"model/{name}", buffer
+
+
 def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the model that are saved, by name."""
     saved_names = state.model.state_dict().keys()
@@ -101,9 +115,7 @@ def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _model_entries(setup: EngineSetup, state: State) -> dict[str, Entry]:
-    return {
-        name: entry for name, entry in _named_entries(setup, state) if name.startswith("model/")
-    }
+    return {name: entry for name, entry in named_entries(setup, state) if name.startswith("model/")}
 
 
 def gather(setup: EngineSetup, state: State) -> list[ArrayShard]:
@@ -111,7 +123,7 @@ def gather(setup: EngineSetup, state: State) -> list[ArrayShard]:
 
     RunError, on every rank: one of all the arrays is not finite.
     """
-    entries = dict(_named_entries(setup, state))
+    entries = dict(named_entries(setup, state))
     names = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
     flags = torch.stack([_not_finite(entries[name].local).to(setup.device) for name in names])
     counts = setup.comm.all_reduce(flags)().tolist()
@@ -163,7 +175,7 @@ def digests(setup: EngineSetup, state: State) -> dict[str, str]:
     """
     from samecurve.core.weights import DIGEST_BYTES, digest
 
-    entries, comm = dict(_named_entries(setup, state)), setup.comm
+    entries, comm = dict(named_entries(setup, state)), setup.comm
     sizes = {name: entry.local.nbytes for name, entry in entries.items()}
     own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
     table = np.zeros((len(entries), DIGEST_BYTES), np.uint8)
@@ -191,7 +203,7 @@ def restore(setup: EngineSetup, state: State, saved: Checkpoint) -> None:
         set_late(state, late, state.updates)
     state.step = saved.step
     state.optimizer.create_state()
-    entries = dict(_named_entries(setup, state))
+    entries = dict(named_entries(setup, state))
     shared = {name for name, _ in state.optimizer.shared_state()}
     averages = {name for name in (*entries, *saved.arrays) if name.startswith(AVERAGE)}
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared, *averages}

@@ -274,6 +274,14 @@ class TorchEngine:
         self._sync_buffers()
         return states.digests(self._setup, state)
 
+    def check_replicas(self, state: State, step: int) -> int:
+        from samecurve.torch_engine.replica_check import compare_replicas
+
+        left_out = self._step_buffers  # each rank moves them by itself
+        if self.plan.compute.allow_coupled:
+            left_out = {name for name, _ in state.model.named_buffers()}
+        return compare_replicas(self._setup, state, step, left_out)
+
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
         return max(map(peak_memory_bytes, self.devices))

@@ -41,6 +41,8 @@ _NAMES = {  # of the fields whose keys are older than their names
     "slot_times": "microbatch_seconds",
 }
 _OLDER = {"reseeded"}  # of older plans: whether masks followed the device
+# what is done between steps, by the names that Intervals has for it
+_ACTIONS = ("evaluate", "sample", "save", "hash", "check_replicas")
 # parts of a plan that have no key themselves: their fields stand beside those of the plan
 _SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
@@ -166,7 +168,7 @@ class Plan:
     @property
     def _steps_between(self) -> dict[str, int]:
         every = asdict(self.every)
-        return {what: every[what] for what in ("evaluate", "sample", "save", "hash") if every[what]}
+        return {what: every[what] for what in _ACTIONS if every[what]}
 
     def to_json(self) -> dict[str, Any]:
         """The form in plan.json and the journal, whose public keys are older than our names."""

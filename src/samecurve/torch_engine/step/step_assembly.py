@@ -33,6 +33,7 @@ def make_training_step(
         _watch_first_steps(step)
         _time_forward(step)
         _keep_step_buffers(step, step_buffers)
+        _compare_devices(step)
     _check_held_tensors(steps[-1])
     _follow_last_update(steps[-1])
     for step in steps:
@@ -77,6 +78,15 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
     step.after_forward.append(buffers.after_forward)
     step.after_backward.append(buffers.after_backward)
     step.after_microbatches.append(buffers.end_step)
+
+
+def _compare_devices(step: TrainingStep) -> None:
+    """Compare the parameters of this process's devices before the update (train.check_replicas)."""
+    if len(step.devices) == 1 or not step.plan.every.check_replicas:
+        return
+    from samecurve.torch_engine.replica_check import CompareBeforeUpdate
+
+    step.after_microbatches.append(CompareBeforeUpdate(step.setup, step.state))
 
 
 def _check_held_tensors(step: TrainingStep) -> None:
