@@ -7,6 +7,17 @@ from samecurve.core.planning.plan import Plan
 from samecurve.units import counted, show_bytes
 
 
+_SAID = {  # what only some plans decide -> the words before its reason
+    "offload": "offload: ",
+    "replicas": "replicas: ",
+    "loss": "loss ",
+    "optimizer": "optimizer ",
+    "defaults": "",
+    "phases": "phases ",
+    "after_step": "",
+}
+
+
 def banner(plan: Plan) -> list[str]:
     """The banner of a run: the plan in a few lines."""
     reasons = plan.reasons
@@ -29,20 +40,7 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
     if plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
-    if "offload" in reasons:
-        lines.append(f"       offload: {reasons['offload']}")
-    if "replicas" in reasons:
-        lines.append(f"       replicas: {reasons['replicas']}")
-    if "loss" in reasons:
-        lines.append(f"       loss {reasons['loss']}")
-    if "optimizer" in reasons:
-        lines.append(f"       optimizer {reasons['optimizer']}")
-    if "defaults" in reasons:
-        lines.append(f"       {reasons['defaults']}")
-    if "phases" in reasons:
-        lines.append(f"       phases {reasons['phases']}")
-    if "after_step" in reasons:
-        lines.append(f"       {reasons['after_step']}")
+    lines += [f"       {label}{reasons[name]}" for name, label in _SAID.items() if name in reasons]
     lines += [f"       {note}" for note in reasons.get("task", "").splitlines()]
     lines += [f"       group {group}" for group in reasons.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
