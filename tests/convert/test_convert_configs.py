@@ -228,7 +228,7 @@ def test_onetrainers_scaler_gives_its_rate(
 ) -> None:
     """The rate x the root of a number (OneTrainer's LearningRateScaler.get_scale)."""
     converted = onetrainer(multi_gpu=True, learning_rate_scaler=scaler, learning_rate=rate)
-    keys(converted, ("task", "my.py:Mine"))
+    converted.document.set("task", "my.py:Mine", "--set task")
     config = load(converted.document, Tasks()).config
     batch = 4 * 2 * devices
     peak = choose_peak(config.schedule, config.optimizer.lr, config.batch, batch).value

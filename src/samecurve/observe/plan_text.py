@@ -6,7 +6,6 @@ from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
 from samecurve.units import counted, show_bytes
 
-
 _SAID = {  # what only some plans decide -> the words before its reason
     "offload": "offload: ",
     "replicas": "replicas: ",
