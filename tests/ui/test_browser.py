@@ -45,6 +45,7 @@ def new_run(site: Site) -> Page:
 
 
 @needs_chromium
+@pytest.mark.long
 def test_a_run_is_set_up_watched_stopped_resumed_and_compared(tmp_path: Path, corpus: Path) -> None:
     root = tmp_path / "root"
     config = write_root(root, corpus, STEPS)

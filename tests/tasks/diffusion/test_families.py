@@ -46,7 +46,16 @@ class Ready:
         return torch.linspace(1, 990, count).long()
 
 
-@pytest.fixture(scope="module", params=tiny_pipelines.ALL)
+_LONG = {"sd15", "sd3", "flux2"}  # make test-long
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.long] if name in _LONG else [])
+        for name in tiny_pipelines.ALL
+    ],
+)
 def ready(request: pytest.FixtureRequest, pipelines: Mapping[str, Path]) -> Ready:
     torch.manual_seed(1)
     return Ready(open_pipeline(pipelines[request.param]))
