@@ -46,7 +46,7 @@ def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
 
     saves: list[Published] = []
     context: Any = SimpleNamespace(
-        plan=SimpleNamespace(eval_samples=None),
+        plan=SimpleNamespace(eval_samples=None, every=SimpleNamespace(check_replicas=0)),
         engine=SimpleNamespace(gather=gather),
         heartbeat=lambda _step, _phase: None,
         store=store(tmp_path, saves=saves),
