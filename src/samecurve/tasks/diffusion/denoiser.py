@@ -156,8 +156,8 @@ class Denoiser:
         """The packing of each packed layer, by name. outline: the plain model"""
         from samecurve.tasks.lora.image_models import packings
 
-        found: Mapping[str, Any] = packings(outline, self._fields.quantize)
-        return found
+        by_layer: Mapping[str, Any] = packings(outline, self._fields.quantize)
+        return by_layer
 
     def _outline(self) -> nn.Module:
         """The plain denoiser without values."""

@@ -140,8 +140,8 @@ class FrozenEncoders:
 
     def sizes(self, encoding: Encoding) -> Arrays:
         """What the denoiser is told of a picture's sizes, by a batch's names."""
-        told = self.family.size_conditions(**sizes_of(encoding.picture, encoding.cut))
-        return {f"{SIZE}{name}": np.array(row, np.float32) for name, row in told.items()}
+        sizes = self.family.size_conditions(**sizes_of(encoding.picture, encoding.cut))
+        return {f"{SIZE}{name}": np.array(row, np.float32) for name, row in sizes.items()}
 
     def mask(self, encoding: Encoding) -> NDArray[np.float32]:
         """What each place of the latents counts: the mean over its pixels."""

@@ -117,14 +117,14 @@ class LatentTraining:
         parameter = next(p for p in model.parameters() if p.is_floating_point())
         wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         parts = self.encoders.parts(parameter.device)
-        told, negative = self.encoders.shown(prompt, parts, parameter.device)
+        positive, negative = self.encoders.shown(prompt, parts, parameter.device)
         parts.release(*self._opened.encoders)
         return sample(
             self._family,
             parts,
             model,
             noise.to(parameter.device, wide),
-            conditions=told,
+            conditions=positive,
             negative=negative,
             steps=self._data.sample_steps,
             guidance=self._data.guidance,
@@ -133,19 +133,19 @@ class LatentTraining:
     def row_runner(self, width: int, height: int) -> Callable[[nn.Module], None]:
         """A function that calls the denoiser on one picture of these sides, without values."""
         size = (height, width)
-        told = self._family.size_conditions(original=size, corner=(0, 0), size=size)
+        sizes = self._family.size_conditions(original=size, corner=(0, 0), size=size)
         outline = {
             **self._family.caption_outline(),
-            **{name: (1, len(row)) for name, row in told.items()},
+            **{name: (1, len(row)) for name, row in sizes.items()},
         }
         time_type = torch.float32 if self._prediction == "flow" else torch.long
 
         def run(model: nn.Module) -> None:
-            made = {
+            zeros = {
                 name: torch.zeros(shape) if isinstance(shape, tuple) else shape
                 for name, shape in outline.items()
             }
-            conditions = self._family.with_guidance(made, _UNGUIDED)
+            conditions = self._family.with_guidance(zeros, _UNGUIDED)
             latents = torch.zeros(1, *self._family.latent_shape(height, width))
             self._family.predict(model, latents, torch.zeros(1, dtype=time_type), conditions)
 

@@ -114,8 +114,8 @@ def row_losses(
         noise = numbers.normal(*pictures.shape[1:], dtype=dtype)
         drawn = objective.times((place + number) / times)
         noising = objective.noised(pictures, noise, drawn)
-        said = predict(noising.noisy, noising.time)
-        error = said.to(noising.target.dtype) - noising.target  # said may be in bf16
+        answer = predict(noising.noisy, noising.time)
+        error = answer.to(noising.target.dtype) - noising.target  # answer may be in bf16
         losses = losses + noising.weight * _mean_square(error, mask)
     return losses / times
 

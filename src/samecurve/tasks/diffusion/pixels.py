@@ -108,8 +108,8 @@ class PixelTraining:
         words = torch.from_numpy(encoded).to(parameter.device)
 
         def guided(noisy: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-            said = _answer(model, torch.cat([noisy, noisy]), torch.cat([time, time]), words)
-            return said[:1], said[1:]
+            answer = _answer(model, torch.cat([noisy, noisy]), torch.cat([time, time]), words)
+            return answer[:1], answer[1:]
 
         return denoise(
             _scheduler(self._fields),
@@ -134,8 +134,8 @@ class PixelTraining:
 def _answer(model: Any, noisy: Tensor, time: Tensor, words: Tensor) -> Tensor:
     """What the model says. time: from 0 to 1, or whole time steps of its scheduler"""
     fraction = time if time.is_floating_point() else time / _TRAINED
-    said: Tensor = model(noisy, fraction.to(noisy.dtype), words)
-    return said
+    answer: Tensor = model(noisy, fraction.to(noisy.dtype), words)
+    return answer
 
 
 def _is_flow(fields: DiffusionModel) -> bool:

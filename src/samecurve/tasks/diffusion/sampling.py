@@ -44,10 +44,10 @@ def denoise(
             scaled = scheduler.scale_model_input(noisy, time)
         at = time / scheduler.config.num_train_timesteps if flow else time
         with_prompt, without = guided(scaled, at.to(noisy.device).expand(len(noisy)))
-        said = with_prompt
+        answer = with_prompt
         if guidance != 1:
-            said = without + guidance * (with_prompt - without)
-        noisy = scheduler.step(said, time, noisy, return_dict=False)[0]
+            answer = without + guidance * (with_prompt - without)
+        noisy = scheduler.step(answer, time, noisy, return_dict=False)[0]
     return noisy
 
 
