@@ -216,6 +216,7 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     assert described.bytes_per_sample == whole.bytes_per_sample
 
 
+@pytest.mark.long
 def test_a_base_in_bf16_has_one_curve(pool: Pool, tmp_path: Path) -> None:
     here = config("llama", "Packed", model={"adapter": LORA, "quantize": "bf16"})
     check_one_curve(here, ["ddp:2", "fsdp:2"], pool, tmp_path, steps=3, near=1e-10)
