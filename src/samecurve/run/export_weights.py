@@ -71,17 +71,16 @@ def export(
         tensors = dict(written.tensors)
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
         _check_room(to, sum(sizes.values()))  # of packed weights, what they become
-        shards = _shards(sizes, sum(sizes.values()) if written.whole else largest)
-        metadata = {"samecurve_step": str(checkpoint.step), **written.metadata}
-        _write_weights(scratch, written, shards, dtype=torch_dtype, metadata=metadata)
+        metadata = {"samecurve_step": str(checkpoint.step)}
+        files = write_weights(scratch, written, dtype=torch_dtype, largest=largest, more=metadata)
         _write_config(scratch, checkpoint)
-        usage = written.usage or _load_weights_code(checkpoint.config, len(shards))
+        usage = written.usage or _load_weights_code(checkpoint.config, files)
         home = Path("DIR", written.file).parent
         _write_readme(scratch, checkpoint, usage=usage, dtype=torch_dtype, home=home)
     return Exported(
         step=checkpoint.step,
         arrays=len(tensors),
-        files=len(shards),
+        files=files,
         weight_bytes=sum(sizes.values()),
         dtype=torch_dtype,
         metrics=_metrics(checkpoint),
@@ -218,25 +217,28 @@ def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
     return shards
 
 
-def _write_weights(
-    home: Path,
-    written: ExportedFile,
-    shards: list[dict[str, int]],
-    *,
-    dtype: str,
-    metadata: Mapping[str, str],
-) -> None:
-    """Write one file, or several with an index for the Hugging Face libraries."""
+def write_weights(
+    home: Path, written: ExportedFile, *, dtype: str, largest: int, more: Mapping[str, str]
+) -> int:
+    """Write one file, or several with an index for the Hugging Face libraries.
+
+    dtype: of the floating values, as torch names it. largest: bytes of a file
+    more: metadata beside that of `written`
+    Returns the number of files.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    sizes = {name: _written_bytes(tensor, dtype) for name, tensor in written.tensors.items()}
+    shards = _shards(sizes, sum(sizes.values()) if written.whole else largest)
+    metadata = {"format": "pt", **more, **written.metadata}
     places = {}
     for name_of_shard, shard in _with_file_names(shards, written.file):
         try:
             save_file(
                 {name: convert_tensor(name, written.tensors[name], dtype) for name in shard},
                 home / name_of_shard,
-                {"format": "pt", **metadata},
+                metadata,
             )
         except SafetensorError as error:  # the library wraps the system's error in its own
             raise OSError(str(error)) from error
@@ -246,6 +248,7 @@ def _write_weights(
         (home / f"{written.file}.index.json").write_text(
             json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
         )
+    return len(shards)
 
 
 def _with_file_names(

@@ -17,12 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.families.export import export_denoiser
+from samecurve.run.export_weights import write_weights
+from samecurve.tasks.diffusion.families.export import DENOISER_FILE, write_surroundings
 from samecurve.tasks.diffusion.families.library import library
 from samecurve.tasks.diffusion.families.loading import Parts, build_denoiser, load_model
+from samecurve.tasks.diffusion.families.opened import OpenedPipeline
 from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
 from samecurve.tasks.diffusion.families.original_models import ORIGINAL_MODELS
 from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
+from samecurve.tasks.protocol import ExportedFile
 from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
 
 # diffusers' own schedulers, with newer numpy
@@ -201,6 +204,15 @@ def test_names_of_the_published_unets(
     assert {name: array.shape for name, array in converted.items()} == {
         name: tuple(tensor.shape) for name, tensor in own.items()
     }
+
+
+def export_denoiser(
+    opened: OpenedPipeline, tensors: Mapping[str, torch.Tensor], home: Path, largest: int = 5 << 30
+) -> None:
+    """Write a whole pipeline as `samecurve export --format diffusers` does."""
+    write_surroundings(opened, home)
+    written = ExportedFile(f"{opened.kind.component}/{DENOISER_FILE}", tensors, "")
+    write_weights(home, written, dtype="float32", largest=largest, more={})
 
 
 @pytest.mark.parametrize("name", tiny_pipelines.ALL)

@@ -18,7 +18,9 @@ from noise_pictures import write_pictures
 from commands import samecurve
 from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
+from samecurve.core.protocols import WHOLE
 from samecurve.observe.journal import read_events
+from samecurve.tasks import open_task
 from tiny import config_of
 from worlds import Pool
 
@@ -143,3 +145,31 @@ def picture(pipeline: Path, adapter: Path | None = None) -> Any:
         generator=torch.Generator().manual_seed(0),
         output_type="np",
     ).images[0]
+
+
+def test_an_encoding_has_one_file_whatever_the_threads(
+    pipelines: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """One device has all cores, each of several has fewer; a picture large enough to tell."""
+    import torch
+
+    colours = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+    (tmp_path / "set").mkdir()
+    for number in range(2):
+        Image.fromarray(np.roll(colours, number)).save(tmp_path / "set" / f"{number}.png")
+        (tmp_path / "set" / f"{number}.txt").write_text("noise")
+    run = values(tmp_path / "set", {"path": str(pipelines["sdxl"])})
+    run["data"] |= {"resolution": 256, "validation": 0, "prompts": []}
+    before, kept = torch.get_num_threads(), []
+    for threads in (1, 2):
+        cache = tmp_path / f"cache-{threads}"
+        prepare = open_task(config_of(run), cache).prepare
+        assert prepare is not None
+        torch.set_num_threads(threads)
+        try:
+            assert list(prepare("cpu", WHOLE))[-1] == (6, 6)
+        finally:
+            torch.set_num_threads(before)
+        files = sorted(cache.rglob("*.safetensors"))
+        kept.append([file.read_bytes() for file in files])
+    assert kept[0] == kept[1]

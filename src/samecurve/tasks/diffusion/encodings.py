@@ -18,6 +18,7 @@ from torch import Tensor
 from samecurve.core.protocols import Part
 from samecurve.core.system.files import write_whole
 from samecurve.errors import UserError
+from samecurve.torch_engine.model.model_setup import one_thread
 
 _WAIT = 0.1  # seconds between two looks for another rank's files
 Make = Callable[[], Mapping[str, Tensor]]
@@ -70,6 +71,12 @@ class Work:
     def is_done(self) -> bool:
         return self.store.has(self.key)
 
+    def do(self) -> None:
+        """Make the file if it is absent, in one thread, so that its bits are those of any rank."""
+        if not self.is_done:
+            with one_thread():
+                self.store.keep(self.key, self.make())
+
 
 def encode_all(
     work: Sequence[Work], part: Part, *, between: Callable[[], None] = lambda: None
@@ -88,8 +95,7 @@ def encode_all(
     done = total - len(absent)
     yield done, total
     for each in own:
-        if not each.is_done:
-            each.store.keep(each.key, each.make())
+        each.do()
         done += 1
         yield done, total
     between()

@@ -199,7 +199,6 @@ def _first_row(encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _one_row(work: Work, device: Any) -> dict[str, Tensor]:
     """The arrays of a file as one row; the file is made if it is absent."""
-    if not work.is_done:
-        work.store.keep(work.key, work.make())
+    work.do()
     arrays = work.store.read(work.key)
     return {name: torch.from_numpy(array)[None].to(device) for name, array in arrays.items()}

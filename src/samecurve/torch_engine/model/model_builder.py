@@ -26,6 +26,7 @@ from samecurve.torch_engine.model.model_setup import (
     Materializer,
     cast_weights,
     freeze,
+    one_thread,
     parameters_on_meta,
     recompute,
     seeded,
@@ -158,16 +159,10 @@ def _from_seed(seed: int) -> Iterator[None]:
     """Draw from the seed, and compute in one thread, within the block.
 
     A model may compute while it is built (a forward pass that makes lazy layers, an orthogonal
-    matrix), and sums over several threads are rounded in another way: a device that has the machine
-    to itself would begin with other last digits than one of several.
+    matrix).
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with seeded(seed):
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), seeded(seed):
+        yield
 
 
 @contextmanager

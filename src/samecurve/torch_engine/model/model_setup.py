@@ -43,6 +43,21 @@ _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread of the CPU within the block.
+
+    Sums over several threads are rounded in another way: a device that has the machine to itself
+    would give other last digits than one of several.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's own generators while the block runs; afterwards they are as they were.
 

@@ -1,4 +1,4 @@
-"""A pipeline's directory as diffusers reads it, with the trained denoiser in place of its own."""
+"""A pipeline's directory as diffusers reads it, all but the denoiser's weights."""
 
 import json
 import shutil
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from samecurve.tasks.diffusion.families.directory import INDEX
 from samecurve.tasks.diffusion.families.loading import load_model, load_scheduler, load_tokenizer
@@ -21,43 +19,8 @@ from samecurve.tasks.diffusion.families.model_files import (
 )
 from samecurve.tasks.diffusion.families.opened import Component, OpenedPipeline
 
-_STEM = "diffusion_pytorch_model"
-DENOISER_FILE = f"{_STEM}.safetensors"
-_LARGEST = 5 << 30  # bytes of a file of weights
+DENOISER_FILE = "diffusion_pytorch_model.safetensors"
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".msgpack", ".onnx", *PICKLED)
-
-
-def export_denoiser(
-    opened: OpenedPipeline,
-    tensors: Mapping[str, Tensor],
-    directory: Path,
-    largest: int = _LARGEST,
-) -> None:
-    """Write a whole pipeline whose denoiser has these arrays, in their number formats.
-
-    tensors: by the library's names
-    largest: bytes of a file of weights
-    """
-    write_surroundings(opened, directory)
-    home = directory / opened.kind.component
-    shards: list[dict[str, Tensor]] = [{}]
-    for name, tensor in tensors.items():
-        held = sum(other.nbytes for other in shards[-1].values())
-        if shards[-1] and held + tensor.nbytes > largest:
-            shards.append({})
-        shards[-1][name] = tensor
-    places = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"{_STEM}.safetensors"
-        if len(shards) > 1:
-            file = f"{_STEM}-{number:05d}-of-{len(shards):05d}.safetensors"
-        written = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.items()}
-        save_file(written, home / file, {"format": "pt"})
-        places.update(dict.fromkeys(shard, file))
-    if len(shards) > 1:
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        _write_json(home / f"{_STEM}.safetensors.index.json", index)
 
 
 def write_surroundings(opened: OpenedPipeline, directory: Path) -> None:
