@@ -1,5 +1,6 @@
 """The cost of a sample, as a plan needs it, counted by a forward pass without values."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -59,7 +60,8 @@ def _saved(
         model = make_model()
     with FakeTensorMode():
         to_empty(model)
-        with precision:
+        with precision, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of slower kernels: nothing is computed
             return count_saved(model, repeated_blocks(model), lambda: run(model))
 
 

@@ -165,7 +165,18 @@ class Denoiser:
             return build_denoiser(self._opened)
 
 
+@torch.no_grad()
 def _own_values(module: Any) -> None:
-    """The first values that a plain module gives itself."""
+    """The first values that a plain module gives itself.
+
+    Some modules of diffusers have no method for it: their scales begin at 1, and all else is
+    small. Only tries see these values (verify, --probe-batch): a run reads the pipeline's own.
+    """
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim == 1 and name == "weight":
+            nn.init.ones_(parameter)
+        else:
+            nn.init.normal_(parameter, std=0.02)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 from samecurve.core.config.param_groups import ParamRules
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.planning.plan import Plan
+from samecurve.errors import UserError
 from samecurve.torch_engine.step.precision import weight_dtype
 
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
@@ -257,6 +258,7 @@ class Materializer:
         # the real parameters that several modules share; the others are not held here, so that
         # they are freed as soon as a strategy has taken its part of them
         self._shared: dict[int, nn.Parameter] = {}
+        self._unset: set[int] = set()  # ids of real parameters whose module has yet to fill them
 
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
@@ -268,11 +270,26 @@ class Materializer:
             own = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
             if not all(self._is_given(key.removeprefix(".")) for key in own):
                 self._initialize_module(name, module)
+        self._check_values(modules)
         for module in modules:
             for parameter in module.parameters(recurse=False):
                 dtype = self._dtypes.get(id(parameter), parameter.dtype)
                 device = self._devices.get(id(parameter), self._device)
                 parameter.data = parameter.data.to(device, dtype)
+
+    def _check_values(self, modules: Iterable[nn.Module]) -> None:
+        """UserError: a rule for modules has left a parameter as it was made, without values."""
+        for module in modules:
+            for key, parameter in module.named_parameters(recurse=False):
+                name = f"{self._module_names[id(module)]}.{key}".removeprefix(".")
+                if id(parameter) in self._unset and not self._is_given(name):
+                    if parameter.isnan().any():
+                        raise UserError(
+                            f"the task's init_module() gives {name} of"
+                            f" {type(module).__name__} no first values",
+                            "fill every parameter of such a module there",
+                        )
+                self._unset.discard(id(parameter))
 
     def _make_real(self, module: nn.Module) -> bool:
         """Make a module's own parameters real. Returns whether any of them was on meta."""
@@ -300,6 +317,9 @@ class Materializer:
         else:
             values = torch.empty_like(parameter, dtype=dtype, device=device)
         real = nn.Parameter(values, parameter.requires_grad)
+        if self._initialize_module is not None and dtype.is_floating_point:
+            values.fill_(torch.nan)  # what a rule leaves out is seen
+            self._unset.add(id(real))
         self._dtypes[id(real)], self._devices[id(real)] = parameter.dtype, place
         if self._initialize is not None and not self._is_given(name):
             self._initialize(name, real)
