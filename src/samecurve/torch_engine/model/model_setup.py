@@ -282,14 +282,14 @@ class Materializer:
         for module in modules:
             for key, parameter in module.named_parameters(recurse=False):
                 name = f"{self._module_names[id(module)]}.{key}".removeprefix(".")
-                if id(parameter) in self._unset and not self._is_given(name):
-                    if parameter.isnan().any():
-                        raise UserError(
-                            f"the task's init_module() gives {name} of"
-                            f" {type(module).__name__} no first values",
-                            "fill every parameter of such a module there",
-                        )
+                is_due = id(parameter) in self._unset and not self._is_given(name)
                 self._unset.discard(id(parameter))
+                if is_due and parameter.isnan().any():
+                    raise UserError(
+                        f"the task's init_module() gives {name} of {type(module).__name__} no first"
+                        " values",
+                        "fill every parameter of such a module there",
+                    )
 
     def _make_real(self, module: nn.Module) -> bool:
         """Make a module's own parameters real. Returns whether any of them was on meta."""
