@@ -111,15 +111,14 @@ def _vae(**options: Any) -> Any:
 def _save(
     home: Path,
     pipeline: str,
-    parts: Mapping[str, nn.Module],
+    parts: Mapping[str, Any],
     tokenizers: Mapping[str, Any],
     scheduler: Any,
 ) -> Path:
     """Write what diffusers' save_pretrained() writes, with holes for the weights."""
     for name, part in parts.items():
-        config: Any = part.config
         of_diffusers = hasattr(part, "save_config")
-        (part.save_config if of_diffusers else config.save_pretrained)(home / name)
+        (part.save_config if of_diffusers else part.config.save_pretrained)(home / name)
         stem = _DIFFUSERS if of_diffusers else _TRANSFORMERS
         write_hole(home / name / f"{stem}.safetensors", part)
     for name, other in {**tokenizers, "scheduler": scheduler}.items():
