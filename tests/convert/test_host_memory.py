@@ -123,13 +123,14 @@ def test_what_is_not_moved_says_why(values: dict[str, Any], field: str, says: st
 
 
 def test_onetrainer_presets_for_small_cards_move_layers() -> None:
-    """Those that train an adapter here and move layers there."""
-    moved = [
-        preset.name
+    """Those that train an adapter here and move layers there, which are computed again."""
+    configs = {
+        preset.name: loaded(read_values(values_of_preset(preset))).config
         for preset in PRESETS
         if not preset.reasons
-        and loaded(read_values(values_of_preset(preset))).config.devices.offload_frozen
-    ]
+    }
+    moved = [name for name, config in configs.items() if config.devices.offload_frozen]
+    assert {configs[name].train.recompute for name in moved} == {"block"}
     assert moved == [
         *(f"flux2 LoRA {size}" for size in ("8GB", "16GB")),
         *(f"z-image LoRA {size}" for size in ("8GB", "16GB")),

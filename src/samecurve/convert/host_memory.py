@@ -1,4 +1,4 @@
-"""What image trainers keep in host memory, as devices.offload_frozen.
+"""Layers that image trainers keep in host memory, as devices.offload_frozen.
 
 Each has words of its own for a share of the denoiser's layers that wait in host memory. Here that
 is served for frozen weights, beneath an adapter. It changes no result, so what is not served is
@@ -26,7 +26,8 @@ def onetrainer_layers(foreign: ForeignConfig) -> None:
     part = "unet" if of_unet(foreign.value("model_type")) else "transformer"
     own, older = f"{part}.offload_fraction", "layer_offload_fraction"
     is_older_on = str(foreign.value("gradient_checkpointing", "ON")).upper() == "CPU_OFFLOADED"
-    is_own_on = foreign.value(f"{part}.gradient_checkpointing") is not False
+    again = foreign.value(f"{part}.gradient_checkpointing")
+    is_own_on = again is not False
     for field, moves in ((own, is_own_on), (older, is_older_on)):
         why = ""
         if not foreign.value(field):
@@ -43,6 +44,8 @@ def onetrainer_layers(foreign: ForeignConfig) -> None:
             foreign.ignore(field, why)
         else:
             _move(foreign, field, SAME, "share of the layers", compiled="compile")
+            if again is None and foreign.value("gradient_checkpointing") is None:
+                foreign.add_default("train.recompute", "block", "gradient checkpointing is on")
 
 
 def kohya_blocks(foreign: ForeignConfig) -> None:

@@ -1,5 +1,6 @@
 """The presets for cards of 8, 16, 24 and 80 GB: planned with models of the published sizes."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 import full_size_pipelines
 import torch
 from noise_pictures import write_pictures
+from onetrainer_presets import PRESETS as OF_ONETRAINER
+from onetrainer_presets import values_of_preset
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from commands import samecurve
@@ -70,6 +73,25 @@ def test_a_preset_fits_its_card(name: str, full_size: Mapping[str, Path], tmp_pa
         held = float(_HELD.search(output)[1])  # type: ignore[index]
         assert held + drawing() < MOST * memory
         assert re.search(rf"\| `{name}.yaml` \|.*\b{re.escape(f'{size} GiB on an {card}')}", page)
+
+
+@pytest.mark.long
+def test_onetrainers_preset_for_8_gb_fits_8_gb(
+    full_size: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Its share of layers in host memory is read, and that they are computed again."""
+    preset = next(preset for preset in OF_ONETRAINER if preset.name == "z-image LoRA 8GB")
+    values = {
+        **values_of_preset(preset),
+        "base_model_name": str(full_size["z_image"]),
+        "concepts": [{"path": str(write_pictures(tmp_path / "pictures"))}],
+    }
+    (tmp_path / "old.json").write_text(json.dumps(values))
+    line = ("plan", "-f", "old.json", "--machine", "1xRTX3070")
+    output = samecurve(*line, cwd=tmp_path).stdout
+    assert "offload: the frozen weights of 19 of 38 blocks" in output
+    planned, memory = map(float, _PLANNED.search(output).groups())  # type: ignore[union-attr]
+    assert planned < MOST * memory
 
 
 def test_every_preset_for_a_card_is_planned_here() -> None:
