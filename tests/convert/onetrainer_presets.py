@@ -119,7 +119,7 @@ PRESETS: tuple[Preset, ...] = (
     *_pair(
         *("flux2 Finetune", "16GB 24GB", "FLUX_2", _TUNE),
         {**_ONE, **_FLOW, "dynamic_timestep_shifting": True, **_ADAFACTOR},
-        *(UNSERVED, OPTIMIZER),
+        OPTIMIZER,
     ),
     *_pair(
         *("flux2 LoRA", "8GB 16GB", "FLUX_2", _LORA),
@@ -127,9 +127,9 @@ PRESETS: tuple[Preset, ...] = (
             **_QUANTIZED,
             **_FLOW,
             "dynamic_timestep_shifting": True,
+            "compile": True,
             **_layers("transformer_block", "blocks"),
         },
-        UNSERVED,
     ),
     Preset(
         "flux LoRA",

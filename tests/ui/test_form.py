@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noise_pictures import write_pictures
+from tiny_pipelines import save_sd15
 
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
 from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
-from samecurve.tasks import Tasks
+from samecurve.tasks import Tasks, built_in
 from samecurve.ui.form.bases import all_presets
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
 
@@ -43,6 +45,7 @@ LLAMA = {
     "max_position_embeddings": 4096,
 }
 BERT = {**LLAMA, "model_type": "bert", "architectures": ["BertModel"]}
+PICTURES = [name for name, preset in all_presets().items() if preset.task == "diffusion"]
 # what presets need of the user
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "small-language-model": {"data.source": "squares.txt"},
@@ -70,6 +73,12 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
         "data.source": "number-names.jsonl",
         "data.tokenizer": "bytes",
     },
+    "picture-lora": {
+        "model.path": "pipeline",
+        "data.source": "pictures",
+        "data.resolution": 64,
+        "devices.offload_frozen": 1.0,
+    },
 }
 
 
@@ -87,6 +96,13 @@ def root(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     rows = [{"text": f"number {n}", "label": "even" if n % 2 else "odd"} for n in range(40)]
     (home / "labels.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return home
+
+
+@pytest.fixture(scope="module")
+def pictures(root: Path) -> None:
+    """A pipeline and captioned pictures."""
+    save_sd15(root / "pipeline")
+    write_pictures(root / "pictures")
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +132,20 @@ def errors_of(worker: PlanWorker, base: object, values: Mapping[str, Any]) -> li
     return errors
 
 
-@pytest.mark.parametrize("name", list(all_presets()))
+@pytest.mark.parametrize("name", [name for name in all_presets() if name not in PICTURES])
 def test_every_preset_has_a_form_and_a_plan(worker: PlanWorker, name: str) -> None:
+    check_preset(worker, name)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("name", PICTURES)
+def test_so_has_every_preset_for_pictures(worker: PlanWorker, name: str) -> None:
+    check_preset(worker, name)
+
+
+def check_preset(worker: PlanWorker, name: str) -> None:
+    """Its form has fields, it asks for what it needs, and with that there is a plan."""
     base = {"kind": "preset", "id": name}
     form = worker.ask("form", {"base": base})
     fields = [field for group in form["groups"] for field in group["fields"]]
@@ -133,10 +161,26 @@ def test_every_preset_has_a_form_and_a_plan(worker: PlanWorker, name: str) -> No
     assert answer["command"].startswith(f"samecurve train -f configs/{name}.yaml")
 
 
-def test_there_are_presets_for_three_tasks() -> None:
-    presets = all_presets().values()
-    assert len(presets) >= 7
-    assert {preset.task for preset in presets} == {"language", "timeseries", "huggingface"}
+def test_there_are_presets_for_every_task() -> None:
+    assert {preset.task for preset in all_presets().values()} == set(built_in())
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("pictures")
+def test_what_a_picture_lora_lacks_stands_beside_its_field(worker: PlanWorker, root: Path) -> None:
+    base, given = {"kind": "preset", "id": "picture-lora"}, GIVEN["picture-lora"]
+    (root / "empty").mkdir()
+    for key, value, cause in (
+        ("model.path", "nowhere", "there is no nowhere"),
+        ("model.path", "llama", "has no model_index.json"),
+        ("data.source", "nowhere", "does not exist"),
+        ("data.source", "empty", "no picture"),
+    ):
+        (error,) = errors_of(worker, base, {**given, key: value})
+        assert error["key"] == key
+        assert cause in error["cause"]
+    words = {"data.captions.trigger": "/an old photo/", "data.captions.separator": "/"}
+    assert errors_of(worker, base, {**given, **words}) == []
 
 
 def test_a_form_has_each_key_once_and_the_values_of_its_base(worker: PlanWorker) -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 from samecurve.convert.aitoolkit_data import data, prompts
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.host_memory import aitoolkit_layers
 from samecurve.convert.values import as_float, is_number
 from samecurve.core.config.document import Document
 
 # conditions on a field's value, and conversions of one, by their names in the table
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "aitoolkit_layers": aitoolkit_layers,
     "above_1": lambda value: is_number(value) and value > 1,
     "data": data,
     "prompts": prompts,

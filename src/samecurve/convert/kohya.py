@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.host_memory import kohya_blocks
 from samecurve.convert.kohya_data import data
 from samecurve.convert.values import as_float, epochs, number
 from samecurve.core.config.document import Document
 from samecurve.core.config.section import EPOCHS_PATTERN
 
-FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"data": data}
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"data": data, "kohya_blocks": kohya_blocks}
 
 # modules of adapters -> the layers that they change
 _LAYERS = {

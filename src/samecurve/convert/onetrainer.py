@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.host_memory import onetrainer_layers
 from samecurve.convert.onetrainer_concepts import concepts, samples
 from samecurve.convert.onetrainer_model import (
     flows,
@@ -20,6 +21,7 @@ _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1, "HOUR": 60}
 
 # conditions on a field's value, and conversions of one, by their names in the table
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "onetrainer_layers": onetrainer_layers,
     "not_switch": lambda value: not isinstance(value, bool),  # neither true nor false
     # a GPU; it is one where the file names none
     "cuda": lambda value: (

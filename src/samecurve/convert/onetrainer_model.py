@@ -40,6 +40,8 @@ TYPES: Mapping[str, ModelType] = {  # what task diffusion trains
     "STABLE_DIFFUSION_3": _SD3,
     "STABLE_DIFFUSION_35": _SD3,
     "FLUX_DEV_1": ModelType(encoders=2, layers=_FLUX_LAYERS),
+    # klein; that dev is none, its directory says
+    "FLUX_2": ModelType(layers={"blocks": "transformer_block"}),
     "Z_IMAGE": ModelType(
         layers={
             "blocks": "layers",
@@ -49,7 +51,7 @@ TYPES: Mapping[str, ModelType] = {  # what task diffusion trains
     ),
 }
 _OTHER_FLOW = (
-    *("FLUX_2", "FLUX_FILL_DEV_1", "SANA", "HUNYUAN_VIDEO", "HI_DREAM_FULL", "CHROMA_1", "QWEN"),
+    *("FLUX_FILL_DEV_1", "SANA", "HUNYUAN_VIDEO", "HI_DREAM_FULL", "CHROMA_1", "QWEN"),
     *("ANIMA", "KREA_2", "ERNIE", "IDEOGRAM_4"),
 )
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.host_memory import simpletuner_layers
 from samecurve.convert.prompts import prompt_of, write_prompts
 from samecurve.convert.simpletuner_data import data
 from samecurve.convert.values import as_float
@@ -15,6 +16,7 @@ _SWITCHES = {"true": True, "false": False}
 
 # conditions on a field's value, and conversions of one, by their names in the table
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "simpletuner_layers": simpletuner_layers,
     "served": lambda family: str(family).lower() in _SERVED,
     "data": data,
     "eight_bits": lambda word: str(word).startswith(("int8", "fp8")),

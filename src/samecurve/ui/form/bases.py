@@ -213,9 +213,8 @@ def all_presets() -> Mapping[str, Preset]:
     """
     presets = {}
     folder = files("samecurve.ui.form") / "presets"
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if not file.name.endswith(".yaml"):
-            continue
+    names = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
+    for file in sorted(names, key=lambda file: int(file.name.partition("-")[0])):
         text = file.read_text(encoding="utf-8")
         comments = re.match(r"(?:#.*\n)+", text)
         assert comments is not None

@@ -19,7 +19,10 @@ _MOST_CONFIGS, _MOST_FOLDERS = 500, 20_000
 _SKIPPED = SKIPPED | {"venv", "runs", "queue", "bench"}
 _SUFFIXES = {".yaml", ".yml", ".json", ".toml"}
 _WILDCARD = re.compile(r"[*?\[]")
-_NO_PATHS = {"data.prompts"}  # texts that may begin with a slash
+_NO_PATHS = {  # texts that may begin with a slash
+    *("data.prompts", "data.negative_prompt"),
+    *("data.captions.trigger", "data.captions.separator"),
+}
 _REMEDY = "move it below one of these folders, or start the page with `samecurve ui . FOLDER`"
 
 
