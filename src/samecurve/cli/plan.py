@@ -77,13 +77,19 @@ def plan(
     from samecurve.core.config.section import flatten
     from samecurve.observe.plan_table import table
     from samecurve.run.prepare import make_plan
+    from samecurve.run.weights.first_adapter import read_first_adapter
     from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import entry_of
 
-    init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, speed_measure(loaded))
-    weights = read_initial_weights(init_from, loaded.config, facts).notes if init_from else ()
+    weights: tuple[str, ...] = ()
+    adapter = read_first_adapter(init_from, loaded.config, facts) if init_from else None
+    if adapter is not None:
+        weights, init_from = adapter.notes, None
+    init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
+    if init_from is not None:
+        weights = (*read_initial_weights(init_from, loaded.config, facts).notes, *weights)
     if as_json:
         values: dict[str, Any] = {
             "plan": plan.to_json(),

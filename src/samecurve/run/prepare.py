@@ -102,6 +102,7 @@ def prepare(
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
+    has_copy = weights is not None or (origin.run is not None and origin.run.initial.is_dir())
     run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
         _refuse_begun_meanwhile(run, origin)
@@ -114,7 +115,8 @@ def prepare(
             plan=accepted_plan,
             facts=facts,
             machine=machine,
-            weights=base.path if base else _kept(weights, run, origin),
+            weights=base.path if base and not has_copy else _kept(weights, run, origin),
+            has_copy=has_copy,
             base=base,
         )
         return write_start(accepted)
@@ -176,18 +178,25 @@ def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
 def _choose_weights(
     origin: Origin, options: Options, config: Config, facts: Facts
 ) -> "tuple[Base | None, Source | None]":
-    """The frozen base, or the first weights, with which the run begins; None: it has none.
+    """The frozen base, and the first weights or the adapter to copy; None: there is none.
 
     UserError: the weights don't fit the model, or are not those that the run began with.
     """
+    own = entry_of(config.task).first_weights(config)
+    init_from, is_given = options.init_from, options.init_from not in {None, own}
+    if facts.frozen_base or is_given:
+        from samecurve.run.weights.first_adapter import choose_adapter
+
+        adapter = choose_adapter(origin, init_from if is_given else None, config, facts)
     if facts.frozen_base:
         from samecurve.run.weights.base_files import choose_base
 
-        return choose_base(origin, options.init_from, config, facts), None
-    if options.init_from or (origin.run and origin.run.weights_path()):
+        has_adapter = adapter or (origin.run and origin.run.initial.is_dir())
+        return choose_base(origin, own if has_adapter else init_from, config, facts), adapter
+    if init_from or (origin.run and origin.run.weights_path()):
         from samecurve.run.weights.initial_weights import choose_initial_weights
 
-        return None, choose_initial_weights(origin, options.init_from, config, facts)
+        return None, choose_initial_weights(origin, init_from, config, facts)
     return None, None
 
 

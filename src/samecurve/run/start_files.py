@@ -57,7 +57,8 @@ class AcceptedStart:
     facts: Facts
     machine: Machine
     weights: str | None  # path of the weights that it begins with
-    base: "Base | None"  # these weights, where the run keeps no copy of them
+    has_copy: bool  # whether the run keeps a copy of them: all its weights, or an adapter
+    base: "Base | None"  # a frozen base, of which the run keeps no copy
 
 
 def write_start(accepted: AcceptedStart) -> PreparedRun:
@@ -129,7 +130,7 @@ def _attempt(accepted: AcceptedStart) -> Attempt:
     attempt = Attempt(name=new_attempt_name(), run=str(run.home))
     if origin.checkpoint:
         attempt = replace(attempt, resume=str(origin.checkpoint))
-    elif accepted.weights and not accepted.base:
+    elif accepted.has_copy:
         attempt = replace(attempt, weights=str(run.initial))
     if stop_after is not None:
         attempt = replace(attempt, stop_at=origin.step + stop_after)
@@ -145,7 +146,7 @@ def _write_files(accepted: AcceptedStart) -> None:
         parent = str(origin.checkpoint)
     if accepted.base:
         write_json(run.base, accepted.base.to_json())
-    elif accepted.weights and not run.exists():
+    if accepted.has_copy and not run.exists():
         from samecurve.run.weights.initial_weights import publish
 
         publish(run)

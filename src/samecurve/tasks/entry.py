@@ -192,6 +192,29 @@ class TaskEntry:
         converted: Mapping[str, Any] = task.convert_weights(arrays)
         return converted
 
+    def has_adapters(self, config: Config) -> bool:
+        """Whether the task reads adapters that other programs have written."""
+        return hasattr(self.class_of(config.engine), "read_adapter")
+
+    def read_adapter(
+        self,
+        config: Config,
+        arrays: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+        metadata: Mapping[str, str],
+    ) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """An adapter of another program by the names of the model's arrays, and lines for the user.
+
+        arrays: as of convert_weights(); shapes: of the model's arrays
+        metadata: the texts in the file; the text of adapter_config.json, if it lies beside it
+
+        UserError: the adapter doesn't fit.
+        """
+        task: Any = self.open(config, cache_home()).task
+        own: Mapping[str, Any]
+        own, lines = task.read_adapter(arrays, shapes, metadata)
+        return own, list(lines)
+
     def load_hf(self, config: Config, names: Sequence[str]) -> Mapping[str, str]:
         """Names of the model's arrays in the Hugging Face layout -> their names in a checkpoint.
 

@@ -165,6 +165,12 @@ MEMBERS: Mapping[str, str] = {
         "convert_weights(self, arrays) -> {name: array}: weights as others store them, as the model"
         " has them; each has dtype, shape and read(), none of whose values is read for it (torch)"
     ),
+    "read_adapter": (
+        "read_adapter(self, arrays, shapes, metadata) -> ({name: array}, lines): an adapter that"
+        " another program has written (--init-from), by the names of the model's arrays, whose"
+        " shapes are given; arrays as of convert_weights(); metadata: the texts in the file, and"
+        " peft's adapter_config.json beside it (torch)"
+    ),
     "unlike": (
         "unlike(self, fields) -> (fatal, differing): what else foreign weights say of their model,"
         " though their shapes fit"
@@ -238,6 +244,7 @@ class TaskMethods:
     export_format: str = "safetensors"
     load_hf: Method | None = None  # the names are ours
     convert_weights: Method | None = None  # the arrays are as the model has them
+    read_adapter: Method | None = None  # adapters of others are not read
     unlike: Method | None = None  # the `model:` sections are compared
 
     @classmethod

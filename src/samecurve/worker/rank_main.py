@@ -182,17 +182,18 @@ def _load_beginning(
 ) -> tuple[Checkpoint | None, Checkpoint | None]:
     """Load the checkpoint to go on from, and the weights to begin with.
 
-    Where the run trains something small on a frozen base, the weights are the base's.
+    Where the run trains something small on a frozen base, the weights are the base's, with the
+    adapter that the run begins with, if there is one.
     """
     attempt = context.attempt
     saved = load(Path(attempt.resume)) if attempt.resume else None
-    if attempt.weights:
-        return saved, load(Path(attempt.weights), weights_only=True)
+    first = load(Path(attempt.weights), weights_only=True) if attempt.weights else None
     if not context.run.base.is_file():
-        return saved, None
-    from samecurve.run.weights.base_arrays import base_weights
+        return saved, first
+    from samecurve.run.weights.base_arrays import base_weights, with_adapter
 
-    return saved, base_weights(context.run, task, context.config)
+    base = base_weights(context.run, task, context.config)
+    return saved, base if base is None or first is None else with_adapter(base, first)
 
 
 def _begin_journal(

@@ -19,7 +19,7 @@ from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
 from samecurve.tasks.lora.file_names import FileNames, find_file_names
 from samecurve.tasks.lora.file_reading import is_adapter, read_adapter
 from samecurve.tasks.lora.image_models import add_adapter
-from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, Layout, file_tensors
+from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, Layout, file_tensors, reader_notes
 from samecurve.tasks.lora.names import BASE, MAGNITUDE, B
 from samecurve.tasks.lora.sections import Kind
 from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
@@ -165,7 +165,8 @@ def test_a_file_of_ours_is_read_back(name: str, kind: Kind, layout: Layout, tmp_
     shapes = {name: tuple(t.shape) for name, t in trained.model.state_dict().items()}
     found = read_adapter(arrays, trained.adapter, shapes, trained.names)
     expected = adapter_arrays(trained.model)
-    assert found.notes == []
+    stated = layout == "kohya"  # the other layout has no place for alpha
+    assert found.notes == [] if stated else "the file states no alpha" in found.notes[0]
     assert set(found.arrays) == set(expected)
     for own, tensor in expected.items():
         assert found.arrays[own].shape == tuple(tensor.shape)
@@ -213,21 +214,24 @@ def test_layers_that_lie_in_one_elsewhere_are_read_as_diffusers_reads_them() -> 
     trained = Trained.of("flux", target=r".*attn\.(add_|to_)[qkv].*|.*proj_mlp|.*ff\.net\.2")
     random = torch.Generator().manual_seed(4)
 
-    def adapter_of(word: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+    def adapter_of(
+        word: str, outputs: int, inputs: int, alpha: float = 3.0
+    ) -> dict[str, torch.Tensor]:
         down, up = (
             torch.randn(3, inputs, generator=random),
             torch.randn(outputs, 3, generator=random),
         )
         word = f"lora_unet_{word}"
         arrays = {f"{word}.lora_down.weight": down, f"{word}.lora_up.weight": up}
-        return {**arrays, f"{word}.alpha": torch.tensor(1.5)}
+        return {**arrays, f"{word}.alpha": torch.tensor(alpha)}
 
     file = adapter_of("double_blocks_0_img_attn_qkv", 48, 16)
     file |= adapter_of("double_blocks_0_txt_attn_qkv", 48, 16)
     file |= adapter_of("double_blocks_0_img_mlp_2", 16, 64)
-    single = adapter_of("single_blocks_0_linear1", 3 * 16 + 64, 16)
+    single = adapter_of("single_blocks_0_linear1", 3 * 16 + 64, 16, 1.5)
     found = trained.read({**file, **single})
-    assert found.notes == []
+    (note,) = found.notes
+    assert "several factors (0.5 to 1), and here they have one, 1.5" in note
     up = next(t for name, t in single.items() if "up" in name)
     block = "single_transformer_blocks.0."
     for layer, rows in {"attn.to_k": up[16:32], "proj_mlp": up[48:]}.items():
@@ -286,6 +290,8 @@ def test_what_does_not_fit_is_refused_and_named() -> None:
     assert "conv_in" in refused.value.remedy
     for fields, remedy in (
         ({"rank": 4}, "model.adapter.rank: 4"),
+        ({"alpha": 1.25}, "model.adapter.alpha: 1.25"),
+        ({"rank": 2, "alpha": 8.0}, "model.adapter.rank: 2 and model.adapter.alpha: 8"),
         ({"kind": "dora"}, "model.adapter.kind: dora"),
     ):
         other = Trained.of("sd15", target="attention", **fields)
@@ -315,6 +321,13 @@ def test_what_is_left_out_is_said() -> None:
         "left out, since no text encoder is trained",
         "not in the file, so with their first values",
     ]
+
+
+def test_an_export_says_what_readers_make_of_dora() -> None:
+    (line,) = reader_notes(Adapter(kind="dora"), "kohya")
+    assert "ComfyUI divides by the norms of the weights without the adapter's change" in line
+    assert not reader_notes(Adapter(kind="dora"), "diffusers")
+    assert not reader_notes(Adapter(kind="lokr"), "kohya")
 
 
 def test_metadata_says_what_is_known() -> None:

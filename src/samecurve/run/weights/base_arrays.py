@@ -1,6 +1,7 @@
 """The arrays of a frozen base by a checkpoint's names, alone or beneath a checkpoint's arrays."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ class _SourceArrays(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+def with_adapter(base: Checkpoint, adapter: Checkpoint) -> Checkpoint:
+    """The base's arrays, and the first ones of what is trained on it."""
+    sources = (base.arrays, adapter.arrays)
+    places = {name: (arrays, name) for arrays in sources for name in arrays}
+    return replace(base, arrays=ArrayView(places))
 
 
 def on_base(own: Weights, base: StoredArrays) -> ArrayView:

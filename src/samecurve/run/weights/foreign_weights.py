@@ -63,7 +63,7 @@ def read_source(path: Path) -> ForeignWeights:
         if weights.base_digest is not None:
             raise UserError(
                 f"{path} keeps only what was trained on a frozen base, not the base itself",
-                f"`samecurve export {path} --to DIR` writes the whole model: --init-from DIR",
+                f"`samecurve export {path} --to DIR` writes files to begin from: --init-from DIR",
                 WHERE,
             )
         arrays = {

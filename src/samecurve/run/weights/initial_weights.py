@@ -64,7 +64,7 @@ def choose_initial_weights(
     """
     by_config = init_from is not None and init_from == entry_of(config.task).first_weights(config)
     if origin.run is not None and origin.own:
-        _check_own_weights(origin.run, origin, init_from, by_config=by_config)
+        check_own_weights(origin.run, origin, init_from, by_config=by_config)
         return None
     if init_from is None or (by_config and origin.checkpoint is not None):
         return None
@@ -89,9 +89,7 @@ def placed(config: Config, path: Path) -> Iterator[None]:
         raise UserError(error.cause, error.remedy, "model.path") from None
 
 
-def _check_own_weights(
-    run: Run, origin: Origin, init_from: Path | None, *, by_config: bool
-) -> None:
+def check_own_weights(run: Run, origin: Origin, init_from: Path | None, *, by_config: bool) -> None:
     """Check a run to go on with. UserError: it began from other weights, or its copy is damaged."""
     source = run.weights_path()
     if init_from and str(init_from.resolve()) != source:

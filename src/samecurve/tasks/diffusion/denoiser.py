@@ -78,6 +78,24 @@ class Denoiser:
         packed: Mapping[str, Any] = packer.packed(named, BASE)
         return packed
 
+    def read_adapter(
+        self,
+        arrays: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        metadata: Mapping[str, str],
+    ) -> tuple[Mapping[str, Any], list[str]]:
+        """An adapter's file by the names of the model's arrays, and lines for the user.
+
+        shapes: of the model's arrays; metadata: of the file
+        """
+        from samecurve.tasks.lora.file_names import find_file_names
+        from samecurve.tasks.lora.file_reading import read_adapter
+
+        assert self._adapter is not None
+        names = find_file_names(self._outline(), self._opened.kind.component)
+        file = read_adapter(arrays, self._adapter, shapes, names, metadata)
+        return file.arrays, file.notes
+
     def describe(self) -> list[str]:
         """Lines about what is trained, for the user."""
         if self._adapter is None:
@@ -117,7 +135,7 @@ class Denoiser:
         """The adapter alone. form: lora or lora-diffusers"""
         from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
         from samecurve.tasks.lora.file_names import find_file_names
-        from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, file_tensors
+        from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, file_tensors, reader_notes
 
         assert self._adapter is not None
         outline = self._outline()
@@ -135,6 +153,7 @@ class Denoiser:
             DIFFUSERS_FILE if is_of_diffusers else _LORA_FILE,
             file_tensors(tensors, self._adapter, names, layout),
             _LORA_CODE if is_of_diffusers else _FRONT_END,
+            lines=reader_notes(self._adapter, layout),
             metadata=file_metadata(outline, self._adapter, layout, about),
             whole=True,
         )

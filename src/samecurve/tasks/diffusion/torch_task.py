@@ -78,6 +78,15 @@ class TorchDiffusion(DiffusionTask):
             return arrays
         return self._latents.denoiser.convert_weights(arrays)
 
+    def read_adapter(
+        self,
+        arrays: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        metadata: Mapping[str, str],
+    ) -> tuple[Mapping[str, Any], list[str]]:
+        """An adapter's file by the names of the model's arrays, and lines for the user."""
+        return self._latents.denoiser.read_adapter(arrays, shapes, metadata)
+
     def train_data(self) -> Source:
         check_sides(self.data, self.training.multiple)
         return self.training.rows(self.pictures.train, augmented=True)

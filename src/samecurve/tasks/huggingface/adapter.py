@@ -13,10 +13,11 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.sections import Adapter, HFModel
-from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.lora import StoredArray, file_reading
 from samecurve.tasks.lora import adapter as lora
 from samecurve.tasks.lora import names as lora_names
 from samecurve.tasks.lora import targets as lora_targets
+from samecurve.tasks.lora.file_names import FileNames
 from samecurve.tasks.lora.sections import Quantize
 
 
@@ -127,6 +128,25 @@ def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     """The adapter's tensors under the names of the files that PeftModel reads."""
     own = lora_names.adapter_tensors(tensors)
     return {f"base_model.model.{name}": tensor for name, tensor in own.items()}
+
+
+def read_adapter(
+    model: Any,
+    adapter: Adapter,
+    arrays: Mapping[str, StoredArray],
+    shapes: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+) -> tuple[Mapping[str, StoredArray], list[str]]:
+    """An adapter's file, as peft writes it, by the names of the model's arrays; lines for the user.
+
+    model: plain
+    shapes: of the model's arrays, beneath the adapter
+    """
+    layers = linear_layers(model)
+    known = {f"{before}{name}": (name,) for name in layers for before in ("base_model.model.", "")}
+    names = FileNames(type(model).__name__, "", {}, known)
+    file = file_reading.read_adapter(arrays, adapter, shapes, names, metadata)
+    return file.arrays, file.notes
 
 
 def separable(fields: HFModel, *, classifies: bool) -> tuple[Adapter, str]:

@@ -24,6 +24,7 @@ from samecurve.tasks.huggingface.adapter import (
     first_values,
     linear_layers,
     possible_adapters,
+    read_adapter,
     separable,
     transposed_layers,
     with_adapter_names,
@@ -224,6 +225,16 @@ class TorchHuggingFace(HuggingFaceTask):
         rounded = packer.rounded(converted)
         converted = with_adapter_names(outline, adapter, converted, rounded)
         return packer.packed(converted, BASE)
+
+    def read_adapter(
+        self,
+        arrays: Mapping[str, StoredArray],
+        shapes: Mapping[str, tuple[int, ...]],
+        metadata: Mapping[str, str],
+    ) -> tuple[Mapping[str, StoredArray], list[str]]:
+        """An adapter's file by the names of the model's arrays, and lines for the user."""
+        assert self.fields.adapter is not None
+        return read_adapter(self._outline(), self.fields.adapter, arrays, shapes, metadata)
 
     def _packings(self, outline: Any) -> dict[str, Packing]:
         """The packing of each packed layer, by name. outline: the plain model."""

@@ -5,9 +5,6 @@ the file must fit: an array that is of no layer, another kind or rank, or a laye
 has not, is refused, since what is left out would change the pictures without a word.
 """
 
-import json
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.lora.file_factors import StatedFactors, check_config
 from samecurve.tasks.lora.file_names import FileNames, is_of_text_encoder
 from samecurve.tasks.lora.layouts import ALPHA
 from samecurve.tasks.lora.names import MAGNITUDE, OWN, W1, W2, W2_A, W2_B, A, B
@@ -26,7 +24,6 @@ from samecurve.tasks.lora.targets import short_name
 from samecurve.units import first_and_count, some
 
 _WHERE = "--init-from"
-_METADATA = "lora_adapter_metadata"  # of a file that diffusers has written: peft's config
 # the ends of names in files: ours
 _ENDS = {
     **dict.fromkeys((".lora_A.weight", ".lora_A.default.weight", ".lora_down.weight"), A),
@@ -66,12 +63,14 @@ def read_adapter(
 ) -> AdapterFile:
     """The arrays of a file by the names of the model that has the adapter. No value is read.
 
-    Factors differ between tools: lora_B, or lokr_w1, is multiplied so that the change is the same.
+    Where the file's factors are none that the config could have, lora_B, or lokr_w1, is multiplied
+    so that the change is the same.
 
     shapes: of the model's arrays, by name
-    metadata: of the file, if it has any
+    metadata: of the file, if it has any; or peft's config beside it, by its file's name
 
-    UserError: an array fits no layer of this model, or none that the adapter is for.
+    UserError: an array fits no layer of this model, or none that the adapter is for; or the file
+    has another kind, rank or alpha.
     """
     of_text: list[str] = []
     if not names.component.startswith("text_encoder"):
@@ -79,12 +78,20 @@ def read_adapter(
     found = _by_layer(sorted(arrays.keys() - set(of_text)), names)
     targets = {_layer_of(name) for name in shapes if name.endswith(OWN)}
     _check_layers(found, adapter, targets)
-    of_metadata = _Metadata.of(metadata or {}, names.component, adapter.rank)
+    of_rank = [parts[own] for parts in found.values() for own in (A, W2_B) if own in parts]
+    ranks = [arrays[part.name].shape[0] for part in of_rank]
+    rank = ranks[0] if ranks else adapter.rank
+    of_metadata = StatedFactors.of(metadata or {}, names.component, rank)
+    layers = [
+        _Layer(layer, found, arrays, shapes, of_metadata.factor(layer)) for layer in sorted(found)
+    ]
+    # where w1 and w2 are whole, no reader looks at a factor
+    stated = [each.stated(rank) for each in layers if W2 not in found[each.layer]]
+    note = check_config(adapter, ranks, stated)
     result: dict[str, StoredArray] = {}
-    for layer in found:
-        factor = of_metadata.factor(layer)
-        result |= _Layer(layer, found, arrays, shapes, factor).read(adapter)
-    notes = []
+    for each in layers:
+        result |= each.read(adapter)
+    notes = [note] if note else []
     if of_text:
         notes.append(f"left out, since no text encoder is trained: {first_and_count(of_text)}")
     if fresh := sorted(targets - set(found)):
@@ -168,7 +175,7 @@ class _Layer:
     found: _Found
     arrays: Mapping[str, StoredArray]  # of the file
     shapes: Mapping[str, tuple[int, ...]]  # of the model
-    factor: float  # of the change, by the file's metadata
+    of_metadata: float | None  # factor of the change, by the file's metadata
 
     def read(self, adapter: AdapterSection) -> dict[str, StoredArray]:
         """UserError: it has another rank or other shapes than the model's adapter."""
@@ -233,15 +240,22 @@ class _Layer:
                 _WHERE,
             )
 
-    def _factor(self, adapter: AdapterSection) -> float:
-        """The factor of the change in the file, over the factor of this adapter."""
+    def stated(self, rank: int) -> float | None:
+        """The factor of the change, as the file states it; None: the file states none.
+
+        rank: of the file's adapter
+        """
         parts = self.found[self.layer]
         if ALPHA not in parts:
-            return self.factor / adapter.scaling
+            return self.of_metadata
         if W2 in parts:  # then readers look at no alpha
-            return 1 / adapter.scaling
-        alpha = float(self.arrays[parts[ALPHA].name].read())
-        return alpha / adapter.rank / adapter.scaling
+            return None
+        return float(self.arrays[parts[ALPHA].name].read()) / rank
+
+    def _factor(self, adapter: AdapterSection) -> float:
+        """The factor of the change in the file, over the factor of this adapter."""
+        stated = self.stated(adapter.rank)
+        return (1.0 if stated is None else stated) / adapter.scaling
 
 
 def _essential(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -266,35 +280,3 @@ def _read(
 def _layer_of(name: str) -> str:
     """The layer of an adapter's array."""
     return name.removesuffix(next(own for own in OWN if name.endswith(own)))
-
-
-@dataclass(frozen=True)
-class _Metadata:
-    """The factors that the metadata of a file gives, as diffusers writes it."""
-
-    fields: Mapping[str, Any]  # of peft's config
-    rank: int
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, str], component: str, rank: int) -> "_Metadata":
-        """UserError: it is no JSON."""
-        try:
-            config = json.loads(metadata.get(_METADATA, "{}"))
-            prefix = f"{component}."
-            fields = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
-        except (ValueError, AttributeError) as error:
-            raise UserError(
-                f"the file's metadata {_METADATA} can't be read: {error}",
-                "get the file again, or write it again with save_lora_weights()",
-                _WHERE,
-            ) from None
-        return cls(fields, rank)
-
-    def factor(self, layer: str) -> float:
-        """The factor of a layer's change; 1 where the metadata is silent, as in diffusers."""
-        alpha = self.fields.get("lora_alpha", self.fields.get("alpha", self.rank))
-        for pattern, own in (self.fields.get("alpha_pattern") or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", layer):
-                alpha = own
-        rank = math.sqrt(self.rank) if self.fields.get("use_rslora") else self.rank
-        return float(alpha / rank)

@@ -6,9 +6,13 @@ lokr_w1: readers that know no alpha have the same pictures. diffusers loads it, 
 the model is a transformer.
 
 kohya: layers' names of one word (file_names.py), lora_down, lora_up and alpha, as ComfyUI, A1111,
-Forge and others load it. DoRA's magnitudes are dora_scale, one for each output. diffusers leaves
-dora_scale out, with a warning; A1111 takes it for one for each input; ComfyUI divides by the norms
-of the weights without the adapter's change, so that its pictures differ a little.
+Forge and others load it. DoRA's magnitudes are dora_scale, one for each output, as LyCORIS writes
+them with wd_on_output. Readers of it differ, and no file serves them all:
+
+    LyCORIS            m (W + D) / norms of the rows of W + D: what was trained, as in the paper
+    ComfyUI, Forge neo m (W + D) / norms of the rows of W
+    older ComfyUI, Forge, A1111 take m for one number for each input
+    diffusers          leaves dora_scale out, with a warning
 
 LoKr: where w1 and w2 are both whole, readers of the second layout look at no alpha, and alpha /
 rank is multiplied into lokr_w1 there too.
@@ -42,6 +46,18 @@ def file_tensors(
     if layout == "diffusers":
         return _diffusers(layers, adapter, names)
     return _kohya(layers, adapter, names)
+
+
+def reader_notes(adapter: AdapterSection, layout: Layout) -> list[str]:
+    """What the user should know of the programs that read a file."""
+    if adapter.kind != "dora" or layout == "diffusers":
+        return []
+    return [
+        "readers of this layout take DoRA's magnitudes differently: ComfyUI divides by the norms of"
+        " the weights without the adapter's change, so its pictures differ a little; A1111 and"
+        " older programs take them wrongly, diffusers leaves them out. A whole pipeline (--format"
+        " diffusers) is right everywhere, and --format lora-diffusers in diffusers"
+    ]
 
 
 def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

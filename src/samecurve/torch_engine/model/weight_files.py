@@ -100,6 +100,16 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     )
 
 
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """The texts that a safetensors file has beside its arrays. UserError: it is damaged."""
+    try:
+        return safe_open(str(path), "pt").metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} can't be read: {error}", "is it whole? get it again", _WHERE
+        ) from None
+
+
 def _read_indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     """The arrays of several files, by an index that names the file of each array."""
     try:
