@@ -296,10 +296,11 @@ class JaxEngine:
         """The arrays of a state that a checkpoint holds, by name."""
         return self._layout.named_arrays(state)
 
-    def preflight(self) -> float:
-        """Count all devices, with the collective that steps use."""
-        add = jax.jit(over_devices(lambda ones: jax.lax.psum(ones.sum(), AXIS), self._mesh))
-        return float(add(self._staging.put(np.ones(len(self._local_devices), np.float32))))
+    def preflight(self, each: float = 1.0) -> float:
+        """Add up numbers of all devices, with the collective that steps use."""
+        add = jax.jit(over_devices(lambda own: jax.lax.psum(own.sum(), AXIS), self._mesh))
+        numbers = np.full(len(self._local_devices), each, np.float32)
+        return float(add(self._staging.put(numbers)))
 
     def peak_memory_by_device(self) -> tuple[int, ...]:
         """Peak bytes of each of this process's devices."""

@@ -69,7 +69,8 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
             texts = [["sample", *(f"  | {row}" for row in t.splitlines())] for t in values["texts"]]
             return [*chain(*texts), *_sampled_pictures(event, run)]
         case "stopped":
-            return [f"stop   step {step} of {plan.steps}; --resume {run} goes on from here"]
+            where = f"step {step} of {plan.steps}; --resume {run} goes on from here"
+            return [f"stop   {values.get('text', where)}"]
         case "finished":
             return [_finished(event, plan, run), _memory(event)]
         case "started":

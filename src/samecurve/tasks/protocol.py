@@ -108,8 +108,8 @@ MEMBERS: Mapping[str, str] = {
     "prepare": (
         "prepare(self, device, part): makes files in the cache that rows need, before the first"
         " row is read: part is (number, of), and the parts of all ranks together make them all;"
-        " yields (files that are there, files in all) while it works and waits for other ranks, and"
-        " ends when all are there (torch)"
+        " yields (files that are there, files in all) at first, while it works and waits for other"
+        " ranks, and ends when all are there (torch)"
     ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",

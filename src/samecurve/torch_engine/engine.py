@@ -141,10 +141,10 @@ class TorchEngine:
             return tensor.pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
         return tensor.clone() if self.plan.compute.exact else tensor
 
-    def preflight(self) -> float:
+    def preflight(self, each: float = 1.0) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
-        ones = [torch.ones((), device=device).to(self.device) for device in self.devices]
-        return float(self.comm.all_reduce(torch.stack(ones).sum())())
+        numbers = [torch.tensor(each, device=device).to(self.device) for device in self.devices]
+        return float(self.comm.all_reduce(torch.stack(numbers).sum())())
 
     def init(self, weights: Checkpoint | None = None) -> State:
         state = self._begin(weights)

@@ -1,13 +1,16 @@
 """Files that a task makes before its first step, each by one rank: latents, embeddings.
 
-The parts are those of one machine's ranks, since a cache may be one machine's own.
+The parts are those of one machine's ranks, since a cache may be one machine's own. All ranks look
+for a request to stop between two files, and agree whether the run begins.
 """
 
 import time
+from contextlib import closing, suppress
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.core.protocols import Heartbeat, Part, Record
+from samecurve.core.protocols import Engine, Heartbeat, Part, Record
+from samecurve.run.directory.control import ControlFile, Requests, ask
 from samecurve.units import show_seconds
 from samecurve.worker.context import RankContext
 
@@ -15,28 +18,75 @@ _PAUSE = 5.0  # seconds between two lines at least
 
 
 def prepare_data(
-    context: RankContext, task: Any, device: Any, record: Record, heartbeat: Heartbeat
-) -> None:
+    context: RankContext,
+    task: Any,
+    engine: Engine,
+    requests: Requests,
+    *,
+    record: Record,
+    heartbeat: Heartbeat,
+    step: int,
+) -> bool:
     """Make this rank's part of the files, and wait until those of all ranks are there.
 
     task: has prepare()
+    step: that the run goes on from
+
+    Returns whether all files are there. False: somebody has asked for a stop, which is recorded.
     """
     rank = context.rank
     part = Part(rank.local, max(1, rank.world_size // rank.hosts))
+    stop = _StopRequests(context, requests)
+    is_stopping = False
     began = shown = time.monotonic()
     counts: list[tuple[int, float]] = []  # files that are there, and since when
-    for done, total in task.prepare(device, part):
-        heartbeat(0, "start")
-        now = time.monotonic()
-        if not counts or done > counts[-1][0]:
-            counts.append((done, now))
-        if now - shown >= _PAUSE and len(counts) > 2:
-            record(_progress(counts, done, total))
-            shown = now
+    with closing(task.prepare(engine.device, part)) as progress:
+        for done, total in progress:
+            heartbeat(0, "start")
+            is_stopping = stop.is_asked()
+            if is_stopping:
+                break
+            now = time.monotonic()
+            if not counts or done > counts[-1][0]:
+                counts.append((done, now))
+            if now - shown >= _PAUSE and len(counts) > 2:
+                record(_progress(counts, done, total))
+                shown = now
+    if engine.preflight(float(is_stopping)):
+        if context.is_first:
+            record(Event("stopped", step, {"text": _stop_line(task, engine.device, part)}))
+        return False
     if len(counts) > 1:
-        made = counts[-1][0] - counts[0][0]
-        text = f"{made:,} encoded in {show_seconds(time.monotonic() - began)}"
+        count = counts[-1][0] - counts[0][0]
+        text = f"{count:,} encoded in {show_seconds(time.monotonic() - began)}"
         record(Event("prepared", 0, {"text": text, "done": counts[-1][0], "of": counts[-1][0]}))
+    return True
+
+
+class _StopRequests:
+    """Requests to stop, as each rank sees them. They stay for the first step."""
+
+    def __init__(self, context: RankContext, requests: Requests) -> None:
+        self._context, self._own = context, requests
+        self._of_all = requests  # of the run's control file
+        if not context.is_first:
+            self._of_all = Requests(ControlFile(context.run, context.attempt.name))
+
+    def is_asked(self) -> bool:
+        """Whether the run is asked to stop. A signal to this rank is passed on to the others."""
+        if self._own.has_stop_signal:
+            with suppress(OSError):  # a full disk: then each rank gets the signal
+                ask(self._context.run, self._context.attempt.name, "stop")
+            return True
+        return self._of_all.is_stop_asked()
+
+
+def _stop_line(task: Any, device: Any, part: Part) -> str:
+    """What is there when all ranks have stopped."""
+    with closing(task.prepare(device, part)) as progress:
+        done, total = next(progress, (0, 0))  # the first line is told before anything is made
+    where = f"while encoding, {done:,} of {total:,} done" if total else "when all was encoded"
+    return f"{where}; the same command goes on"
 
 
 def _progress(counts: list[tuple[int, float]], done: int, total: int) -> Event:

@@ -149,15 +149,37 @@ def train_rank(
     if journal:
         closers.append(journal.close)
     with closing_all(*closers), _explained(context, engine, store, heartbeat):
-        if task.prepare:
-            from samecurve.worker.prepare_data import prepare_data
-
-            prepare_data(context, task, engine.device, record, heartbeat)
+        if not _prepare_data(context, task, requests, loop=loop_context, step=first_step):
+            return "stopped"
         if attempt.evaluate:
             assert saved
             return evaluate(loop_context, saved, weights)
         _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
         return outcome
+
+
+def _prepare_data(
+    context: RankContext,
+    task: Task,
+    requests: Requests,
+    *,
+    loop: LoopContext[Any, Any],
+    step: int,
+) -> bool:
+    """Have the task's files made, if it has any. False: somebody asked for a stop meanwhile."""
+    if not task.prepare:
+        return True
+    from samecurve.worker.prepare_data import prepare_data
+
+    return prepare_data(
+        context,
+        task,
+        loop.engine,
+        requests,
+        record=loop.record,
+        heartbeat=loop.heartbeat,
+        step=step,
+    )
 
 
 @contextmanager

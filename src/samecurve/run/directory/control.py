@@ -36,6 +36,7 @@ class Requests:
     def __init__(self, control: "ControlFile | None") -> None:
         self._control = control
         self._stops = self._stops_seen = 0  # signals that asked for a stop; those passed on
+        self._kept = _NOTHING  # requests that were looked at, and not passed on
 
     def stop(self) -> None:
         self._stops += 1
@@ -48,9 +49,22 @@ class Requests:
         if self._control is not None:
             self._control.saved(blocked)
 
+    @property
+    def has_stop_signal(self) -> bool:
+        """Whether a signal to this process has asked for a stop, passed on or not."""
+        return self._stops > 0
+
+    def is_stop_asked(self) -> bool:
+        """Whether a stop was asked for. All requests stay for pending()."""
+        self._kept = tuple(self.pending())
+        return bool(self._kept[REQUESTS.index("stop")])
+
     def pending(self) -> Sequence[int]:
         """How many new requests there are of each of events.REQUESTS."""
+        kept, self._kept = self._kept, _NOTHING
         counts = _NOTHING if self._control is None else self._control.pending()
+        if kept is not _NOTHING:
+            counts = [before + new for before, new in zip(kept, counts, strict=True)]
         if self._stops > self._stops_seen:  # a signal may come between any two lines of this
             new = self._stops - self._stops_seen
             self._stops_seen += new

@@ -1,0 +1,90 @@
+"""A stop while pictures are encoded, before the first step: at once, and what is encoded stays."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+
+from commands import samecurve, started, until
+from samecurve.observe.journal import read_events
+from samecurve.run.directory.control import STOP_SIGNAL
+from samecurve.watch import live_ranks
+
+SIDE, PICTURES = 64, 400  # all of them take some seconds
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, pipelines: Mapping[str, Path]) -> Path:
+    home = tmp_path_factory.mktemp("encoding")
+    colours = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    (home / "set").mkdir()
+    for number in range(PICTURES):
+        Image.fromarray(np.roll(colours, number)).save(home / "set" / f"{number:03}.png")
+        (home / "set" / f"{number:03}.txt").write_text("noise")
+    values = {
+        "task": "diffusion",
+        "model": {"path": str(pipelines["sd15"]), "adapter": {"rank": 2}},
+        "data": {"source": str(home / "set"), "resolution": SIDE, "validation": 0, "prompts": []},
+        "batch": {"samples": 1},
+        "train": {"steps": 1},
+    }
+    (home / "config.json").write_text(json.dumps(values))
+    return home
+
+
+def last_rank(run: Path) -> int:
+    processes = live_ranks(run / "logs")
+    return processes[max(processes)]
+
+
+def encoded(cache: Path) -> int:
+    return len(list((cache / "diffusion").rglob("*.safetensors")))
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A signal to a run."""
+
+    devices: str
+    number: signal.Signals
+    of_launcher: bool = True  # else to the last rank alone
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop("cpu:2", signal.SIGINT),
+        pytest.param(Stop("cpu", signal.SIGTERM), marks=pytest.mark.long),
+        pytest.param(Stop("cpu:2", STOP_SIGNAL, of_launcher=False), marks=pytest.mark.long),
+    ],
+)
+def test_a_stop_while_encoding(
+    stop: Stop, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command encodes only the rest, and trains."""
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    monkeypatch.setenv("SAMECURVE_CACHE", str(cache))
+    train = ("train", "-f", home / "config.json", "--save-dir", run, "--devices", stop.devices)
+    with started(*train, cwd=tmp_path) as process:
+        until(lambda: encoded(cache) >= 6, timeout=300)
+        os.kill(process.pid if stop.of_launcher else last_rank(run), stop.number)
+        shown, _ = process.communicate(timeout=120)
+    assert process.returncode == (128 + stop.number if stop.of_launcher else 0), shown
+    total, there = PICTURES + 2, encoded(cache)
+    assert 6 <= there < total - 100
+    (line,) = re.findall("^stop   .*$", shown, re.M)
+    assert line == f"stop   while encoding, {there} of {total} done; the same command goes on"
+    ends = [event for event in read_events(run / "journal.jsonl") if event.kind == "stopped"]
+    assert [event.step for event in ends] == [0]
+    again = samecurve(*train, cwd=tmp_path, timeout=300)
+    assert f"{total - there} encoded in" in again.stdout
+    assert "done   step 1" in again.stdout
