@@ -103,7 +103,8 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
 def read_metadata(path: Path) -> Mapping[str, str]:
     """The texts that a safetensors file has beside its arrays. UserError: it is damaged."""
     try:
-        return safe_open(str(path), "pt").metadata() or {}
+        opened: Any = safe_open(str(path), "pt")
+        return opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{path} can't be read: {error}", "is it whole? get it again", _WHERE
