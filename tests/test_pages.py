@@ -50,7 +50,7 @@ UNSHOWN = {
     "docs/coming-from-oxidizr.md": {"tokens.bin"},
     "docs/convert.md": {"new.yaml", "tokens.bin"},
     "docs/data.md": {"tokens.bin", "tokens16.bin", "text/squares.txt"},
-    "docs/diffusion.md": {"PICTURES"},
+    "docs/diffusion.md": {"PICTURES", "LORA_FILE"},
     "docs/failures.md": {"labels.py", "memory.py", "killed.py", "network.py", "broken.py"},
     "docs/groups.md": {"typo.yaml", "both.yaml"},
     "docs/guarantees.md": {"drift.py"},
