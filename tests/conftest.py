@@ -1,6 +1,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,6 +10,9 @@ from commands import samecurve, write_config
 from samecurve.cli.main import let_threads_wait
 from samecurve.launch.pool import pool as warm_pool
 from warm_commands import warm_servers
+
+if TYPE_CHECKING:
+    from s3_server import S3
 
 let_threads_wait()  # before a test imports torch
 
@@ -50,6 +54,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["S3"]:
+    """A server of objects with an empty bucket."""
+    from s3_server import s3_server
+
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from samecurve.cli.options import probe_facts, speed_measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.machine import predict, read_request
 from samecurve.run.prepare import make_plan
+from samecurve.storage.url import is_url, parse_url, run_home
 
 
 def plan(
@@ -72,7 +73,8 @@ def train(
             progress.close()
         if 0 < code < 128 or code < 0:
             raise error_of(errors, code)
-    return Run(progress.directory or flags.get("save_dir") or flags["resume"])
+    home = progress.directory or flags.get("save_dir") or flags["resume"]
+    return Run(run_home(parse_url(str(home), "save_dir")) if is_url(home) else home)
 
 
 def verify(

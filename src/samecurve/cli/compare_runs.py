@@ -2,25 +2,32 @@
 
 import json
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb
+from samecurve.cli.options import Verb, run_place
+from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samecurve.storage.url import ObjectUrl
 
 
 @click.command("compare-runs", cls=Verb)
-@click.argument("first", type=Path, metavar="RUN")
-@click.argument("second", type=Path, metavar="RUN")
+@click.argument("first", type=run_place, metavar="RUN")
+@click.argument("second", type=run_place, metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
-def compare_runs(first: Path, second: Path, *, as_json: bool) -> None:
+def compare_runs(first: "Path | ObjectUrl", second: "Path | ObjectUrl", *, as_json: bool) -> None:
     """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
     from samecurve.run.compare_runs import compare, describe_comparison
 
-    comparison = compare(first, second)
+    paths = at_hand(first, "newest"), at_hand(second, "newest")
+    comparison = compare(*paths)
     if as_json:
         echo(json.dumps(comparison.to_json(), indent=1))
     else:
-        echo("\n".join(describe_comparison(comparison, first, second)))
+        echo("\n".join(describe_comparison(comparison, *paths)))
     sys.exit(0 if comparison.equal else 1)

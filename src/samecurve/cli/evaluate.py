@@ -1,20 +1,23 @@
 """`samecurve eval`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, add_typed, best_option, trust_option
+from samecurve.cli.options import Verb, add_typed, best_option, run_place, trust_option
+from samecurve.cli.places import at_hand
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from samecurve.launch.evaluate_run import Evaluated
+    from samecurve.storage.url import ObjectUrl
 
 
 @click.command("eval", cls=Verb)
-@click.argument("run", type=Path)
+@click.argument("run", type=run_place)
 @click.option(
     "-d",
     "--data",
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 @best_option
 @trust_option
 def evaluate(
-    run: Path,
+    run: "Path | ObjectUrl",
     *,
     data: str | None,
     on: Any,
@@ -56,12 +59,13 @@ def evaluate(
 
     from samecurve.launch.evaluate_run import evaluate as evaluate_run
 
+    path = at_hand(run, "best" if best else "newest")
     if best:
         from samecurve.run.weights.opened_checkpoint import best_checkpoint
 
-        run = best_checkpoint(run)
+        path = best_checkpoint(path)
     evaluated = evaluate_run(
-        run,
+        path,
         _changed_settings(flags),
         data,
         on,

@@ -1,15 +1,20 @@
 """`samecurve export`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb, best_option, trust_option
+from samecurve.cli.options import Verb, best_option, run_place, trust_option
+from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from samecurve.storage.url import ObjectUrl
 
 
 @click.command(cls=Verb)
-@click.argument("run", type=Path)
+@click.argument("run", type=run_place)
 @click.option(
     "--to",
     required=True,
@@ -40,7 +45,7 @@ from samecurve.terminal import echo
 @best_option
 @trust_option
 def export(
-    run: Path,
+    run: "Path | ObjectUrl",
     *,
     to: Path,
     layout: str | None,
@@ -60,11 +65,12 @@ def export(
         largest_file = parse_bytes(shard_size)
     except ValueError as error:
         raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
+    path = at_hand(run, "best" if best else "newest")
     if best:
         from samecurve.run.weights.opened_checkpoint import best_checkpoint
 
-        run = best_checkpoint(run)
-    exported = export_weights(run, to, layout, dtype, largest_file, trust=trust)
+        path = best_checkpoint(path)
+    exported = export_weights(path, to, layout, dtype, largest_file, trust=trust)
     for note in exported.notes:
         echo(f"warn   {note}", err=True)
     metrics = exported.metrics

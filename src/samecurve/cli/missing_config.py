@@ -24,7 +24,7 @@ def no_config(flags: Flags, typed: Typed) -> UserError:
 
     It suggests a config of the task that has the typed flags, and names flags that no task has.
     """
-    runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
+    runs = [Path(str(flags[name])) for name in ("resume", "save_dir") if flags.get(name)]
     tasks = {key: feature_of(key)[1] for key in typed}
     served = [task for task in tasks.values() if Tasks().knows(task)]
     errors = [_suggestion(runs, served[0] if served else None)]

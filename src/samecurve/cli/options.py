@@ -19,6 +19,7 @@ from samecurve.terminal import width_of, wrapped
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
+    from samecurve.storage.url import ObjectUrl
 
 Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
 Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
@@ -93,7 +94,12 @@ class Verb(click.Command):
             flag = dashes(argument.partition("=")[0])
             if flag in TORCHRUN_HINTS.keys() - own:
                 raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if any("s3:" in argument for argument in ctx.meta["arguments"]):
+            from samecurve.cli.places import refuse_urls
+
+            refuse_urls(self, ctx.params)
+        return rest
 
 
 class Option(click.Option):
@@ -308,18 +314,29 @@ def add_typed(typed: dict[str, tuple[Any, str]], key: str, value: object, flag: 
     typed[key] = value, flag
 
 
-save_dir_option = click.option(
-    "--save-dir",
-    "--checkpoint-dir",
-    "save_dir",
-    cls=Option,
-    type=Path,
-    help="the run directory; runs/NAME-TIME if not given",
+def run_place(text: str) -> "Path | ObjectUrl":
+    """An option's type: a path, or the address of a place in a store (s3://BUCKET/NAME)."""
+    if "://" not in text:
+        return Path(text)
+    from samecurve.storage.url import parse_url
+
+    return parse_url(text, "")
+
+
+def _save_dir(kind: Any, help_option: str) -> Callable[[Any], Any]:
+    names = ("--save-dir", "--checkpoint-dir", "save_dir")
+    return click.option(*names, cls=Option, type=kind, metavar="PATH", help=help_option)
+
+
+save_dir_option = _save_dir(Path, "the run directory; runs/NAME-TIME if not given")
+run_place_option = _save_dir(
+    run_place,
+    "the run directory; runs/NAME-TIME if not given. s3://BUCKET/NAME: mirrored to a store",
 )
 
 init_from_option = click.option(
     "--init-from",
-    type=Path,
+    type=run_place,
     metavar="PATH",
     help=(
         "begin with these weights, without state: a run, a checkpoint, safetensors, a .pt; the same"

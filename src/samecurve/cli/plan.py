@@ -19,6 +19,7 @@ from samecurve.terminal import echo
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.experiments.machine import PredictionRequest
+    from samecurve.storage.url import ObjectUrl
 
 
 @click.command(cls=ConfigVerb)
@@ -58,7 +59,7 @@ def plan(
     mfu: float | None,
     bench: Path | None,
     chart: Path | None,
-    init_from: Path | None,
+    init_from: "Path | ObjectUrl | None",
     probe_batch: bool,
     **flags: Any,
 ) -> None:
@@ -81,6 +82,10 @@ def plan(
     from samecurve.run.weights.initial_weights import read_initial_weights
     from samecurve.tasks import entry_of
 
+    if init_from is not None and not isinstance(init_from, Path):
+        from samecurve.run.remote.local_copy import local_weights
+
+        init_from = local_weights(init_from, "--init-from")
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, speed_measure(loaded))
     weights: tuple[str, ...] = ()

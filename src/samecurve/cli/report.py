@@ -1,15 +1,20 @@
 """`samecurve report`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb
+from samecurve.cli.options import Verb, run_place
+from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from samecurve.storage.url import ObjectUrl
 
 
 @click.command(cls=Verb)
-@click.argument("runs", nargs=-1, required=True, type=Path, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=run_place, metavar="RUN...")
 @click.option(
     "--to",
     type=Path,
@@ -23,7 +28,9 @@ from samecurve.terminal import echo
     is_flag=True,
     help="the summary's numbers as JSON, and no page unless --to or --png asks for one",
 )
-def report(runs: tuple[Path, ...], *, to: Path | None, png: bool, as_json: bool) -> None:
+def report(
+    runs: "tuple[Path | ObjectUrl, ...]", *, to: Path | None, png: bool, as_json: bool
+) -> None:
     """Make one page (HTML) of a RUN, or of several compared: curves, throughput, memory, plan,
     environment.
     """
@@ -35,9 +42,10 @@ def report(runs: tuple[Path, ...], *, to: Path | None, png: bool, as_json: bool)
     from samecurve.run.directory.lock import is_live
     from samecurve.run.directory.run_directory import Run
 
-    for run in runs:
-        Run(run).check("RUN")
-    records = read_runs(runs, lambda home: is_live(Run(home)))
+    homes = tuple(at_hand(run, "files") for run in runs)
+    for home in homes:
+        Run(home).check("RUN")
+    records = read_runs(homes, lambda home: is_live(Run(home)))
     written = []
     if not as_json or to or png:
         written = write_report(records, to, pictures=png, exact=exact_lines(records))

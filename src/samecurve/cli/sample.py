@@ -2,13 +2,18 @@
 
 import math
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, trust_option
+from samecurve.cli.options import Verb, run_place, trust_option
+from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samecurve.storage.url import ObjectUrl
 
 
 class Finite(click.FloatRange):
@@ -24,7 +29,7 @@ class Finite(click.FloatRange):
 
 
 @click.command(cls=Verb)
-@click.argument("run", type=Path)
+@click.argument("run", type=run_place)
 @click.option("--prompt", help="what the text begins with, or what the picture shows")
 @click.option(
     "--tokens",
@@ -52,7 +57,7 @@ class Finite(click.FloatRange):
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1")
 @trust_option
 def sample(
-    run: Path,
+    run: "Path | ObjectUrl",
     *,
     prompt: str | None,
     tokens: int | None,
@@ -67,7 +72,7 @@ def sample(
     from samecurve.run.sample_run import sample as draw_samples
 
     prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed, chat=chat)
-    sampled = draw_samples(run, prompted, device, trust=trust)
+    sampled = draw_samples(at_hand(run, "newest"), prompted, device, trust=trust)
     for note in sampled.notes:
         echo(f"warn   {note}", err=True)
     for text in sampled.texts:

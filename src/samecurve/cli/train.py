@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -13,7 +14,7 @@ from samecurve.cli.options import (
     init_from_option,
     probe_facts,
     probe_option,
-    save_dir_option,
+    run_place_option,
     speed_measure,
 )
 from samecurve.errors import Interrupted, keeping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ConfigVerb)
-@save_dir_option
+@run_place_option
 @click.option(
     "--resume",
     default="auto",
@@ -135,4 +136,9 @@ def _run_options(flags: dict[str, Any]) -> "Options":
     """The flags beside the config, which say how this run begins and ends."""
     from samecurve.run.resume import Options
 
-    return Options(**{field.name: flags[field.name] for field in fields(Options)})
+    names = {field.name for field in fields(Options)} & flags.keys()
+    values = {name: flags[name] for name in names}
+    for path, url in (("save_dir", "save_url"), ("init_from", "init_url")):
+        if values[path] is not None and not isinstance(values[path], Path):
+            values[url], values[path] = values[path], None
+    return Options(**values)

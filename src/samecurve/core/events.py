@@ -17,6 +17,7 @@ Kind = Literal[
     "evaluated",
     "tested",
     "saved",
+    "uploaded",
     "sampled",
     "hashed",
     "sensors",

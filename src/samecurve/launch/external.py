@@ -20,8 +20,8 @@ from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
 from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.launchers import rank_command, read_report
-from samecurve.launch.local import is_refusal
-from samecurve.launch.monitors import done_line, tracked, watched
+from samecurve.launch.local import is_refusal, with_mirror
+from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
@@ -29,7 +29,7 @@ from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since, probe
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import STOP_SIGNAL, Requests
+from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import prepare
@@ -172,6 +172,7 @@ def _lead(
         show_journal(
             make_view(plan, run.home, headless=headless), run.journal, prepared.journal_start
         ),
+        mirrored(prepared, partial(ask, run, attempt.name, "stop")) as mirror,
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
         watched_from_outside(run.journal, run.logs, world_size=plan.layout.world_size, limit=limit),
@@ -184,11 +185,14 @@ def _lead(
                 run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
             if stop_asked.is_set() or code > 128:
                 repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
-            if code == 0 or code > 128:
-                return code
             exit_codes = {rank.index: code}
         except BaseException as error:
-            notes = [note_of(rank.index, error, run.home)]
+            code, notes = 1, [note_of(rank.index, error, run.home)]
+    if code == 0 or code > 128:
+        failure = with_mirror(None, mirror, run)
+        if failure is None:
+            return code
+        raise failure
     time.sleep(_OTHERS)
     notes = [*read_notes(run.logs, attempt.name), *notes]
     failure = explain(
@@ -197,6 +201,7 @@ def _lead(
         run.logs,
         oom_kills=oom_kills_since(oom_kills_before),
     )
+    failure = with_mirror(failure, mirror, run) or failure
     record_failure(run.journal, run.logs, failure)
     if is_refusal(prepared, failure):
         with not_hiding(failure):

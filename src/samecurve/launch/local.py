@@ -17,10 +17,11 @@ from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
-from samecurve.launch.monitors import tracked, watched
+from samecurve.launch.monitors import Mirrored, mirrored, tracked, watched
 from samecurve.launch.signals import Signals, children_ended, kill_children, stopping
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.directory.control import STOP_SIGNAL, ask
+from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
@@ -61,6 +62,7 @@ def launch(
                 run.journal,
                 prepared.journal_start,
             ),
+            mirrored(prepared, launcher.ask_to_stop) as mirror,
             tracked(run, prepared.track),
             heard,
             _environment(plan),
@@ -71,6 +73,7 @@ def launch(
                 from samecurve.observe.failed_event import record_failure
 
                 record_failure(run.journal, run.logs, failure)
+        failure = with_mirror(failure, mirror, run)
     finally:
         prepared.lock.release()
     if failure:
@@ -79,6 +82,20 @@ def launch(
                 remove_refused(run)
         raise failure
     return 128 + signals.received if signals.received else 0
+
+
+def with_mirror(
+    failure: SamecurveError | None, mirror: Mirrored, run: Run
+) -> SamecurveError | None:
+    """Why the command fails: the training, or else the mirror in a store. Both are said."""
+    if failure is None and mirror.failure is not None:
+        from samecurve.observe.failed_event import record_failure
+
+        record_failure(run.journal, run.logs, mirror.failure)
+        return mirror.failure
+    if failure is not None and mirror.failure is not None:
+        failure.remedy = f"{failure.remedy}; and {mirror.failure.cause}: {mirror.failure.remedy}"
+    return failure
 
 
 def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
@@ -155,11 +172,15 @@ class _Launcher:
                 2, b"\nended at once, without saving: the same command goes on from the last save\n"
             )
 
+    def ask_to_stop(self) -> None:
+        """Ask the ranks to save and leave."""
+        ask(self._prepared.run, self._prepared.attempt.name, "stop")
+
     def stop(self) -> None:
         """Answer the first signal: ask the ranks to stop."""
-        run, attempt = self._prepared.run, self._prepared.attempt
+        run = self._prepared.run
         try:
-            ask(run, attempt.name, "stop")
+            self.ask_to_stop()
         except OSError:  # a full disk: a signal asks instead
             for pid in run.processes().values():
                 with suppress(OSError):  # the rank has ended

@@ -1,12 +1,14 @@
 """Readers beside a run: sensors in a thread of the launcher, and trackers in their processes."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from samecurve.core.config.sections import Track
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
+from samecurve.errors import SamecurveError
 from samecurve.observe.journal import follow
 from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.probe.sensors import Sensors
@@ -28,7 +30,40 @@ def done_line(prepared: PreparedRun) -> str:
             " than it was, trains on"
         )
     warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
+    with mirrored(prepared, lambda: None) as mirror:
+        pass
+    if mirror.failure:
+        raise mirror.failure
     return f"{warned}done   {words}, another --save-dir begins anew  {prepared.run.home}"
+
+
+@dataclass
+class Mirrored:
+    """How the mirror of a run ended. failure: why the store lacks something; None: it doesn't."""
+
+    failure: SamecurveError | None = None
+
+
+@contextmanager
+def mirrored(prepared: PreparedRun, stop: Callable[[], None]) -> Iterator[Mirrored]:
+    """Mirror the run to its place in a store, if it has one, beside the block and until all is
+    sent.
+
+    stop: asks the run to save and leave
+    """
+    ended = Mirrored()
+    if prepared.claim is None:
+        yield ended
+        return
+    from samecurve.run.remote.mirror import Mirror
+
+    start = prepared.journal_start
+    mirror = Mirror(prepared.claim, prepared.run, prepared.plan, start=start, stop=stop)
+    try:
+        yield ended
+    finally:
+        mirror.finish()
+        ended.failure = mirror.failure
 
 
 @contextmanager

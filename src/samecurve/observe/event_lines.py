@@ -57,14 +57,8 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
             return ["  ".join(step_parts(step, values, plan, pace or Pace()).values())]
         case "evaluated" | "tested":
             return [_evaluated(event)]
-        case "saved":
-            seconds, blocked = (
-                show_seconds(values[name]) for name in ("seconds", "blocked_seconds")
-            )
-            size = show_bytes(values["bytes"])
-            return [
-                f"saved  step {step}  {size} in {seconds} (blocked {blocked})  {values['path']}"
-            ]
+        case "saved" | "uploaded":
+            return [_saved(event)]
         case "sampled":
             texts = [["sample", *(f"  | {row}" for row in t.splitlines())] for t in values["texts"]]
             return [*chain(*texts), *_sampled_pictures(event, run)]
@@ -91,6 +85,22 @@ def _sentence(event: Event) -> list[str]:
     sentence = _SENTENCES.get(event.kind)
     values = {"text": "", **event.values, "step": event.step}
     return [sentence.format_map(values)] if sentence else []
+
+
+def _saved(event: Event) -> str:
+    """A checkpoint in the run directory, or in the store that mirrors it."""
+    values = event.values
+    size, seconds = show_bytes(values["bytes"]), show_seconds(values["seconds"])
+    if event.kind == "saved":
+        blocked = show_seconds(values["blocked_seconds"])
+        return (
+            f"saved  step {event.step}  {size} in {seconds} (blocked {blocked})  {values['path']}"
+        )
+    line = f"upload step {event.step}  {size} in {seconds}  {values['path']}"
+    if values.get("skipped"):
+        steps = ", ".join(map(str, values["skipped"]))
+        line += f"; the store is slower than the saves, and got nothing of step {steps}"
+    return line
 
 
 def _evaluated(event: Event) -> str:

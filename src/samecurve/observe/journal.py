@@ -19,7 +19,7 @@ from samecurve.core.system.files import explain_os_error, regular_only, write_al
 from samecurve.errors import RunError
 
 # kinds that a later `resumed` at an earlier step makes void
-VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"})
+VOIDED = frozenset({"step", "evaluated", "tested", "saved", "uploaded", "sampled", "hashed"})
 _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes of one read
 _MOST_LINE = 1 << 26  # most bytes of a line: it may hold texts, or hashes of every array

@@ -125,7 +125,7 @@ def remove_unbegun(home: Path) -> None:
 
 def remove_refused(run: Run) -> None:
     """Remove the files of a run that was refused before its first step; other files stay."""
-    for path in (run.plan, run.config, run.journal, run.control):
+    for path in (run.plan, run.config, run.journal, run.control, run.remote):
         path.unlink(missing_ok=True)
     for directory in (run.checkpoints, run.logs, run.assets, run.initial, run.home / SOURCES):
         shutil.rmtree(directory, ignore_errors=True)

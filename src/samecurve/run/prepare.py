@@ -36,7 +36,8 @@ from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
 from samecurve.tasks import entry_of
 
-if TYPE_CHECKING:  # most runs begin from no weights
+if TYPE_CHECKING:  # most runs begin from no weights, and have no store
+    from samecurve.run.remote.claimed import Claim
     from samecurve.run.weights.base_files import Base
     from samecurve.run.weights.initial_weights import Source
 
@@ -78,13 +79,43 @@ def prepare(
 
     UserError: the start can't be done as asked; the disk is then as it was before.
     """
+    options = _with_places_of(loaded, options)
+    with _places_at_hand(loaded, options) as (options, claim):
+        prepared = _prepare(
+            loaded,
+            options,
+            facts,
+            machine=machine,
+            measure=measure,
+            warm_start=warm_start,
+            claim=claim,
+        )
+    return replace(prepared, claim=claim)
+
+
+def _prepare(
+    loaded: LoadedConfig,
+    options: Options,
+    facts: Facts | None,
+    *,
+    machine: Machine | None,
+    measure: Measure | None,
+    warm_start: WarmStart | None,
+    claim: "Claim | None",
+) -> PreparedRun:
+    """prepare(), with everything that options name on this machine."""
     machine = machine or probe()
     config = loaded.config
-    options = _with_places_of(loaded, options)
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
         warm_start.expect(layout, entry_of(config.task).libraries)
     origin = find_origin(loaded, options)
+    if claim:
+        origin.notes[:0] = claim.notes
+    elif origin.run and origin.run.remote.is_file():
+        from samecurve.run.remote.stored_run import note_unmirrored
+
+        origin.notes += note_unmirrored(origin.run)
     loaded = _with_kept_defaults(loaded, origin)
     config = loaded.config
     facts = facts or describe(config, warm_start.server if warm_start else None)
@@ -118,8 +149,25 @@ def prepare(
             weights=base.path if base and not has_copy else _kept(weights, run, origin),
             has_copy=has_copy,
             base=base,
+            mirrored=claim.mirrored if claim else None,
         )
         return write_start(accepted)
+
+
+@contextmanager
+def _places_at_hand(
+    loaded: LoadedConfig, options: Options
+) -> Iterator[tuple[Options, "Claim | None"]]:
+    """The options, with what they name in a store brought to this machine; and the claim on the
+    place where the run is mirrored.
+    """
+    if not (options.save_url or options.init_url or "://" in options.resume):
+        yield options, None
+        return
+    from samecurve.run.remote.places import places_at_hand
+
+    with places_at_hand(options, loaded.config.track.store_patience) as brought:
+        yield brought
 
 
 def _with_kept_defaults(loaded: LoadedConfig, origin: Origin) -> LoadedConfig:
@@ -166,9 +214,10 @@ def _accepted_layout(
 
 def _with_places_of(loaded: LoadedConfig, options: Options) -> Options:
     """The options, with the directories that the config names where no flag does."""
-    if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
+    has_place = options.save_dir or options.save_url
+    if loaded.run_directory and not has_place and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
-    if options.init_from is None:
+    if options.init_from is None and options.init_url is None:
         options = replace(
             options, init_from=entry_of(loaded.config.task).first_weights(loaded.config)
         )

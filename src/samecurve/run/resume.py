@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
@@ -20,6 +20,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import identity_of
 
+if TYPE_CHECKING:  # most runs have no store
+    from samecurve.storage.url import ObjectUrl
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -30,6 +33,9 @@ class Options:
     stop_after: int | None = None
     new_batch: bool = False
     init_from: Path | None = None
+    # where --save-dir and --init-from name a place in a store, and no path
+    save_url: "ObjectUrl | None" = None
+    init_url: "ObjectUrl | None" = None
 
 
 @dataclass

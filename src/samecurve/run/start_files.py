@@ -26,7 +26,9 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import is_pickled, place_of
 from samecurve.units import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most runs have no base, and no store
+    from samecurve.run.remote.claimed import Claim
+    from samecurve.run.remote.stored_run import Mirrored
     from samecurve.run.weights.base_files import Base
 
 
@@ -42,6 +44,7 @@ class PreparedRun:
     done: bool  # whether nothing is left to train
     step: int  # of the checkpoint that it goes on from; 0: a new run
     track: Track  # which trackers read along
+    claim: "Claim | None" = None  # on the place in a store where the run is mirrored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class AcceptedStart:
     weights: str | None  # path of the weights that it begins with
     has_copy: bool  # whether the run keeps a copy of them: all its weights, or an adapter
     base: "Base | None"  # a frozen base, of which the run keeps no copy
+    mirrored: "Mirrored | None" = None  # where the directory is mirrored
 
 
 def write_start(accepted: AcceptedStart) -> PreparedRun:
@@ -150,6 +154,8 @@ def _write_files(accepted: AcceptedStart) -> None:
         from samecurve.run.weights.initial_weights import publish
 
         publish(run)
+    if accepted.mirrored:
+        accepted.mirrored.write(run)
     if ":" in accepted.loaded.config.task:
         from samecurve.tasks.user_class.kept_source import keep_source
 

@@ -196,6 +196,9 @@ class Track(Section):
     """also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)"""
     wandb_project: str = "samecurve"
     """the project at W&B"""
+    store_patience: Seconds = 3600
+    """with --save-dir s3://: seconds for which the store may fail before the run saves, stops and
+    fails; 0: as long as it takes"""
 
 
 ALL = "all"  # data.split: whatever the names of the files

@@ -32,6 +32,8 @@ class Run:
         self.plan = home / "plan.json"
         self.journal = home / "journal.jsonl"
         self.control = home / "control.jsonl"
+        # where the run is mirrored in an object store, and the name of this copy of it
+        self.remote = home / "remote.json"
         self.results = home / "results.json"
         self.checkpoints = home / "checkpoints"
         self.logs = home / "logs"
@@ -54,7 +56,7 @@ class Run:
         UserError: a file is a link, or waits for another process.
         """
         files = [self.config, self.plan, self.journal, self.control, self.task, self.base]
-        files.append(self.home / "lock")
+        files += [self.home / "lock", self.remote]
         folders = [self.checkpoints, self.logs, self.assets, self.initial, self.home / "samples"]
         folders.append(self.home / SOURCES)
         for folder in (self.logs, self.assets, self.home / "samples"):
