@@ -9,10 +9,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,31 @@ from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError
 
+if TYPE_CHECKING:  # most shards are files
+    from samecurve.storage.object_cache import StoredFile
+
 _FORMAT = 1  # the version of an index's files
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file as it was indexed."""
+    """A file as it was indexed. stored: the object in a store of which `path` is a copy, if it is
+    one; the copy may be absent.
+    """
 
     path: Path
     size: int
     mtime_ns: int
     rows: int = 0
+    stored: "StoredFile | None" = None
+
+    def at_hand(self) -> Path:
+        """The path of the file, which is brought if it lies in a store and is not here."""
+        if self.stored is None:
+            return self.path
+        from samecurve.storage.object_cache import bring
+
+        return bring(self.stored)
 
 
 class IndexWriter:
@@ -83,8 +97,7 @@ class Index:
         values = json.loads((home / "index.json").read_text())
         self.home = home
         self.shards = [
-            Shard(shard.path, shard.size, shard.mtime_ns, rows)
-            for shard, rows in zip(shards, values["rows"], strict=True)
+            replace(shard, rows=rows) for shard, rows in zip(shards, values["rows"], strict=True)
         ]
         self.first_rows = np.cumsum([0, *values["rows"]])
         self.notes: dict[str, Any] = values["notes"]
@@ -105,17 +118,39 @@ class Index:
 
 
 def open_index(
-    cache: Path, kind: str, files: Sequence[Path], made_by: Any, scan: Callable[..., None]
+    cache: Path,
+    kind: str,
+    files: "Sequence[Path | StoredFile]",
+    made_by: Any,
+    scan: Callable[..., None],
+    *,
+    bring: "Callable[[Sequence[Shard]], Sequence[Shard]] | None" = None,
 ) -> Index:
     """The index of these files; it is made if the cache has none.
 
     made_by: what the index depends on beside the files. scan: (shards, writer) fills it.
+    bring: gives the shards again, each at hand when it is given; None: they are
     """
-    statuses = [(file, file.stat()) for file in files]
-    shards = [Shard(file, status.st_size, status.st_mtime_ns) for file, status in statuses]
-    stamp = [[str(shard.path), shard.size, shard.mtime_ns] for shard in shards]
+    shards = [_shard(file) for file in files]
+    stamp = [_stamp(shard) for shard in shards]
     home = cache / cache_key([_FORMAT, kind, made_by, stamp])
-    return Index(cache_entry(home, partial(_make, kind, shards, scan)), shards)
+    return Index(
+        cache_entry(home, partial(_make, kind, bring(shards) if bring else shards, scan)), shards
+    )
+
+
+def _shard(file: "Path | StoredFile") -> Shard:
+    if isinstance(file, Path):
+        status = file.stat()
+        return Shard(file, status.st_size, status.st_mtime_ns)
+    return Shard(file.path, file.size, file.mtime_ns, stored=file)
+
+
+def _stamp(shard: Shard) -> list[str | int]:
+    """What identifies a file's content; of an object, its tag, wherever the cache lies."""
+    if shard.stored is not None:
+        return [str(shard.stored.url), shard.size, shard.stored.etag]
+    return [str(shard.path), shard.size, shard.mtime_ns]
 
 
 def _make(kind: str, shards: Sequence[Shard], scan: Callable[..., None], scratch: Path) -> None:
@@ -123,7 +158,8 @@ def _make(kind: str, shards: Sequence[Shard], scan: Callable[..., None], scratch
         scan(shards, writer)
         writer.finish(kind, shards)
     for shard in shards:
-        check_unchanged(shard, shard.path.stat())
+        if shard.stored is None:
+            check_unchanged(shard, shard.path.stat())
 
 
 def check_unchanged(shard: Shard, status: os.stat_result) -> None:

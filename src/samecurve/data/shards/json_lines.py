@@ -120,7 +120,7 @@ class JsonLines:
 
     def _line(self, number: int, begin: int) -> str:
         """File and line of a byte; lines are counted here, since the index has only rows."""
-        path = self._index.shards[number].path
+        path = self._index.shards[number].at_hand()
         return f"{path}:{line_number(path, begin)}"
 
 

@@ -23,6 +23,8 @@ class OpenFiles:
 
     def read(self, number: int, begin: int, size: int) -> bytes:
         """Read bytes [begin, begin + size). RunError: the file has changed since it was indexed."""
+        if (stored := self._read_stored(number, begin, size)) is not None:
+            return stored
         with self._lock:
             descriptor = self._descriptors.get(number)
             if descriptor is None:
@@ -39,6 +41,27 @@ class OpenFiles:
                 "data",
             )
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_stored(self, number: int, begin: int, size: int) -> bytes | None:
+        """Bytes of an object without a copy on this machine; None: there is a copy, or a file.
+
+        RunError: the object has changed since it was indexed, or the store can't be reached.
+        """
+        shard = self._shards[number]
+        if shard.stored is None or number in self._descriptors or shard.path.is_file():
+            return None
+        from samecurve.storage.failures import StorageError
+
+        try:
+            return shard.stored.read_range(begin, size)
+        except StorageError as error:
+            if error.kind != "conflict":
+                raise
+            raise RunError(
+                f"{shard.stored.url} has changed since it was indexed",
+                "run the same command again, once nothing writes to the objects",
+                "data",
+            ) from None
 
     def _open(self, number: int) -> int:
         shard = self._shards[number]

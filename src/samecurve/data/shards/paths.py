@@ -4,8 +4,13 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.errors import UserError
+from samecurve.storage.url import is_url
+
+if TYPE_CHECKING:  # most shards are files
+    from samecurve.storage.object_cache import StoredFile
 
 KINDS = {  # by suffix
     ".jsonl": "json lines",
@@ -26,22 +31,33 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 Paths = str | Path | Sequence[str | Path]
 
 
-def find_files(paths: Paths) -> list[Path]:
+def find_files(paths: Paths) -> "list[Path | StoredFile]":
     """The files of all paths and globs, each once, in the order of the paths.
 
     The matches of a glob are sorted. `shard-{0000..0017}.tar` is a range, as in webdataset.
-    UserError: a path or glob has no file.
+    `s3://bucket/name` is an object, or a glob of objects. UserError: a path or glob has no file.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in several for one in _ranged(str(path)) for file in _files_at(one)]
+    names = [one for path in several for one in _ranged(str(path))]
+    files: list[Path | StoredFile] = []
+    listing = None
+    for name in names:
+        if not is_url(name):
+            files += _files_at(name)
+            continue
+        from samecurve.storage.object_cache import Listing
+
+        listing = listing or Listing("data")
+        files += listing.find(name)
     if not files:
         raise UserError("samecurve.Shards was given no path", "a path, a glob, or a list", "data")
-    return list(dict.fromkeys(file.resolve() for file in files))
+    resolved = (file.resolve() if isinstance(file, Path) else file for file in files)
+    return list(dict.fromkeys(resolved))
 
 
-def kind_of(files: Sequence[Path]) -> str:
+def kind_of(files: "Sequence[Path | StoredFile]") -> str:
     """The kind of these files. UserError: some are compressed, of different or unknown kinds."""
-    by_kind: dict[str, Path] = {}
+    by_kind: dict[str, Path | StoredFile] = {}
     for file in files:
         suffix = file.suffix.lower()
         if suffix in _UNPACK:
@@ -80,12 +96,6 @@ def _ranged(path: str) -> list[str]:
 
 
 def _files_at(path: str) -> list[Path]:
-    if re.match(r"[a-z][a-z0-9+]+:", path):
-        raise UserError(
-            f"{path} is no file on this machine",
-            "copy the shards to a disk that every host sees at this path, or mount their store",
-            "data",
-        )
     file = Path(path).expanduser()
     if file.is_file():
         return [file]

@@ -2,18 +2,24 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.system.cache import cache_home
 from samecurve.data.shards import json_lines, parquet, tar
-from samecurve.data.shards.index import Index, open_index
+from samecurve.data.shards.index import Index
+from samecurve.data.shards.index import open_index as index_files
 from samecurve.data.shards.paths import Paths, find_files, kind_of
 from samecurve.errors import UserError
+
+if TYPE_CHECKING:  # most shards are files
+    from samecurve.data.shards.stored import Stored
+    from samecurve.storage.object_cache import StoredFile
 
 
 class _Reader(Protocol):
@@ -29,6 +35,8 @@ class Shards:
     decode: called with each row, a dict; its result replaces the row. Its parameters may be named
         `id` and `epoch` too (samecurve.sample_rng(id, epoch)).
     cache: the directory of the index; None: the program's cache.
+    cache_bytes: of copies of objects (`s3://bucket/shard-*.tar`) on this machine, such as "50GiB".
+        Shards beyond it are read from the store, range by range.
 
     One process finds once where rows begin, and keeps this index in the cache. UserError: no such
     files, files of several kinds, a broken file (the error names its line).
@@ -41,14 +49,16 @@ class Shards:
         columns: Sequence[str] | None = None,
         decode: Callable[..., Any] | None = None,
         cache: Path | str | None = None,
+        cache_bytes: int | str = "50GiB",
     ) -> None:
         files = find_files(paths)
         self._columns = None if columns is None else tuple(columns)
         self._decode = decode
         self._parameters = _named_parameters(decode)
-        self._index, self._reader = _open(
-            files, self._columns, Path(cache) if cache else cache_home() / "shards"
-        )
+        home = Path(cache) if cache else cache_home() / "shards"
+        self._stored = _stored_among(files, cache_bytes)
+        with self._naming_objects():
+            self._index, self._reader = _open(files, self._columns, home, self._stored)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -62,12 +72,19 @@ class Shards:
     def fingerprint(self) -> str:
         """A digest of the content that the index has read, without names and times of the files.
 
-        It covers all of JSON lines, names and sizes of a tar's members, and parquet's footers.
+        It covers all of JSON lines, names and sizes of a tar's members, and parquet's footers; of
+        objects in a store also their names, sizes and tags.
         """
+        if self._stored is not None:
+            return self._stored.fingerprint(self._index.digest)
         return self._index.digest
 
+    def _naming_objects(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._stored is None else self._stored.naming_objects()
+
     def _rows(self, ids: Ids, epoch: int) -> list[Any]:
-        rows = self._reader.read(ids)
+        with self._naming_objects():
+            rows = self._reader.read(ids)
         if self._decode is None:
             return rows
         return [
@@ -96,10 +113,25 @@ def _named_parameters(decode: Callable[..., Any] | None) -> tuple[str, ...]:
     return tuple(name for name in ("id", "epoch") if name in parameters)
 
 
+def _stored_among(files: "Sequence[Path | StoredFile]", cache_bytes: int | str) -> "Stored | None":
+    """The objects in a store among the files; None: all are files of this machine."""
+    if all(isinstance(file, Path) for file in files):
+        return None
+    from samecurve.data.shards.stored import Stored
+
+    return Stored(files, cache_bytes)
+
+
 def _open(
-    files: Sequence[Path], columns: Sequence[str] | None, cache: Path
+    files: "Sequence[Path | StoredFile]",
+    columns: Sequence[str] | None,
+    cache: Path,
+    stored: "Stored | None",
 ) -> tuple[Index, _Reader]:
     kind = kind_of(files)
+    open_index = partial(index_files, bring=stored.brought) if stored else index_files
+    if stored and kind != "parquet":
+        stored.bring()
     if kind == "parquet":
         parquet.check_installed()
         scan = partial(parquet.scan, columns=columns)

@@ -26,10 +26,14 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # ends of compr
 def files_of_source(source: str) -> list[Path]:
     """Files of the standard library, below a directory, or that a path or a glob names.
 
-    Empty where there are none.
+    Empty where there are none. Of objects in a store (s3://) the files are copies in the cache.
     """
     if source == STANDARD_LIBRARY:
         return standard_library()
+    if source.startswith("s3://"):
+        from samecurve.storage.object_cache import Listing, bring
+
+        return [bring(file) for file in Listing("data.source").find(source)]
     path = Path(source).expanduser()
     if path.is_dir():
         return files_below(path)
