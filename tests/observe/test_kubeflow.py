@@ -11,7 +11,7 @@ import pytest
 
 from commands import samecurve, write_config
 from samecurve.observe.journal import read_events
-from samecurve.observe.trackers import KUBEFLOW_VARIABLES
+from samecurve.observe.trackers import KUBEFLOW_VARIABLES, track
 
 TOKEN = "a token of this pod"
 
@@ -46,19 +46,24 @@ def server() -> Iterator[_Server]:
         thread.join()
 
 
-def test_the_progress_of_a_run_is_reported(
-    server: _Server, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_progress_of_a_run_is_reported(server: _Server, tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     url = f"http://127.0.0.1:{server.server_port}/progress"
-    for name, value in zip(KUBEFLOW_VARIABLES, (url, "", str(tmp_path / "token")), strict=True):
-        monkeypatch.setenv(name, value)
+    places = (url, "", str(tmp_path / "token"))
+    ended = threading.Event()
+    ended.set()
+
+    def report() -> None:
+        track("kubeflow", tmp_path / "run", "api", json.dumps(places), ended)
+
     config = write_config(tmp_path, corpus, steps=40)
     train = ("train", "-f", config, "--devices", "cpu", "--save-dir", "run")
     samecurve(*train, "--stop-after", "10", cwd=tmp_path)
+    report()
     half = len(server.reports)
     assert server.reports[-1]["progressPercentage"] == 25
     samecurve(*train, cwd=tmp_path)
+    report()
     assert len(server.reports) > half
     last = server.reports[-1]
     assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
@@ -69,6 +74,7 @@ def test_the_progress_of_a_run_is_reported(
     assert server.tokens == {f"Bearer {TOKEN}"}
 
 
+@pytest.mark.long
 def test_a_report_that_fails_is_mentioned_and_training_goes_on(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +84,7 @@ def test_a_report_that_fails_is_mentioned_and_training_goes_on(
     ):
         monkeypatch.setenv(name, value)
     config = write_config(tmp_path, corpus, steps=4)
-    done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
+    done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path, afresh=True)
     assert "done   step 4" in done.stdout
     warned = [
         event.values["text"]

@@ -68,7 +68,7 @@ def test_a_job_outlives_a_killed_rank_and_its_time_limit(tmp_path: Path) -> None
         until(lambda: "starting again, 2 more are left" in log.read_text(), 60)
         until(lambda: "back into the queue" in log.read_text(), 200)
         until(lambda: steps_written(run) == STEPS and _state(job, environment) == "COMPLETED", 500)
-        assert "Restarts=1" in _output(["scontrol", "show", "job", job], environment)
+        assert "Restarts=0" not in _output(["scontrol", "show", "job", job], environment)
         assert not _ranks(run, "samecurve rank")
     assert [event.kind for event in read_events(run / "journal.jsonl")][-1] == "finished"
     assert_same_run(run, tmp_path / "never")

@@ -66,12 +66,12 @@ def train(
 ) -> None:
     """Train. Run the same command again to go on."""
     from samecurve.worker.cluster_env import one_of, started
-    from samecurve.worker.leave_time import leave_seconds
-    from samecurve.worker.slurm_env import check_slurm_job
 
-    leave_seconds(os.environ)  # a wrong one is refused before it is needed
-    own_directory = flags["save_dir"] is not None or flags["resume"] != "auto"
-    check_slurm_job(os.environ, own_directory=own_directory)
+    if "SLURM_JOB_ID" in os.environ:
+        from samecurve.worker.slurm_env import check_slurm_job
+
+        own_directory = flags["save_dir"] is not None or flags["resume"] != "auto"
+        check_slurm_job(os.environ, own_directory=own_directory)
     if nnodes == 1 and (rdzv is not None or node_rank is not None):
         raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
     if nnodes > 1:

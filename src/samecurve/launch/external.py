@@ -134,6 +134,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
     Returns the exit code.
     """
     name_rank(rank.index)
+    leave_seconds(os.environ)  # a wrong one is refused before it is needed
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):

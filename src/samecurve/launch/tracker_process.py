@@ -29,8 +29,8 @@ class Tracker:
         if name == "wandb":
             mode_and_project = [track.wandb, track.wandb_project]
         elif name == "kubeflow":
-            variables = {key: os.environ.get(key, "") for key in KUBEFLOW_VARIABLES}
-            mode_and_project = ["api", json.dumps(variables)]
+            places = [os.environ.get(name, "") for name in KUBEFLOW_VARIABLES]
+            mode_and_project = ["api", json.dumps(places)]
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(

@@ -8,14 +8,14 @@ import json
 import ssl
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
 from samecurve.observe.metrics import plotted
-from samecurve.observe.trackers import KUBEFLOW_VARIABLES
 
 _EVERY = 5.0  # seconds between two reports, as Trainer asks
 _WAIT = 5.0  # seconds for one report
@@ -25,10 +25,10 @@ _MOST_METRICS, _MOST_CHARACTERS = 256, 64
 class Kubeflow:
     """Report a run's progress. A report that fails is left out: the next one says more."""
 
-    def __init__(self, run: Path, variables: Mapping[str, str]) -> None:
-        """variables: KUBEFLOW_VARIABLES, with their values"""
+    def __init__(self, run: Path, places: Sequence[str]) -> None:
+        """places: the url, and the files of the certificate and the token"""
         self._plan = run / "plan.json"
-        self._url, self._certificate, self._token = (variables[name] for name in KUBEFLOW_VARIABLES)
+        self._url, self._certificate, self._token = places
         self._metrics: dict[str, float] = {}
         self._first: Event | None = None  # step of this start
         self._last: Event | None = None
@@ -80,7 +80,8 @@ class Kubeflow:
     def status(self) -> dict[str, Any]:
         """The present state, as Trainer's API has it."""
         assert self._last is not None
-        done, steps = self._last.step, int(json.loads(self._plan.read_text())["steps"])
+        plan = Plan.from_json(json.loads(self._plan.read_text())["plan"])
+        done, steps = self._last.step, plan.steps
         status: dict[str, Any] = {
             "progressPercentage": min(100, 100 * done // steps),
             "metrics": [

@@ -46,7 +46,7 @@ class Tracker(Protocol):
 def main(name: str, run: Path, mode: str, project: str) -> int:
     """Run a tracker as a process; return its exit code.
 
-    mode, project: settings of W&B; Kubeflow's project is its variables, as JSON
+    mode, project: settings of W&B; Kubeflow's project is KUBEFLOW_VARIABLES' values, as JSON
     """
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()

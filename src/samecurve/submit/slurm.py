@@ -122,7 +122,9 @@ def _check(line: str) -> None:
     """UserError: sbatch would read the line as something else."""
     name, _, value = line.partition("=")
     if not re.fullmatch(r"--?[\w-]+", name):
-        raise UserError(f"{line!r} is no option of sbatch", "--sbatch=--option=value", "--sbatch")
+        raise UserError(
+            f"{line!r} is no option of sbatch", "for example --sbatch=--constraint=h100", "--sbatch"
+        )
     if name == "--array":
         raise UserError(
             "an array would give one run to several jobs",
