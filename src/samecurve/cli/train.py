@@ -67,7 +67,7 @@ def train(
     """Train. Run the same command again to go on."""
     from samecurve.worker.cluster_env import one_of, started
 
-    if "SLURM_JOB_ID" in os.environ:
+    if "SLURM_JOB_ID" in os.environ and rdzv is None:  # else it says itself where the others are
         from samecurve.worker.slurm_env import check_slurm_job
 
         own_directory = flags["save_dir"] is not None or flags["resume"] != "auto"
