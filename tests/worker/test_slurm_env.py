@@ -3,6 +3,7 @@
 import pytest
 
 from samecurve.errors import UserError
+from samecurve.worker.cluster_env import from_slurm
 from samecurve.worker.leave_time import leave_seconds
 from samecurve.worker.slurm_env import check_slurm_job
 from slurm import slurm_variables
@@ -61,6 +62,16 @@ def test_a_place_that_gives_another_run_is_refused(
 )
 def test_a_place_that_gives_the_run_is_not(environment: dict[str, str]) -> None:
     check_slurm_job(environment, own_directory=True)
+
+
+def test_the_first_machine_is_read_without_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has no scontrol. Where the list is missing too, no host is guessed."""
+    monkeypatch.setenv("PATH", "")
+    machines = {**TASK, "SLURM_STEP_NODELIST": "gpu[07-09,12]"}
+    assert from_slurm(machines)["MASTER_ADDR"] == "gpu07"
+    del machines["SLURM_STEP_NODELIST"]
+    with pytest.raises(UserError, match="SLURM_STEP_NODELIST is not set"):
+        from_slurm(machines)
 
 
 def test_the_time_to_leave_is_what_the_engine_grants() -> None:
