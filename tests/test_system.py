@@ -137,7 +137,7 @@ def test_an_installed_wheel_is_named_by_name(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of processes are Linux's")
-@pytest.mark.parametrize(("rank", "short"), [(1, "samecurve rank1"), (12, "samecurve r12")])
+@pytest.mark.parametrize(("rank", "short"), [(1, "samecurve-rank1"), (12, "samecurve-r12")])
 def test_a_rank_has_a_name_in_ps_and_in_top(rank: int, short: str) -> None:
     script = (
         "import sys\n"

@@ -14,9 +14,9 @@ from samecurve.observe.journal import read_events
 
 
 def names_of(pids: list[int]) -> list[str]:
-    """The names that `ps` and nvidia-smi show; `top` shows `samecurve rank1`."""
+    """The names that `ps` and nvidia-smi show; `top` shows `samecurve-rank1`."""
     processes = [psutil.Process(pid) for pid in pids]
-    assert {process.name() for process in processes} == {"samecurve rank0", "samecurve rank1"}
+    assert {process.name() for process in processes} == {"samecurve-rank0", "samecurve-rank1"}
     return [process.cmdline()[0] for process in processes]
 
 

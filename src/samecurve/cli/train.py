@@ -68,6 +68,11 @@ def train(
     """Train. Run the same command again to go on."""
     from samecurve.worker.cluster_env import one_of, started
 
+    if "SLURM_JOB_ID" in os.environ and rdzv is None:  # else it says itself where the others are
+        from samecurve.worker.slurm_env import check_slurm_job
+
+        own_directory = flags["save_dir"] is not None or flags["resume"] != "auto"
+        check_slurm_job(os.environ, own_directory=own_directory)
     if nnodes == 1 and (rdzv is not None or node_rank is not None):
         raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
     if nnodes > 1:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.loop import Outcome
 from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.core.system.process_name import name_rank
@@ -39,6 +41,7 @@ from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
+from samecurve.worker.leave_time import leave_seconds
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
@@ -119,8 +122,7 @@ _READ = "samecurve/read"  # how many ranks have read the message
 # seconds to prepare the run: a large corpus takes long; torchrun ends the others if the first dies
 _PREPARED = 7 * 86_400.0
 _TRACKERS = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
-# seconds to leave in order after torchrun's SIGTERM; torchrun kills after 30
-_LEAVE_SECONDS = 20.0
+_LEAVE_SECONDS = 20.0  # to hear that there is nothing to do
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
@@ -132,6 +134,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
     Returns the exit code.
     """
     name_rank(rank.index)
+    leave_seconds(os.environ)  # a wrong one is refused before it is needed
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
     store, rendezvous = meet(rank)
     if not is_first(rank):
@@ -161,10 +164,11 @@ def _lead(
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
-    stop_asked = threading.Event()  # by a signal
+    signals: list[int] = []  # those that asked for a stop
+    outcome: Outcome | None = None
 
     def stop(requests: Requests) -> None:
-        stop_asked.set()
+        signals.append(requests.signal or 0)
         _stop_or_leave(run, attempt, requests)
 
     oom_kills_before = oom_kills()
@@ -182,8 +186,8 @@ def _lead(
             if attempt.coordinator:
                 code = _run_child(attempt, rank)
             else:
-                run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
-            if stop_asked.is_set() or code > 128:
+                outcome = run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
+            if signals or code > 128:
                 repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
             exit_codes = {rank.index: code}
         except BaseException as error:
@@ -191,7 +195,7 @@ def _lead(
     if code == 0 or code > 128:
         failure = with_mirror(None, mirror, run)
         if failure is None:
-            return code
+            return code or _code_of_stop(signals, outcome)
         raise failure
     time.sleep(_OTHERS)
     notes = [*read_notes(run.logs, attempt.name), *notes]
@@ -209,6 +213,16 @@ def _lead(
     raise failure
 
 
+def _code_of_stop(signals: Sequence[int], outcome: Outcome | None) -> int:
+    """The exit code of a run that did not fail: 128 + the signal that has stopped it.
+
+    torchrun would start a rank again that leaves with another code than 0.
+    """
+    if not signals or outcome == "finished" or "TORCHELASTIC_RUN_ID" in os.environ:
+        return 0
+    return 128 + signals[0]
+
+
 def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
     """Ask for a stop. If no step ends any more, say why and leave.
 
@@ -222,7 +236,7 @@ def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
             echo(f"error: {explain(notes, {}, run.logs)}", err=True)
         os._exit(1)
 
-    timer = threading.Timer(_LEAVE_SECONDS, leave)
+    timer = threading.Timer(leave_seconds(os.environ), leave)
     timer.daemon = True
     timer.start()
 

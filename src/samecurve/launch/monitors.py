@@ -1,5 +1,6 @@
 """Readers beside a run: sensors in a thread of the launcher, and trackers in their processes."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.start_files import PreparedRun
 from samecurve.units import counted
 
+_KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"  # Trainer sets it where progress is reported to it
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
 
 
@@ -131,11 +133,13 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
 
 @contextmanager
 def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
-    """Run TensorBoard and W&B beside the block, as the config asks.
+    """Run TensorBoard and W&B beside the block, as the config asks; Kubeflow, where it asks.
 
     After the block they have `drain` seconds, or until Ctrl-C, to take what is left.
     """
     names = trackers_wanted(track)
+    if _KUBEFLOW in os.environ:
+        names.append("kubeflow")
     if not names:
         yield
         return

@@ -1,9 +1,10 @@
-"""The trackers beside a run (TensorBoard, W&B), each a process that reads the journal.
+"""The trackers beside a run (TensorBoard, W&B, Kubeflow), each a process that reads the journal.
 
 A tracker's process ends once its standard input has ended and it has read the journal to its end.
 So it outlives a killed launcher by no more than that.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 from samecurve.core.config.sections import Track
 from samecurve.observe.failed_event import record_beside
-from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
+from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
 from samecurve.run.directory.run_directory import Run
 
 _QUIET = 3.0  # seconds of waiting after which the user is told what is waited for
@@ -27,6 +28,9 @@ class Tracker:
         mode_and_project = ["file", ""]
         if name == "wandb":
             mode_and_project = [track.wandb, track.wandb_project]
+        elif name == "kubeflow":
+            places = [os.environ.get(name, "") for name in KUBEFLOW_VARIABLES]
+            mode_and_project = ["api", json.dumps(places)]
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(

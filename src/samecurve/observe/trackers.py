@@ -1,4 +1,4 @@
-"""TensorBoard and W&B as readers of the journal, each in a process beside the launcher.
+"""TensorBoard, W&B and Kubeflow as readers of the journal, each in a process beside the launcher.
 
 `python -m samecurve.observe.trackers NAME RUN MODE PROJECT`
 
@@ -23,7 +23,12 @@ from samecurve.core.system.files import write_json
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.journal import VOIDED, follow_batches
 
-TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
+TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B", "kubeflow": "Kubeflow Trainer"}
+KUBEFLOW_VARIABLES = (
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+)
 TRAINING_GOES_ON = "training goes on without it, and the same command sends later what is missing"
 EXIT_REPORTED = 3  # exit code: the tracker failed, and the journal says so
 _PAUSE = 1.0  # seconds between reads of the journal
@@ -41,7 +46,7 @@ class Tracker(Protocol):
 def main(name: str, run: Path, mode: str, project: str) -> int:
     """Run a tracker as a process; return its exit code.
 
-    mode, project: settings of W&B
+    mode, project: settings of W&B; Kubeflow's project is KUBEFLOW_VARIABLES' values, as JSON
     """
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
@@ -84,6 +89,10 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
             from samecurve.observe.tensorboard import TensorBoard
 
             tracker = TensorBoard(run, covered)
+        elif name == "kubeflow":
+            from samecurve.observe.kubeflow import Kubeflow
+
+            tracker = Kubeflow(run, json.loads(project))
         else:
             from samecurve.observe.wandb import WandB
 

@@ -17,7 +17,7 @@ from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.run.directory.lock import Lock, is_live
-from samecurve.run.directory.run_directory import SCRATCH, Run
+from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run
 from samecurve.tasks.user_class.class_place import SOURCES
 from samecurve.units import show_bytes
 
@@ -162,7 +162,7 @@ def make_home(home: Path) -> None:
 
 def _holds_files(home: Path) -> bool:
     return any(
-        path.name not in {"lock", SCRATCH} and not path.name.startswith(_WRITABLE)
+        path.name not in {"lock", SCRATCH, SUBMITTED} and not path.name.startswith(_WRITABLE)
         for path in home.iterdir()
     )
 

@@ -67,8 +67,13 @@ def run_rank(
     requests = Requests(control if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if on_signal:
+
+        def hear(number: int, _frame: object) -> None:
+            requests.signal = number
+            on_signal(requests)
+
         for number in stop_signals():
-            signal.signal(number, lambda *_: on_signal(requests))
+            signal.signal(number, hear)
     # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
     with answering(run.logs, rank.index):

@@ -10,12 +10,16 @@ _LONGEST = 15  # bytes of the name that `top` shows
 
 
 def name_rank(rank: int) -> None:
-    """Call this process `samecurve rank N`; its own arguments follow, as far as there is room."""
+    """Call this process `samecurve rank N`; its own arguments follow, as far as there is room.
+
+    The name for `top` has no blank: where Slurm follows processes by proctrack/linuxproc, it would
+    lose a process with one, and neither stop nor kill it.
+    """
     if sys.platform != "linux":
         return
-    short = f"samecurve rank{rank}"
+    short = f"samecurve-rank{rank}"
     if len(short) > _LONGEST:
-        short = f"samecurve r{rank}"
+        short = f"samecurve-r{rank}"
     ctypes.CDLL(None).prctl(_SET_NAME, short.encode()[:_LONGEST], 0, 0, 0)
     with suppress(OSError, ValueError, IndexError):  # /proc is another system's, or is not there
         _replace_first_argument(f"samecurve rank {rank}".encode())

@@ -37,6 +37,7 @@ class Requests:
         self._control = control
         self._stops = self._stops_seen = 0  # signals that asked for a stop; those passed on
         self._kept = _NOTHING  # requests that were looked at, and not passed on
+        self.signal: int | None = None  # the one that came last, where no launcher hears them
 
     def stop(self) -> None:
         self._stops += 1

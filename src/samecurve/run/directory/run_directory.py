@@ -20,6 +20,7 @@ from samecurve.tasks.user_class.class_place import (
 from samecurve.watch import live_ranks
 
 _MOST_JSON = 1 << 28  # bytes of plan.json
+SUBMITTED = "submit"  # the files and logs of a job, which are there before the run begins
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
