@@ -45,19 +45,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--nnodes",
-    type=click.IntRange(min=1),
-    default=1,
+    default="1",
     show_default=True,
-    help="hosts; the same command on each (engine jax)",
+    metavar="N|MIN:MAX",
+    help="hosts; the same command on each",
 )
 @click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
-@click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0; not needed"
+)
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
 @init_from_option
 @probe_option
 def train(
     *,
-    nnodes: int,
+    nnodes: str,
     rdzv: str | None,
     node_rank: int | None,
     headless: bool,
@@ -65,18 +67,18 @@ def train(
     **flags: Any,
 ) -> None:
     """Train. Run the same command again to go on."""
-    from samecurve.worker.cluster_env import one_of, started
+    from samecurve.worker.cluster_env import started
 
-    if nnodes == 1 and (rdzv is not None or node_rank is not None):
+    if nnodes == "1" and (rdzv is not None or node_rank is not None):
         raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
-    if nnodes > 1:
-        os.environ.update(one_of(nnodes, rdzv, node_rank))
-    if nnodes > 1 or started(os.environ):
+    if nnodes != "1" or started(os.environ):
         if probe_batch:
             raise click.UsageError(
                 "--probe-batch starts processes of its own; try it first with `samecurve plan"
                 " --probe-batch`"
             )
+        if nnodes != "1":
+            _train_on_hosts(flags, nnodes, rdzv, node_rank, headless=headless)
         _train_as_rank(flags, headless=headless)
     from samecurve.run.fork_server import WarmStart
 
@@ -109,6 +111,17 @@ def train(
     sys.exit(code)
 
 
+def _train_on_hosts(
+    flags: dict[str, Any], nnodes: str, rdzv: str | None, node_rank: int | None, *, headless: bool
+) -> NoReturn:
+    """Train with the ranks of this host, and of others that run the same command."""
+    from samecurve.launch.nodes import read_hosts, run_on_hosts
+
+    hosts = read_hosts(nodes=nnodes, rendezvous=rdzv, index=node_rank)
+    loaded = load_config(flags, say=False, loud=False)
+    sys.exit(run_on_hosts(loaded, hosts, headless=headless))
+
+
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
     from samecurve.core.system.parent_death import die_with
@@ -135,4 +148,5 @@ def _run_options(flags: dict[str, Any]) -> "Options":
     """The flags beside the config, which say how this run begins and ends."""
     from samecurve.run.resume import Options
 
-    return Options(**{field.name: flags[field.name] for field in fields(Options)})
+    names = [field.name for field in fields(Options) if field.name in flags]
+    return Options(**{name: flags[name] for name in names})
