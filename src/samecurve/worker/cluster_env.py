@@ -129,37 +129,6 @@ def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     )
 
 
-def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
-    """The variables of the only process on a host, from --nnodes, --rdzv and --node-rank.
-
-    UserError: an option is missing or wrong.
-    """
-    if rendezvous is None or index is None:
-        raise UserError(
-            f"--nnodes {nodes} needs --rdzv HOST:PORT of the first host and --node-rank"
-            f" 0..{nodes - 1}",
-            "the same --rdzv on every host, another --node-rank on each",
-            "--nnodes",
-        )
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(
-            f"--rdzv {rendezvous} is not HOST:PORT",
-            "a name or address of the first host that all others reach, and a free port there:"
-            " node1:29500",
-            "--rdzv",
-        )
-    if not 0 <= index < nodes:
-        raise UserError(
-            f"--node-rank {index} of {nodes} hosts",
-            f"0 to {nodes - 1}, another on each host",
-            "--node-rank",
-        )
-    return rank_environment(
-        rank=index, world_size=nodes, local_rank=0, local_world_size=1, host=host, port=int(port)
-    )
-
-
 def is_first(rank: "Rank") -> bool:
     """Whether this rank prepares the run, keeps the journal and speaks for all ranks."""
     return rank.index == 0
