@@ -71,7 +71,14 @@ UNSHOWN = {
 FENCE = re.DOTALL | re.MULTILINE
 # flags of srun, of scripts and of a benchmark; those of every verb
 OF_BENCHMARKS = {"--sides", "--micro", "--limit"}
-OF_OTHERS = {"--ntasks-per-node", "--local-rank", "--local-addr", *OF_BENCHMARKS, "--help", "--version"}
+OF_OTHERS = {
+    "--ntasks-per-node",
+    "--local-rank",
+    "--local-addr",
+    *OF_BENCHMARKS,
+    "--help",
+    "--version",
+}
 OF_PLAN = ("plan   ", "       ", "warn   ", "error: ", "  remedy: ", "note   ")
 
 

@@ -28,6 +28,7 @@ from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
+from samecurve.launch.network import interface_towards, resolve, use_interface
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.shared_directory import answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
@@ -143,6 +144,8 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 def _take_part(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
     name_rank(rank.index)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
+    if rank.hosts > 1:
+        use_interface(interface_towards(resolve(os.environ["MASTER_ADDR"])), os.environ)
     meeting = Meeting(rank)
     if not is_first(rank):
         store = meeting.join()

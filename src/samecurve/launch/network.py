@@ -1,6 +1,7 @@
 """The network between hosts: where their ranks meet, and which interface leads there."""
 
 import socket
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import psutil
@@ -59,6 +60,17 @@ def interface_towards(address: str) -> Interface:
         if any(one.address.partition("%")[0] == own for one in addresses):
             return Interface(name, own)
     return Interface("", own)
+
+
+def use_interface(interface: Interface, environment: MutableMapping[str, str]) -> None:
+    """Have Gloo and NCCL use this interface. What the user has set stays.
+
+    Left alone, Gloo takes the interface of this host's own name, which Debian's /etc/hosts has as
+    127.0.1.1; NCCL takes the first of all.
+    """
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if interface.name:
+            environment.setdefault(name, interface.name)
 
 
 def is_own(address: str) -> bool:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.errors import RunError, UserError
-from samecurve.launch.network import Interface, interface_towards, is_own, parse_place, resolve
+from samecurve.launch.network import (
+    Interface,
+    interface_towards,
+    is_own,
+    parse_place,
+    resolve,
+    use_interface,
+)
 from samecurve.probe import probe
 from samecurve.terminal import echo
 from samecurve.worker.cluster_env import ENDED, GROUP, LEAVES
@@ -97,8 +104,9 @@ def run_on_hosts(loaded: LoadedConfig, hosts: Hosts, *, headless: bool) -> int:
         )
     with tempfile.TemporaryDirectory(prefix="samecurve-") as scratch:
         ended = Path(scratch) / "ended"
-        added = _environment(hosts, way, ended, on_gpus=devices[0].kind == "cuda")
-        os.environ.update({name: value for name, value in added.items() if name not in os.environ})
+        for name, value in _environment(hosts, ended).items():
+            os.environ.setdefault(name, value)
+        use_interface(way, os.environ)
         config = _config(loaded, hosts, ranks, way, is_first=is_first)
         code = _launch(config, _rank_command())
         with suppress(OSError, ValueError):  # no rank has said that it ended for good
@@ -152,8 +160,8 @@ def _wait_for_first(hosts: Hosts, address: str) -> None:
         time.sleep(0.5)
 
 
-def _environment(hosts: Hosts, way: Interface, ended: Path, *, on_gpus: bool) -> dict[str, str]:
-    """The variables of the ranks. What the user has set stays."""
+def _environment(hosts: Hosts, ended: Path) -> dict[str, str]:
+    """The variables of this host's ranks."""
     added = {
         GROUP: f"{hosts.host}:{hosts.port}",
         ENDED: str(ended),
@@ -162,10 +170,6 @@ def _environment(hosts: Hosts, way: Interface, ended: Path, *, on_gpus: bool) ->
     }
     if hosts.may_change:
         added[LEAVES] = "1"
-    if way.name:
-        added["GLOO_SOCKET_IFNAME"] = way.name
-        if on_gpus:
-            added["NCCL_SOCKET_IFNAME"] = way.name
     return added
 
 
