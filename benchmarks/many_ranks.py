@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from samecurve.torch_engine.engine import TorchEngine
-    from samecurve.torch_engine.strategies import ddp
+
+    ddp: Any = import_module("samecurve.torch_engine.strategies.ddp")
     from samecurve.torch_engine.process_group import Comm
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -173,7 +175,7 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
 
 
 def unsummed(_group: Any, bucket: Any) -> Any:
-    done = torch.futures.Future()
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 

@@ -64,7 +64,7 @@ def config(home: Path, steps: int = 300) -> Path:
 
 def alone(home: Path) -> Path:
     """The same run in one process, never stopped."""
-    samecurve("train", "-f", home / "own.yaml", "--save-dir", "alone", cwd=home)
+    samecurve("train", "-f", home / "own.yaml", "--save-dir", "alone", cwd=home, timeout=400)
     return home / "alone"
 
 
@@ -159,6 +159,7 @@ def test_a_killed_rank_costs_seconds(home: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @needs_machines()
 def test_machines_leave_and_come(home: Path) -> None:
     """Two machines; one is lost, and the other goes on alone; the lost one comes back, and one more
@@ -206,6 +207,7 @@ def first_step_after(home: Path, moment: float) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @needs_machines()
 def test_a_partition_is_survived(home: Path) -> None:
     """The network between two machines is cut for 12 s; both go on from the last save."""
