@@ -142,6 +142,23 @@ def torchrun(home: Path, place: str) -> list[str]:
 
 
 @pytest.mark.long
+def test_a_signal_to_one_machine_stops_both(home: Path) -> None:
+    """All save and leave together, at once; the same command goes on."""
+    config(home)
+    words = train(home, "2", "--rdzv", f"127.0.0.1:{free_port()}")
+    with started(*words, cwd=home) as first, started(*words, cwd=home) as second:
+        reached(home, 30)
+        second.send_signal(signal.SIGINT)
+        said = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert sorted((first.returncode, second.returncode)) == [0, 130], said
+    assert any("; --resume run goes on from here" in text for text in said), said
+    with started(*words, cwd=home) as first, started(*words, cwd=home) as second:
+        said = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    check_equal(home / "run", alone(home))
+
+
+@pytest.mark.long
 @needs_machines()
 def test_a_killed_rank_costs_seconds(home: Path) -> None:
     config(home)

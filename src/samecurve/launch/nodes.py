@@ -8,6 +8,7 @@ with the same global batch, hence with the same curve.
 
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
-from samecurve.errors import RunError, UserError
+from samecurve.errors import Interrupted, RunError, UserError
 from samecurve.launch.network import (
     Interface,
     interface_towards,
@@ -29,6 +32,7 @@ from samecurve.launch.network import (
     resolve,
     use_interface,
 )
+from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.probe import probe
 from samecurve.terminal import echo
 from samecurve.worker.cluster_env import ENDED, GROUP, LEAVES
@@ -108,13 +112,35 @@ def run_on_hosts(loaded: LoadedConfig, hosts: Hosts, *, headless: bool) -> int:
             os.environ.setdefault(name, value)
         use_interface(way, os.environ)
         config = _config(loaded, hosts, ranks, way, is_first=is_first)
-        code = _launch(config, _rank_command())
+        code = _launch(config) if hosts.may_change else _launch_until_asked(config)
         with suppress(OSError, ValueError):  # no rank has said that it ended for good
             code = int(ended.read_text())
     if code > 128:
         others = "the others go on; " if hosts.may_change else ""
         echo(f"left   {others}the same command goes on from the last save", err=True)
     return code
+
+
+def _launch_until_asked(config: "LaunchConfig") -> int:
+    """Launch on a fixed number of hosts, where a signal to one of them stops the run on all.
+
+    The ranks hear of it, not the agent: all of them leave in order, and the agents of all hosts end
+    together. An agent that had gone ahead would be waited for.
+    """
+
+    def stop() -> None:
+        ranks = psutil.Process().children()
+        if not ranks:
+            raise Interrupted
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(signal.SIGTERM)
+        with suppress(OSError):
+            os.write(2, stopping())
+
+    with Signals(stop, kill_children) as signals:
+        code = _launch(replace(config, signals_to_handle="SIGQUIT"))
+    return 128 + signals.received if signals.received and code == 0 else code
 
 
 def _way_to(hosts: Hosts) -> tuple[Interface, bool]:
@@ -220,7 +246,7 @@ def _rank_command() -> Sequence[str]:
     return ["-u", "-m", "samecurve", *arguments]
 
 
-def _launch(config: "LaunchConfig", arguments: Sequence[str]) -> int:
+def _launch(config: "LaunchConfig") -> int:
     """Run torch's agent until all ranks have ended. Returns the exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -231,14 +257,12 @@ def _launch(config: "LaunchConfig", arguments: Sequence[str]) -> int:
     from torch.distributed.launcher.api import elastic_launch
 
     try:
-        elastic_launch(config, sys.executable)(*arguments)
+        elastic_launch(config, sys.executable)(*_rank_command())
     except RendezvousConnectionError as error:
         if not config.rdzv_configs.pop("is_host", False):
             raise _not_met(error) from None
         # another agent of this machine has just begun to serve the port
-        return _launch(
-            replace(config, rdzv_configs={**config.rdzv_configs, "is_host": False}), arguments
-        )
+        return _launch(replace(config, rdzv_configs={**config.rdzv_configs, "is_host": False}))
     except SignalException as stop:
         return 128 + int(stop.sigval)
     except ChildFailedError as error:
