@@ -18,12 +18,9 @@ from samecurve.cli.main import VERBS, cli, find_verb
 from samecurve.core.config.document import Document
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import LoadedConfig, load
-from samecurve.core.protocols import Rank
 from samecurve.core.strategies import strategies_of
 from samecurve.errors import UserError
-from samecurve.launch.external import prepare_external
 from samecurve.probe import sensors
-from samecurve.run.resume import Options
 from samecurve.tasks import Tasks, built_in, open_task
 from samecurve.tasks.protocol import MEMBERS
 
@@ -89,12 +86,6 @@ def later_verbs(sentence: str) -> None:
             cli.main([verb], standalone_mode=False)
 
 
-def torch_on_hosts(_sentence: str) -> None:
-    """Check that engine torch refuses ranks on two machines."""
-    with pytest.raises(UserError, match="in this version"):
-        prepare_external(configured(), Rank(0, 0, world_size=2, hosts=2), Options())
-
-
 def objectives_of_adapters(sentence: str) -> None:
     """Check that an adapter is refused with the objectives that the sentence names."""
     for objective in re.findall(r"`(\w+)`", sentence):
@@ -119,10 +110,7 @@ CLAIMS: dict[str, Check] = {
     "other callbacks, TPUs": nothing_named("callback", "tpu"),
     "`task: ": later_tasks,
     "Commands of later versions": later_verbs,
-    "engine torch refuses|PyTorch on several machines|on several machines are refused": (
-        torch_on_hosts
-    ),
-    "Trained text encoders, ControlNet, video": nothing_named("controlnet", "video", "train text"),
+    "ControlNet and video": nothing_named("controlnet", "video", "train text"),
     "Adapters .* `masked` and `embed`": objectives_of_adapters,
     "AMD GPUs: they are found": only_nvidias_sensors,
     "What this version has": all_tasks,

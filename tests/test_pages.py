@@ -75,6 +75,7 @@ OF_OTHERS = {
     "--ntasks-per-node",
     "--gpus-per-task",
     "--local-rank",
+    "--local-addr",
     *OF_BENCHMARKS,
     "--help",
     "--version",

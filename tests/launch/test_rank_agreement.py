@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from commands import command
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.protocols import Rank
-from samecurve.launch import rank_agreement
 from samecurve.launch.rank_agreement import check_ranks_agree, differences
+from samecurve.worker import meeting
 from samecurve.worker.cluster_env import from_slurm
 from slurm import free_slurm_job, slurm_variables
 from tiny import config_of
@@ -80,7 +80,7 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
 def test_ranks_that_are_waited_for_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rank_agreement, "_SAID", 0.05)
+    monkeypatch.setattr(meeting, "_SAID", 0.05)
     store = HashStore()
     store.set("samecurve/answer/2", "")
     for index in (1, 3, 4, 5, 6, 7):

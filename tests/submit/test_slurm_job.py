@@ -102,7 +102,7 @@ def test_the_queue_says_why_it_refuses_and_a_cancelled_job_stays_away(tmp_path: 
 
 
 def _command(*options: str) -> list[str]:
-    machines = ("--gpus-per-node", "0", "--devices", "cpu:2")
+    machines = ("--nodes", "2", "--gpus-per-node", "0", "--devices", "cpu:1")
     return command("submit", "slurm", "-f", "job.yaml", *machines, "--save-dir", "run", *options)
 
 

@@ -46,19 +46,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--nnodes",
-    type=click.IntRange(min=1),
-    default=1,
+    default="1",
     show_default=True,
-    help="hosts; the same command on each (engine jax)",
+    metavar="N|MIN:MAX",
+    help="hosts; the same command on each",
 )
 @click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
-@click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0; not needed"
+)
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
 @init_from_option
 @probe_option
 def train(
     *,
-    nnodes: int,
+    nnodes: str,
     rdzv: str | None,
     node_rank: int | None,
     headless: bool,
@@ -66,23 +68,23 @@ def train(
     **flags: Any,
 ) -> None:
     """Train. Run the same command again to go on."""
-    from samecurve.worker.cluster_env import one_of, started
+    from samecurve.worker.cluster_env import started
 
     if "SLURM_JOB_ID" in os.environ and rdzv is None:  # else it says itself where the others are
         from samecurve.worker.slurm_env import check_slurm_job
 
         own_directory = flags["save_dir"] is not None or flags["resume"] != "auto"
         check_slurm_job(os.environ, own_directory=own_directory)
-    if nnodes == 1 and (rdzv is not None or node_rank is not None):
+    if nnodes == "1" and (rdzv is not None or node_rank is not None):
         raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
-    if nnodes > 1:
-        os.environ.update(one_of(nnodes, rdzv, node_rank))
-    if nnodes > 1 or started(os.environ):
+    if nnodes != "1" or started(os.environ):
         if probe_batch:
             raise click.UsageError(
                 "--probe-batch starts processes of its own; try it first with `samecurve plan"
                 " --probe-batch`"
             )
+        if nnodes != "1":
+            _train_on_hosts(flags, nnodes, rdzv, node_rank, headless=headless)
         _train_as_rank(flags, headless=headless)
     from samecurve.run.fork_server import WarmStart
 
@@ -113,6 +115,17 @@ def train(
                 prepared, loaded.config.devices, headless=headless, server=warm_start.server
             )
     sys.exit(code)
+
+
+def _train_on_hosts(
+    flags: dict[str, Any], nnodes: str, rdzv: str | None, node_rank: int | None, *, headless: bool
+) -> NoReturn:
+    """Train with the ranks of this host, and of others that run the same command."""
+    from samecurve.launch.nodes import read_hosts, run_on_hosts
+
+    hosts = read_hosts(nodes=nnodes, rendezvous=rdzv, index=node_rank)
+    loaded = load_config(flags, say=False, loud=False)
+    sys.exit(run_on_hosts(loaded, hosts, headless=headless))
 
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:

@@ -20,11 +20,20 @@ from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
+from samecurve.launch.agent_words import (
+    START_AGAIN,
+    code_after,
+    end_for_good,
+    goes_on,
+    judge,
+)
 from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
+from samecurve.launch.network import interface_towards, resolve, use_interface
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
+from samecurve.launch.shared_directory import answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
@@ -40,8 +49,9 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import LAUNCHER, is_first, is_first_of_host, meet
+from samecurve.worker.cluster_env import GROUP, LAUNCHER, is_first, is_first_of_host
 from samecurve.worker.leave_time import leave_seconds
+from samecurve.worker.meeting import Meeting, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
@@ -60,16 +70,8 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
     UserError: the config asks for other processes.
     """
     is_jax = loaded.config.engine == "jax"
-    if rank.hosts > 1 and not is_jax:
-        raise UserError(
-            f"{rank.world_size} ranks on {rank.hosts} machines: engine torch trains on one in this"
-            " version",
-            "one machine, or --engine jax",
-            "engine",
-        )
-    machine = probe()
-    if is_jax:
-        machine = replace(machine, started=rank.world_size, hosts=rank.hosts)
+    machine = replace(probe(), started=rank.world_size, hosts=rank.hosts)
+    options = replace(options, group=os.environ.get(GROUP, ""))
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     prepared = prepare(loaded, options, machine=machine)
     if prepared.plan.layout.world_size != rank.world_size:
@@ -133,20 +135,36 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
     Returns the exit code.
     """
+    try:
+        return _take_part(rank, read, options, headless=headless)
+    except SamecurveError as error:
+        judge(error, None, None)
+        raise
+
+
+def _take_part(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
     name_rank(rank.index)
     leave_seconds(os.environ)  # a wrong one is refused before it is needed
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
-    store, rendezvous = meet(rank)
+    if rank.hosts > 1:
+        use_interface(interface_towards(resolve(os.environ["MASTER_ADDR"])), os.environ)
+    meeting = Meeting(rank)
     if not is_first(rank):
+        store = meeting.join()
         report_config(store, rank, lambda: read(loud=False), _DECISION)
-        return follow_leader(rank, store, rendezvous)
+        return follow_leader(rank, store)
+    came: Store | None = None
     try:
         loaded = read(loud=True)
+        came = store = meeting.join()
         check_ranks_agree(store, rank, loaded)
         prepared = prepare_external(loaded, rank, options)
+        if rank.hosts > 1 and not prepared.done:
+            _share_directory(store, rank, prepared)
     except BaseException as error:
         code = error.exit_code if isinstance(error, SamecurveError) else 1
-        _dismiss_others(store, rank, code)
+        with not_hiding(error):
+            _dismiss_others(came or meeting.join(_LEAVE_SECONDS), rank, code)
         raise
     if prepared.done:
         _dismiss_others(store, rank, 0)
@@ -154,7 +172,19 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
         return 0
     store.set(_DECISION, json.dumps({"attempt": prepared.attempt.to_json()}))
     limit = HangLimit(loaded.config.devices.hang_floor)
-    return _lead(prepared, rank, rendezvous, limit=limit, headless=headless)
+    return _lead(prepared, rank, rendezvous_of(store), limit=limit, headless=headless)
+
+
+def _share_directory(store: "Store", rank: Rank, prepared: PreparedRun) -> None:
+    """Check that every host sees the run's directory. UserError: one does not."""
+    try:
+        check_shared(store, rank, prepared.run)
+    except UserError as error:
+        with not_hiding(error):
+            prepared.lock.release()
+            if prepared.journal_start == 0:
+                remove_refused(prepared.run)
+        raise
 
 
 def _lead(
@@ -189,6 +219,9 @@ def _lead(
                 outcome = run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
             if signals or code > 128:
                 repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
+            elif goes_on(run, attempt, outcome):
+                echo("a host has left; the others go on from what was saved", err=True)
+                return START_AGAIN
             exit_codes = {rank.index: code}
         except BaseException as error:
             code, notes = 1, [note_of(rank.index, error, run.home)]
@@ -207,6 +240,7 @@ def _lead(
     )
     failure = with_mirror(failure, mirror, run) or failure
     record_failure(run.journal, run.logs, failure)
+    judge(failure, run, attempt)
     if is_refusal(prepared, failure):
         with not_hiding(failure):
             remove_refused(run)
@@ -241,11 +275,14 @@ def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
     timer.start()
 
 
-def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
+def follow_leader(rank: Rank, store: "Store") -> int:
     """Do what the first rank has decided, as another rank. Returns the exit code."""
     until = time.monotonic() + _PREPARED
+    answers = rank.hosts > 1 and is_first_of_host(rank)
     while not store.check([_DECISION]):
         time.sleep(0.1)
+        if answers:
+            answers = not answer_shared(store, rank)
         if time.monotonic() > until:
             raise RunError(
                 "the first rank never said what to do",
@@ -256,7 +293,7 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
     decision = json.loads(store.get(_DECISION))
     store.add(_READ, 1)
     if "leave" in decision:
-        return int(decision["leave"])
+        return end_for_good(int(decision["leave"]))
     attempt = Attempt.from_json(decision["attempt"])
     if rank.hosts > 1 and is_first_of_host(rank):
         echo(
@@ -265,8 +302,19 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         )
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
-    stop = partial(_stop_or_leave, Run(Path(attempt.run)), attempt)
-    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, on_signal=stop)
+    run, stop_asked = Run(Path(attempt.run)), threading.Event()
+
+    def stop(requests: Requests) -> None:
+        stop_asked.set()
+        _stop_or_leave(run, attempt, requests)
+
+    code, outcome = run_rank_with_note(
+        attempt, rank, rendezvous=rendezvous_of(store), on_signal=stop
+    )
+    if not stop_asked.is_set() and goes_on(run, attempt, outcome):
+        code = START_AGAIN
+    elif code:
+        code = code_after(code, run, attempt)
     os._exit(code)  # does not wait for a collective that a lost rank left hanging
 
 
@@ -276,7 +324,7 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
     jax may abort the child when a peer is lost; this process then reports the failure.
 
     Returns the child's exit code: negative for a signal that ended it; 128 + the signal that asked
-    for a stop, where the child stopped in order.
+    for a stop, where the child stopped in order and no agent of torch is beside it.
     """
     command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
@@ -298,7 +346,8 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
             finally:
                 group.clear()
     code = group.exit_codes[0]
-    if signals.received and code == 0:
+    # torchrun would start a rank again that leaves with another code than 0
+    if signals.received and code == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return 128 + signals.received
     return code
 

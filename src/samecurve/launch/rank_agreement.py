@@ -7,7 +7,7 @@ compares them with its own, and answers with the differences in words, or with a
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -17,17 +17,16 @@ from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
-from samecurve.terminal import echo
-from samecurve.units import counted, show_seconds
+from samecurve.units import counted
+from samecurve.worker.meeting import wait_for_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _IDENTITY = "samecurve/identity"  # the first rank's identity
 _ANSWER = "samecurve/answer"  # another rank's answer; its number follows
-_COME = 1800.0  # seconds in which all ranks must start
-_SAID = 5.0  # seconds after which missing ranks are named
-_SHOWN = 4  # differences of one rank, or missing ranks, that are named
+_COME = 1800.0  # seconds in which the first rank must say what it runs
+_SHOWN = 4  # differences of one rank that are named
 # config that only the first rank reads, or that may differ between hosts
 _FREE = ("devices.", "track.")
 
@@ -64,48 +63,19 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
     UserError: a rank runs another config or code. RunError: some ranks never came.
     """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
-    missing = [index for index in range(rank.world_size) if index != rank.index]
-    began = time.monotonic()
-    answers, announced = {}, False
-    while missing:
-        for index in [index for index in missing if store.check([f"{_ANSWER}/{index}"])]:
-            missing.remove(index)
-            answers[index] = store.get(f"{_ANSWER}/{index}").decode()
-        waited = time.monotonic() - began
-        if missing and waited > _SAID and not announced:
-            echo(_waiting(missing, rank.world_size), err=True)
-            announced = True
-        if waited > _COME:
-            came = f"{rank.world_size - len(missing)} of {rank.world_size}"
-            raise RunError(
-                f"{came} ranks came within {_COME / 60:g} minutes",
-                "start the same command for every rank",
-                "environment",
-                again=True,
-            )
-        time.sleep(0.02)
-    if announced:
-        echo(f"all {rank.world_size} ranks came, in {show_seconds(waited)}", err=True)
+    others = [index for index in range(rank.world_size) if index != rank.index]
+    wait_for_ranks(store, lambda index: f"{_ANSWER}/{index}", others, rank.world_size)
+    answers = {index: store.get(f"{_ANSWER}/{index}").decode() for index in others}
     different = {index: text for index, text in sorted(answers.items()) if text}
     if different:
         index, text = next(iter(different.items()))
-        others = len(different) - 1
-        more = f" (and {counted(others, 'more rank')})" if others else ""
+        count = len(different) - 1
+        more = f" (and {counted(count, 'more rank')})" if count else ""
         raise UserError(
             f"rank {index}{more} runs something else than rank {rank.index}: {text}",
             "the same command, files and installed versions for every rank",
             "environment",
         )
-
-
-def _waiting(missing: Sequence[int], world_size: int) -> str:
-    names = [str(index) for index in missing[:_SHOWN]]
-    if len(missing) > _SHOWN:
-        names.append(f"{len(missing) - _SHOWN} more")
-    return (
-        f"waiting for {len(missing)} of {world_size} ranks: {', '.join(names)}; each is started by"
-        " the same command"
-    )
 
 
 def report_config(

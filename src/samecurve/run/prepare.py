@@ -135,7 +135,7 @@ def _prepare(
     _refuse_finished(origin, accepted_plan)
     has_copy = weights is not None or (origin.run is not None and origin.run.initial.is_dir())
     run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
-    with _claimed(run) as lock:
+    with _claimed(run, options.group) as lock:
         _refuse_begun_meanwhile(run, origin)
         accepted = AcceptedStart(
             run=run,
@@ -313,13 +313,13 @@ def _make_run(
 
 
 @contextmanager
-def _claimed(run: Run) -> Iterator[Lock]:
+def _claimed(run: Run, group: str) -> Iterator[Lock]:
     """The run's lock, kept beyond the block; if the block fails, it is released, and a directory in
     which nothing was begun is removed.
 
     UserError: something can't be written.
     """
-    lock = Lock(run)
+    lock = Lock(run, group)
     try:
         yield lock
     except BaseException as error:

@@ -36,6 +36,7 @@ class Options:
     # where --save-dir and --init-from name a place in a store, and no path
     save_url: "ObjectUrl | None" = None
     init_url: "ObjectUrl | None" = None
+    group: str = ""  # names the hosts that one launcher keeps together; not a flag
 
 
 @dataclass
@@ -83,15 +84,15 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
         run = _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
         return Origin()
-    origin = _newest_of(run)
+    origin = _newest_of(run, options.group)
     parent = run.parent_checkpoint()
     if origin.checkpoint or parent is None:
         return origin
     return replace(_from_path(Path(parent), Options()), run=run, own=False)
 
 
-def _newest_of(run: Run) -> Origin:
-    Lock(run).release()  # refuse a live run, which removes its older checkpoints meanwhile
+def _newest_of(run: Run, group: str) -> Origin:
+    Lock(run, group).release()  # refuse a live run, which removes its older checkpoints meanwhile
     checkpoint, damaged = newest(run.checkpoints)
     if checkpoint is None and damaged:
         raise UserError(
@@ -113,7 +114,7 @@ def _from_path(path: Path, options: Options) -> Origin:
     """
     save_dir = options.save_dir
     if Run(path).exists():
-        origin = _newest_of(Run(path))
+        origin = _newest_of(Run(path), options.group)
         if origin.checkpoint is None and save_dir:
             raise UserError(
                 f"{path} has no checkpoint to begin from",
@@ -164,7 +165,7 @@ def _begun_before(run: Run, origin: Origin) -> Origin:
             "another --save-dir for the run that begins from this checkpoint",
             "--save-dir",
         )
-    newer = _newest_of(run)
+    newer = _newest_of(run, "")
     if newer.checkpoint:
         return newer
     return replace(origin, run=run, own=False)

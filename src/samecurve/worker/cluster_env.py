@@ -4,18 +4,12 @@ environment. Nothing is started here.
 
 import os
 import re
-import socket
-import sys
-import time
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from samecurve.errors import RunError, UserError
+from samecurve.errors import UserError
 
 if TYPE_CHECKING:  # neither torch nor numpy is imported for a config error
-    from torch.distributed.distributed_c10d import Store
-
     from samecurve.core.protocols import Rank
 
 LAUNCHER = "SAMECURVE_LAUNCHER"  # the process id of the launcher of our own ranks
@@ -28,8 +22,9 @@ _SLURM = (
     "SLURM_STEP_NODELIST",
     "SLURM_JOB_ID",
 )
-_JOIN = timedelta(minutes=30)
-_TRY = 3.0  # seconds for one connection
+ENDED = "SAMECURVE_ENDED"  # a file in which a rank leaves its agent the code it ended for good with
+LEAVES = "SAMECURVE_LEAVES"  # a host may leave, and the others go on without it
+GROUP = "SAMECURVE_GROUP"  # names the agents that start ranks together, for the run's lock
 _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet
 
 
@@ -134,37 +129,6 @@ def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     )
 
 
-def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
-    """The variables of the only process on a host, from --nnodes, --rdzv and --node-rank.
-
-    UserError: an option is missing or wrong.
-    """
-    if rendezvous is None or index is None:
-        raise UserError(
-            f"--nnodes {nodes} needs --rdzv HOST:PORT of the first host and --node-rank"
-            f" 0..{nodes - 1}",
-            "the same --rdzv on every host, another --node-rank on each",
-            "--nnodes",
-        )
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(
-            f"--rdzv {rendezvous} is not HOST:PORT",
-            "a name or address of the first host that all others reach, and a free port there:"
-            " node1:29500",
-            "--rdzv",
-        )
-    if not 0 <= index < nodes:
-        raise UserError(
-            f"--node-rank {index} of {nodes} hosts",
-            f"0 to {nodes - 1}, another on each host",
-            "--node-rank",
-        )
-    return rank_environment(
-        rank=index, world_size=nodes, local_rank=0, local_world_size=1, host=host, port=int(port)
-    )
-
-
 def is_first(rank: "Rank") -> bool:
     """Whether this rank prepares the run, keeps the journal and speaks for all ranks."""
     return rank.index == 0
@@ -172,62 +136,3 @@ def is_first(rank: "Rank") -> bool:
 
 def is_first_of_host(rank: "Rank") -> bool:
     return rank.local == 0
-
-
-def meet(rank: "Rank") -> "tuple[Store, Store]":
-    """Meet the other ranks. Returns a store for messages, and one for torch's rendezvous.
-
-    The first rank serves the stores, where torchrun does not.
-
-    RunError: the first rank can't be reached. Ctrl-C ends the waiting, as long as the first rank
-    has not begun to train.
-    """
-    from torch._C._distributed_c10d import TCPStore
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        from torch.distributed.rendezvous import rendezvous
-
-        base: Store = next(rendezvous("env://", timeout=_JOIN))[0]
-    elif is_first(rank):
-        try:
-            base = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
-        except RuntimeError as error:
-            raise RunError(
-                f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}",
-                "another port, the same on every host",
-                "--rdzv",
-                again=True,
-            ) from None
-    else:
-        base = _connect(host, port)
-    # torchrun's store outlives a restart, with all its messages
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), base)
-    return store, PrefixStore("ranks", store)
-
-
-def _connect(host: str, port: int) -> "Store":
-    """Wait for the first rank's store, and connect to it."""
-    from torch._C._distributed_c10d import TCPStore
-
-    began, announced = time.monotonic(), False
-    while True:
-        try:
-            # try the port first: the store's own tries can't be interrupted
-            socket.create_connection((host, port), timeout=_TRY).close()
-            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
-        except OSError as error:
-            if time.monotonic() - began > _JOIN.total_seconds():
-                minutes = _JOIN.total_seconds() / 60
-                raise RunError(
-                    f"{host}:{port} was not reached in {minutes:g} minutes: {error}",
-                    "the same --rdzv on every host: a name of the first one; it needs that port and"
-                    " the one after it",
-                    "--rdzv",
-                    again=True,
-                ) from None
-        if not announced:
-            print(f"waiting for the first host at {host}:{port}", file=sys.stderr, flush=True)
-            announced = True
-        time.sleep(0.5)

@@ -335,10 +335,10 @@ def run_rank_with_note(
     *,
     rendezvous: "Rendezvous | None" = None,
     on_signal: Callable[[Requests], None] | None = None,
-) -> int:
+) -> tuple[int, Outcome | None]:
     """Do run_rank(), with its output in the rank's log and its failure in a note to the launcher.
 
-    Returns the exit code.
+    Returns the exit code, and how the training ended.
     """
     # now: where a library opens too many files, nothing more can be imported
     from samecurve.diagnose.notes import note_of, write_note
@@ -346,8 +346,7 @@ def run_rank_with_note(
     run = Run(Path(attempt.run))
     try:
         log_to(run.logs / f"rank-{rank.index}.log", attempt.name)
-        run_rank(attempt, rank, rendezvous=rendezvous, on_signal=on_signal)
-        return 0
+        return 0, run_rank(attempt, rank, rendezvous=rendezvous, on_signal=on_signal)
     except BaseException as error:
         note = note_of(rank.index, error, run.home)
         # on a full disk each of the two may fail; the other, or the exit code, remains
@@ -355,7 +354,7 @@ def run_rank_with_note(
             write_note(run.logs, attempt.name, note)
         with suppress(OSError):
             traceback.print_exc()
-        return note.exit_code
+        return note.exit_code, None
 
 
 def main(argument: str) -> None:
@@ -368,7 +367,7 @@ def main(argument: str) -> None:
         signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
     name_rank(rank.index)
-    code = run_rank_with_note(attempt, rank)
+    code, _ = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

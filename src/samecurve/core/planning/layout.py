@@ -132,7 +132,7 @@ def choose_layout(
     if spec.takes_one_device:
         devices = devices[:1]
     _check_options(section, train, spec)
-    shards = _choose_shards(section.shards, spec, len(devices))
+    shards = _choose_shards(section.shards, spec, len(devices), machine.hosts)
     if spec.sharding == "groups":
         reasons["strategy"] = (
             f"as asked; {len(devices) // shards} copies of the model, each shared out among"
@@ -177,8 +177,8 @@ def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
             raise UserError(f"{key} {refusal.why}", refusal.remedy, key)
 
 
-def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int) -> int:
-    """Devices that share one copy of the model."""
+def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int, hosts: int) -> int:
+    """Devices that share one copy of the model: those of one host, where there are several."""
     if spec.sharding == "none":
         return 1
     if spec.sharding == "all devices":
@@ -198,7 +198,8 @@ def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int) -> 
             "one of these, or leave it out",
             "devices.shards",
         )
-    return wanted or proper[-1]
+    on_a_host = num_devices // hosts
+    return wanted or (on_a_host if on_a_host in proper else proper[-1])
 
 
 def _check_offload_and_compress(

@@ -19,7 +19,10 @@ _MOST = 1 << 16  # characters of the lock
 class Lock:
     """A lock on a run directory. The system releases it when this process ends, however it ends."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, group: str = "") -> None:
+        """group: names hosts of which a launcher leaves out those that are lost: another of them
+        takes over the lock that a lost host has left; '': there is no such launcher
+        """
         run.check("--save-dir")
         self._path = run.home / "lock"
         try:
@@ -42,7 +45,8 @@ class Lock:
             )
         holder = self._holder()
         # a shared file system may not lock between hosts
-        if holder and holder["host"] != socket.gethostname():
+        is_ours = bool(group) and holder.get("group") == group
+        if holder and holder["host"] != socket.gethostname() and not is_ours:
             self._file.close()
             raise UserError(
                 f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did"
@@ -56,6 +60,7 @@ class Lock:
             "boot": boot_id(),
             "pid": os.getpid(),
             "since": time.time(),
+            **({"group": group} if group else {}),
         }
         self._file.write(json.dumps(holder))
         self._file.flush()
