@@ -48,7 +48,13 @@ _DECISION = "benchmark/decision"
 
 def loaded(home: Path, world: int, strategy: str = "ddp") -> LoadedConfig:
     values = {
-        "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64},
+        "model": {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "max_seq_len": 64,
+        },
         "data": {"source": str(home / "text.txt")},
         "batch": {"samples": 2 * world},
         "train": {"steps": 10},
@@ -64,7 +70,7 @@ def make_plan(home: Path, world: int, strategy: str = "ddp") -> tuple[LoadedConf
     config = LoadedConfig(
         config.config.with_values(devices={"use": f"cpu:{world // hosts}"}), "ranks", {}
     )
-    machine = Machine(devices=(), links=(), host_bytes=1 << 50, cores=256, hosts=hosts)
+    machine = Machine(devices=(), links=(), host_bytes=1 << 50, cores=world // hosts, hosts=hosts)
     task = open_task(config.config, str(home / "cache"))
     return config, plan(config.config, machine, task.facts()), task
 
