@@ -54,6 +54,7 @@ test-long: lint
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks.curves
+	$(BIN)/python -m benchmarks.noise_seeding
 	$(BIN)/python -m benchmarks.same_batch
 	$(BIN)/python -m benchmarks.hf
 	$(BIN)/python -m benchmarks.overhead

@@ -79,7 +79,7 @@ def plan(
     from samecurve.observe.plan_table import table
     from samecurve.run.prepare import make_plan
     from samecurve.run.weights.first_adapter import read_first_adapter
-    from samecurve.run.weights.initial_weights import read_initial_weights
+    from samecurve.run.weights.initial_weights import placed, read_initial_weights
     from samecurve.tasks import entry_of
 
     if init_from is not None and not isinstance(init_from, Path):
@@ -94,7 +94,9 @@ def plan(
         weights, init_from = adapter.notes, None
     init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
     if init_from is not None:
-        weights = (*read_initial_weights(init_from, loaded.config, facts).notes, *weights)
+        with placed(loaded.config, init_from):
+            source = read_initial_weights(init_from, loaded.config, facts)
+        weights = (*source.notes, *weights)
     if as_json:
         values: dict[str, Any] = {
             "plan": plan.to_json(),

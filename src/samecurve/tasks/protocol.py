@@ -65,6 +65,11 @@ MEMBERS: Mapping[str, str] = {
         " other the inner ones first. The model is then never held whole by a rank that holds a"
         " shard (torch)"
     ),
+    "model_blocks": (
+        "model_blocks(self, model) -> the modules that are sharded, compiled, run again in backward"
+        " and moved one at a time, each called as a whole and none inside another; the elements of"
+        " the outermost ModuleLists and Sequentials if left out (torch)"
+    ),
     "optimizer": (
         "optimizer(self, params[, lr][, phase]) -> torch.optim.Optimizer over all of params"
     ),
@@ -220,6 +225,7 @@ class TaskMethods:
 
     initial: Method = _none  # the module's own values
     init_module: Method | None = None
+    model_blocks: Method | None = None  # found in the model
     optimizer: Method | None = None  # the config's
     elementwise: bool = False
     phases: Any = field(default_factory=dict)  # class_checks.read_phases() reads them

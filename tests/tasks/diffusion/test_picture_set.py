@@ -1,5 +1,6 @@
 """Folders of pictures as samples: found, split, sorted into buckets, and told to the user."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from picture_sets import (
     buckets_of,
     captioned,
     data_of,
+    encoded,
     mixed,
     noise,
     opened,
@@ -179,10 +181,23 @@ def test_small_pictures_are_refused_where_none_is_enlarged(tmp_path: Path, cache
 def test_what_is_cut_off_or_laid_on_white_is_said(tmp_path: Path, cache: Path) -> None:
     clear = Image.new("RGBA", (16, 16), (1, 2, 3, 9))
     files: dict[str, Any] = {"long.png": noise(90, 16), "clear.png": clear}
-    folder = write_folder(tmp_path / "p", {**files, "long.txt": "a", "clear.txt": "b"})
+    files |= {"print.jpg": encoded(noise(16, 16).convert("CMYK"), "JPEG")}
+    files |= {"deep.png": encoded(Image.new("I;16", (16, 16), 900))}
+    captions = {f"{Path(name).stem}.txt": "a" for name in files}
+    folder = write_folder(tmp_path / "p", {**files, **captions})
     lines = opened(folder, cache).lines
+    for line in ("of CMYK: converted to RGB of 8 bits (print.jpg)", "of 16 bits: converted to"):
+        assert any(line in each for each in lines)
     assert any("less than 75% is left: the rest is cut off (long.png)" in line for line in lines)
     assert any("transparent in places: laid on white (clear.png)" in line for line in lines)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, cache: Path) -> None:
+    for name in ("000.png", "000.txt"):
+        folder = captioned(tmp_path / name / "p", 3)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert f"{name} is a pipe, a socket or a device" in refusal(folder, cache).cause
 
 
 def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:

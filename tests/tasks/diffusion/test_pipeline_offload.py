@@ -18,24 +18,21 @@ from test_pipelines import LORA, values
 from samecurve.checkpoint.format import load
 from samecurve.core.planning.memory import packed_bytes
 from samecurve.tasks import open_task
+from samecurve.tasks.diffusion.whole_modules import whole_modules
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
+from samecurve.torch_engine.model.model_setup import name_blocks, repeated_blocks
 from starts import start, train
 from tiny import config_of
 from worlds import Pool
 
-# the tiny flux2 has one block of a kind, which is no repeated block
-_FAMILIES = [name for name in tiny_pipelines.ALL if name != "flux2"]
-
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's RMSNorm
-@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("family", tiny_pipelines.ALL)
 def test_no_bit_changes(
     family: str, pipelines: Mapping[str, Path], pool: Pool, tmp_path: Path, cache: Path
 ) -> None:
-    """Exact, so that arrays are aligned alike. Parts of a UNet's blocks are copied, and its blocks
-    run again.
-    """
+    """Exact, so that arrays are aligned alike. Blocks run again in backward, too."""
     folder = write_pictures(tmp_path / "set")
     left: list[Any] = []
     for share in (0.0, 1.0):
@@ -65,8 +62,8 @@ def test_a_lora_in_bf16_is_planned(pipelines: Mapping[str, Path], tmp_path: Path
     assert sum(facts.frozen_block_packed) > 0.8 * packed_bytes(facts)
 
 
-def test_the_parts_of_sdxl_are_small() -> None:
-    """Its largest block has 1.2 billion numbers; two buffers of that size would save nothing."""
+def test_the_blocks_of_sdxl_are_small() -> None:
+    """Its largest stage has 1.2 billion numbers: as blocks, stages would save next to nothing."""
     library = pytest.importorskip("diffusers")
     with torch.device("meta"):
         unet = library.UNet2DConditionModel(
@@ -81,6 +78,14 @@ def test_the_parts_of_sdxl_are_small() -> None:
             addition_time_embed_dim=256,
             projection_class_embeddings_input_dim=2816,
         ).requires_grad_(False)
-    sizes = [sum(p.numel() for p in block.parameters) for block in frozen_blocks(unet)]
-    assert (len(sizes), max(sizes)) == (86, 49_164_800)
-    assert sum(sizes) > 0.97 * sum(p.numel() for p in unet.parameters())
+    total = sum(p.numel() for p in unet.parameters())
+    stages = [sum(p.numel() for p in block.parameters()) for block in repeated_blocks(unet)]
+    assert max(stages) == 1_206_568_960
+    name_blocks(whole_modules(unet))
+    for blocks in (
+        [block.parameters for block in frozen_blocks(unet)],
+        [list(block.parameters()) for block in repeated_blocks(unet)],
+    ):
+        sizes = [sum(p.numel() for p in block) for block in blocks]
+        assert (len(sizes), max(sizes)) == (91, 49_164_800)
+        assert sum(sizes) > 0.98 * total

@@ -86,6 +86,7 @@ class JaxAdapter(EngineAdapter):
             "optimizer()": methods.optimizer and "trains with the config's adamw and sgd only",
             "phases": self.phases and "has one loss and one optimizer a step",
             "frozen_base": self.frozen_base and "saves all of a model",
+            "model_blocks()": methods.model_blocks and "takes the elements of nnx.Lists as blocks",
             "after_step()": methods.after_step and "changes weights by its own update only",
         }
         for member, instead in refused.items():

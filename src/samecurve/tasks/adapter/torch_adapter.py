@@ -27,13 +27,15 @@ from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
 from samecurve.tasks.protocol import Method
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
-from samecurve.torch_engine.model.model_setup import cast_weights, freeze, seeded
+from samecurve.torch_engine.model.model_setup import cast_weights, freeze, name_blocks, seeded
 from samecurve.torch_engine.model.user_model import plain_model
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.step.precision import as_weights, attention_of_any_length
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.optimizers.user_optimizer import NamedParams
+
+_BLOCKS = "a list of modules of the model that it calls, none of them inside another"
 
 
 class TorchAdapter(EngineAdapter):
@@ -89,12 +91,29 @@ class TorchAdapter(EngineAdapter):
         except ValueError as error:  # a rank's own word for a lost peer, so calling() leaves it
             raise _with_device_remedy(f"{self.name}.model(): {error}") or error from None
         if isinstance(model, nn.Module):
-            return plain_model(model, f"{self.name}.model()")
+            plain = plain_model(model, f"{self.name}.model()")
+            if self.methods.model_blocks is not None:
+                self._name_blocks(plain, self.methods.model_blocks)
+            return plain
         remedy = self.needed["model"]
         if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
             remedy = "--engine jax, which trains flax modules"
         cause = f"returns {type(model).__name__}, not a torch.nn.Module"
         raise self._wrong("model", cause, remedy)
+
+    def _name_blocks(self, model: nn.Module, method: Method) -> None:
+        """Mark the blocks that the class names. UserError: they are no blocks of this model."""
+        with self.calling("model_blocks"):
+            blocks = list(method(model))
+        inside = {id(module) for module in model.modules() if module is not model}
+        if not all(isinstance(block, nn.Module) and id(block) in inside for block in blocks):
+            raise self._wrong("model_blocks", "gives what is no module inside the model", _BLOCKS)
+        chosen = {id(block) for block in blocks}
+        for block in blocks:
+            if any(id(part) in chosen for part in block.modules() if part is not block):
+                kind = type(block).__name__
+                raise self._wrong("model_blocks", f"gives a {kind} and a block inside it", _BLOCKS)
+        name_blocks(blocks)
 
     def _build_optimizer(
         self, params: "NamedParams", lr: float, phase: str = ""

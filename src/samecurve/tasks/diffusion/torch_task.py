@@ -19,8 +19,10 @@ from samecurve.tasks.diffusion.objective import EVAL_TIMES, row_losses
 from samecurve.tasks.diffusion.sampling import as_picture, first_noise
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
 from samecurve.tasks.diffusion.task import DiffusionTask
+from samecurve.tasks.diffusion.whole_modules import whole_modules
 from samecurve.tasks.forward_costs import forward_costs
 from samecurve.tasks.protocol import ExportedFile
+from samecurve.torch_engine.model.model_setup import name_blocks
 
 if TYPE_CHECKING:
     from samecurve.tasks.diffusion.latents import LatentTraining
@@ -58,6 +60,12 @@ class TorchDiffusion(DiffusionTask):
 
     def model(self) -> nn.Module:
         return self.training.model()
+
+    def model_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The smallest modules that diffusers keeps whole: a stage of a UNet, which may hold half
+        of its numbers, is many of them.
+        """
+        return whole_modules(model)
 
     @property
     def _latents(self) -> "LatentTraining":
@@ -173,12 +181,17 @@ class TorchDiffusion(DiffusionTask):
         del dtype
         return self._latents.denoiser.export_as(form, tensors, directory)
 
+    def _model_with_blocks(self) -> nn.Module:
+        model = self.model()
+        name_blocks(self.model_blocks(model))
+        return model
+
     def facts(self) -> Mapping[str, Any]:
         training = self.training
         width, height = max(self.pictures.train.bucket_shapes, key=math.prod)
         lines = [f"data {line}" for line in self.pictures.lines]
         return {
-            **forward_costs(self.model, training.row_runner(width, height)),
+            **forward_costs(self._model_with_blocks, training.row_runner(width, height)),
             "library_bytes": _LIBRARY_BYTES,
             "notes": (*training.lines, f"diffusers {version('diffusers')}", *lines),
         }

@@ -12,7 +12,7 @@ from torch import nn
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 
 # A block is taken apart where the repeated blocks within it hold this share of its frozen numbers.
-# A UNet's blocks are: buffers of the size of its largest one would take most of what is saved.
+# Buffers of the size of a UNet's largest stage would take most of what is saved.
 _NEARLY_ALL = 0.9
 
 

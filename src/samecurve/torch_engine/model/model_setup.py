@@ -40,6 +40,7 @@ _PRODUCTS = {
     torch.ops.aten.addmm.default,
     torch.ops.aten._grouped_mm.default,  # noqa: SLF001 - aten's name
 }
+_BLOCK = "samecurve_block"  # attribute of a module that the task has named as a block
 _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
@@ -100,14 +101,27 @@ def freeze(model: nn.Module, rules: ParamRules) -> None:
             parameter.requires_grad_(False)
 
 
+def name_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Mark modules as the blocks of the model that they lie in. Copies of the model keep it."""
+    for block in blocks:
+        setattr(block, _BLOCK, True)
+
+
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: the elements of its outermost ModuleLists and Sequentials that have at
-    least two parts with parameters. An element that is only a container stands for what it holds.
+    """The blocks of a model: those that its task has named.
+
+    Without any: the elements of its outermost ModuleLists and Sequentials that have at least two
+    parts with parameters. An element that is only a container stands for what it holds.
     """
+    named = [module for module in model.modules() if module is not model and _BLOCK in vars(module)]
+    return named or _found_blocks(model)
+
+
+def _found_blocks(model: nn.Module) -> list[nn.Module]:
     parts = _parts(model)
     if isinstance(model, nn.ModuleList | nn.Sequential) and len(parts) > 1:
         return [called for part in parts for called in _called_parts(part)]
-    return [block for child in model.children() for block in repeated_blocks(child)]
+    return [block for child in model.children() for block in _found_blocks(child)]
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:

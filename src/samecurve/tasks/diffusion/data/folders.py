@@ -94,8 +94,20 @@ def list_folder(source: str, data: DiffusionData) -> FolderFiles:
     )
     metadata = tuple(file for file in by_suffix[".jsonl"] if file.name == METADATA)
     read = set(FolderFiles(root, pictures, metadata, ()).all_read())
+    for file in sorted(read):
+        _check_is_file(file)
     others = [file for files in by_suffix.values() for file in files if file not in read]
     return FolderFiles(root, pictures, metadata, tuple(sorted(others)))
+
+
+def _check_is_file(path: Path) -> None:
+    """UserError: to read it would wait for ever, or never end."""
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"{path} is a pipe, a socket or a device, and no file",
+            "remove it, or put a file in its place",
+            "data.source",
+        )
 
 
 def stamp_folders(data: DiffusionData) -> str:

@@ -43,7 +43,8 @@ class FileFacts:
 
     sha256: of the file's bytes. width, height: as shown, upright. orientation: of EXIF, from 1.
     transparent: some of it is. profile: a colour profile other than sRGB lies in it. brightest:
-    of a mask, its highest value; of other pictures 0
+    of a mask, its highest value; of other pictures 0. converted: what its numbers are, where they
+    are not those of a screen: CMYK, or 16 bits of grey
     """
 
     sha256: str
@@ -53,6 +54,7 @@ class FileFacts:
     transparent: bool = False
     profile: bool = False
     brightest: int = 0
+    converted: str = ""
 
 
 def check_pillow() -> str:
@@ -75,6 +77,9 @@ def inspect_file(content: bytes, *, is_mask: bool = False) -> FileFacts:
     """
     image = _opened(content)
     width, height = image.size
+    converted = "CMYK" if image.mode == "CMYK" else ""
+    if image.mode.startswith("I;16"):
+        converted = "16 bits"
     has_profile = any(image.info.get("icc_profile", b""))
     foreign = has_profile and not any(name in image.info["icc_profile"] for name in _SRGB)
     with _explained():
@@ -102,6 +107,7 @@ def inspect_file(content: bytes, *, is_mask: bool = False) -> FileFacts:
         transparent=transparent,
         profile=foreign,
         brightest=brightest,
+        converted="" if is_mask else converted,
     )
 
 

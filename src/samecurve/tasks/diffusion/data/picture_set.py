@@ -168,6 +168,10 @@ def _picture_lines(
     clear = [picture.name for picture in scan.pictures if picture.file.facts.transparent]
     if clear:
         lines.append(_named(clear, "transparent in places", "laid on white"))
+    for kind in ("CMYK", "16 bits"):
+        names = [pic.name for pic in scan.pictures if pic.file.facts.converted == kind]
+        if names:
+            lines.append(_named(names, f"of {kind}", "converted to RGB of 8 bits"))
     foreign = [picture.name for picture in scan.pictures if picture.file.facts.profile]
     if foreign:
         lines.append(_named(foreign, "with another colour profile than sRGB", "it is not applied"))

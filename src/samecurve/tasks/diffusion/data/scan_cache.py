@@ -25,7 +25,7 @@ from samecurve.tasks.diffusion.data.picture_files import (
     only_errors,
 )
 
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
 _THREADS = 8  # at most; Pillow decodes without holding Python's lock
 _SAY_EVERY = 5.0  # seconds
 _TOGETHER = 128  # files under way, which an interruption waits for

@@ -53,6 +53,8 @@ def read_header(file: Path, where: str = WHERE) -> dict[str, ArrayHeader]:
                     f"git -C {file.parent} lfs pull",
                     where,
                 )
+            if len(start) < 8:
+                raise ValueError(f"it has {len(start)} bytes")
             (length,) = struct.unpack("<Q", start)
             if length > min(size - 8, _MOST_HEADER):
                 raise ValueError("its header is longer than the file")
