@@ -43,11 +43,11 @@ def drawn(home: Path, model: Mapping[str, Any], devices: str) -> dict[str, bytes
 @pytest.mark.parametrize(
     ("kind", "others"),
     [
-        ("pixels", ["cpu:3"]),
-        pytest.param("pixels", ["cpu:2", "cpu:3"], marks=pytest.mark.long),
-        pytest.param("lora", ["cpu:2", "cpu:3"], marks=pytest.mark.long),
+        ("pixels", ["cpu:2", "cpu:3"]),
+        ("lora", ["cpu:2", "cpu:3"]),
     ],
 )
+@pytest.mark.long
 def test_pictures_have_the_same_bytes(
     kind: str, others: list[str], pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:

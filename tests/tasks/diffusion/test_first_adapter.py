@@ -158,6 +158,7 @@ def test_a_file_of_diffusers_own(bench: Bench, kohya: Path, *, has_metadata: boo
     assert bench.loss(name) == pytest.approx(bench.loss("first"), rel=1e-6)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     bench: Bench,
     kohya: Path,

@@ -88,6 +88,7 @@ def test_exact_bits(
     check_one_curve(here, ["ddp:2", "ddp:3"], pool, tmp_path, steps=5, near=0.0)
 
 
+@pytest.mark.long
 def test_a_lora_is_trained_shown_resumed_and_exported(
     folder: Path, pipelines: Mapping[str, Path], tmp_path: Path
 ) -> None:

@@ -59,12 +59,13 @@ class Stop:
     of_launcher: bool = True  # else to the last rank alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stop",
     [
         Stop("cpu:2", signal.SIGINT),
-        pytest.param(Stop("cpu", signal.SIGTERM), marks=pytest.mark.long),
-        pytest.param(Stop("cpu:2", STOP_SIGNAL, of_launcher=False), marks=pytest.mark.long),
+        Stop("cpu", signal.SIGTERM),
+        Stop("cpu:2", STOP_SIGNAL, of_launcher=False),
     ],
 )
 def test_a_stop_while_encoding(
