@@ -110,10 +110,11 @@ class Pair:
         since = time.time()
 
         def steps() -> list[float]:
+            self._again_if_ended()
             lines = self.job.lines()
             return [e.time for e in lines if e.kind == "step" and e.time > since]
 
-        self.until(lambda: self._again_if_ended() or steps())
+        self.until(steps)
         self.job.add(
             f"the network of node{index}", self._lost(done, moment) or 0, steps()[0] - moment, kind
         )
