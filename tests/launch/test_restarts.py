@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.checkpoint.store import checkpoints
-from samecurve.errors import RunError
+from samecurve.errors import RunError, UserError
+from samecurve.launch.local import is_refusal
 from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.observe.journal import read_events
 from samecurve.run.start_files import PreparedRun
@@ -32,3 +33,16 @@ def test_a_damaged_checkpoint_is_out_of_the_way_of_what_the_next_start_saves(
     assert warned[1].startswith("step-00000006 lies beyond where this goes on from: set aside as")
     train(pool, replace(following, attempt=replace(following.attempt, stop_at=4)))
     assert [path.name for path in checkpoints(prepared.run.checkpoints)] == ["step-00000004"]
+
+
+def test_a_run_that_has_trained_is_no_refusal(
+    pool: Pool, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    """A later start of the same command may fail for the user's reason: what was saved stays."""
+    config = values(corpus, train={"steps": 4, "save_every": 2, "precision": "f64"})
+    prepared = start(tmp_path / "run", config, cache)
+    assert is_refusal(prepared, UserError("a loss that mixes samples", "its line"))
+    train(pool, prepared)
+    following = prepare_restart(prepared, RunError("killed", again=True), 0.0, RestartBudget(1))
+    assert isinstance(following, PreparedRun)
+    assert not is_refusal(following, UserError("a loss that mixes samples", "its line"))

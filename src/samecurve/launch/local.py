@@ -77,7 +77,7 @@ def launch(
     finally:
         prepared.lock.release()
     if failure:
-        if is_refusal(prepared, failure):
+        if is_refusal(launcher.prepared, failure):
             with not_hiding(failure):
                 remove_refused(run)
         raise failure
@@ -101,18 +101,20 @@ def with_mirror(
 def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
     """Whether the run failed before its first step for a reason that only the user can remove.
 
-    Only a run that this command began is refused so.
+    Only a run that this command began is refused so, and only by its first start: what an earlier
+    start of it has trained stays.
     """
-    return isinstance(failure, UserError) and prepared.journal_start == 0
+    is_first_start = prepared.journal_start == 0 and prepared.attempt.earlier is None
+    return isinstance(failure, UserError) and is_first_start
 
 
 class _Launcher:
-    """All the starts of one command."""
+    """All the starts of one command. prepared: the present one."""
 
     def __init__(
         self, prepared: PreparedRun, devices: Devices, server: ForkServer | None, *, headless: bool
     ) -> None:
-        self._prepared, self._devices, self._headless = prepared, devices, headless
+        self.prepared, self._devices, self._headless = prepared, devices, headless
         self._server = server
         self._max_restarts = 0 if prepared.attempt.evaluate else devices.max_restarts
         # an evaluation may take as long as it likes between two heartbeats
@@ -139,12 +141,12 @@ class _Launcher:
     def _start(self) -> SamecurveError | None:
         """Start the ranks once, and wait for them. Returns why they failed, if they did."""
         # a lone rank that may be started again is a process of its own, too
-        if self._prepared.plan.layout.is_one_process and not self._max_restarts:
-            return _train_in_place(self._prepared, self._limit)
+        if self.prepared.plan.layout.is_one_process and not self._max_restarts:
+            return _train_in_place(self.prepared, self._limit)
         from samecurve.launch.launchers import LAUNCHERS
 
         start = LAUNCHERS[self._devices.launcher]
-        return start(self._prepared, self._limit, port=self._devices.port, server=self._server)
+        return start(self.prepared, self._limit, port=self._devices.port, server=self._server)
 
     def _prepare_restart(
         self, failure: SamecurveError, began: float, budget: "RestartBudget"
@@ -152,15 +154,15 @@ class _Launcher:
         from samecurve.launch.restarts import prepare_restart
 
         try:
-            return prepare_restart(self._prepared, failure, began, budget)
+            return prepare_restart(self.prepared, failure, began, budget)
         except OSError as error:  # the disk may have failed
             from samecurve.core.system.files import explain_os_error
 
-            cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
+            cause, _ = explain_os_error(error, Path(error.filename or self.prepared.run.home))
             return f"not started again: {cause}"
 
     def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
-        self._prepared = following
+        self.prepared = following
         if signals.received:  # meanwhile: stop() has asked the start that failed
             self.stop()
 
@@ -174,11 +176,11 @@ class _Launcher:
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to save and leave."""
-        ask(self._prepared.run, self._prepared.attempt.name, "stop")
+        ask(self.prepared.run, self.prepared.attempt.name, "stop")
 
     def stop(self) -> None:
         """Answer the first signal: ask the ranks to stop."""
-        run = self._prepared.run
+        run = self.prepared.run
         try:
             self.ask_to_stop()
         except OSError:  # a full disk: a signal asks instead

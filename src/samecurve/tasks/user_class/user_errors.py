@@ -35,6 +35,10 @@ _TRANSIENT = {
 }
 
 
+# files that wait for peers: torch's ddp, and our sums, which fsdp takes in a forward pass
+_COLLECTIVES = ("/torch/nn/parallel/distributed.py", "/samecurve/torch_engine/process_group.py")
+
+
 class StartedWhileLoading(BaseException):
     """A file that is loaded for its class has reached a call that would start a run.
 
@@ -92,13 +96,12 @@ def end_copy(what: str) -> NoReturn:
 
 
 def _of_a_peer(error: BaseException) -> bool:
-    """Whether a collective that has peers has raised the error, inside torch's own code."""
+    """Whether a collective that has peers has raised the error, inside torch's code or our own."""
     if "Default process group has not been initialized" in message_of(error):
         return False  # a process alone has no peers
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (
-        "/torch/distributed/" in frames[-1].filename
-        or frames[-1].filename.endswith("/torch/nn/parallel/distributed.py")
+        "/torch/distributed/" in frames[-1].filename or frames[-1].filename.endswith(_COLLECTIVES)
     )
 
 
