@@ -18,7 +18,7 @@ VENV = @if test -x $(BIN)/python; then \
 	  $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }; \
 	fi
 
-.PHONY: demo test test-long lint bench docs clean
+.PHONY: demo test test-long chaos lint bench docs clean
 
 .venv/.run: pyproject.toml constraints.txt
 	$(VENV)
@@ -46,6 +46,9 @@ test: lint
 
 test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600
+
+chaos: .venv/.test  # the fault campaign alone; it writes benchmarks/results/chaos-MACHINE.json
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/campaign/chaos.py $(if $(SEED),--seed $(SEED))
 
 .venv/.bench: pyproject.toml constraints.txt
 	$(VENV)

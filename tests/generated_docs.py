@@ -1,13 +1,14 @@
 """The parts of docs/ that are made from the code: `make docs` writes them, tests compare them.
 
-They are the config's JSON Schema, the table of its keys, the tables of strategies, and the table of
-known failures.
+They are the config's JSON Schema, the table of its keys, the tables of strategies, the table of
+known failures, and the table of the fault campaign.
 """
 
 import json
 import re
 from pathlib import Path
 
+from chaos_table import campaign_text
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.strategies import strategies_of
 from samecurve.diagnose.known_failures import KnownFailure, known_failures
@@ -27,6 +28,7 @@ def generated_docs() -> dict[Path, str]:
         docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),
         docs / "jax.md": _with_rows((docs / "jax.md").read_text(), jax_rows),
         docs / "failures.md": _with_failures((docs / "failures.md").read_text()),
+        docs / "guarantees.md": _with_campaign((docs / "guarantees.md").read_text()),
     }
 
 
@@ -53,6 +55,16 @@ def _with_failures(page: str) -> str:
     rows = re.match(r"(?:\|[^\n]*\n)*", rest)
     assert rows
     return f"{before}{mark}{''.join(map(_failure_row, known_failures()))}{rest[rows.end() :]}"
+
+
+def _with_campaign(page: str) -> str:
+    """The page with the table of the fault campaign and the sentence of its figures."""
+    result = json.loads((ROOT / "benchmarks/results/chaos-amd-epyc.json").read_text())
+    begin, end = "<!-- table: make chaos -->\n", "<!-- end of the table -->\n"
+    before, _, rest = page.partition(begin)
+    _, mark, after = rest.partition(end)
+    assert mark, "docs/guarantees.md has both comments around the table of the campaign"
+    return f"{before}{begin}{campaign_text(result)}\n{end}{after}"
 
 
 def _failure_row(known: KnownFailure) -> str:
