@@ -423,6 +423,7 @@ def test_nothing_heavy_is_imported_to_start() -> None:
     assert heavy.strip() == "set()"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -436,7 +437,6 @@ def test_nothing_heavy_is_imported_to_start() -> None:
         pytest.param(
             "stop",
             r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for \d+ s: rank 0 in all_reduce",
-            marks=pytest.mark.long,
         ),
     ],
 )

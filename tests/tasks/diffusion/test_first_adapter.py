@@ -94,6 +94,7 @@ def kohya(bench: Bench) -> Path:
     return bench.export("first", "lora") / "lora.safetensors"
 
 
+@pytest.mark.long
 def test_the_layout_of_front_ends_is_gone_on_from(bench: Bench, kohya: Path) -> None:
     """By two ranks."""
     begun = bench.train("kohya", "--init-from", kohya, "--devices", "cpu:2")
