@@ -22,8 +22,9 @@ class CurvePanels:
         self.ink, self._paper = ("#e6edf3", "#0d1117") if dark else ("#1f2328", "#ffffff")
         light_colours = ("#0969da", "#d1570a", "#1a7f37")
         self.colours = ("#58a6ff", "#f0883e", "#3fb950") if dark else light_colours
-        colours = {"text.color": self.ink, "axes.labelcolor": self.ink}
-        plt.rcParams.update({"font.size": font, **colours})
+        plt.rcParams.update(
+            {"font.size": font, "text.color": self.ink, "axes.labelcolor": self.ink}
+        )
         self._figure, panels = plt.subplots(
             2, count, figsize=(13, height), sharex=True, sharey="row", height_ratios=(3, 2)
         )
