@@ -19,7 +19,6 @@ alone, from the result file.
 """
 
 import argparse
-import io
 import json
 import logging
 import os
@@ -34,11 +33,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 import samecurve
 from benchmarks.common import RESULTS, installed, run_ranks, spread, write
+from benchmarks.curve_panels import WIDTHS, CurvePanels
 from benchmarks.curves_sides import BATCH, BETAS, CLIP, LR, MICRO, SIDES, STEPS, Case
 from benchmarks.curves_task import Lines, loss_of
 
@@ -172,43 +171,24 @@ def summary(found: Found) -> dict[str, Any]:
 
 def draw(result: Mapping[str, Any], place: Path, *, dark: bool) -> None:
     """Draw each trainer's losses on each number of ranks, and below the difference to one rank."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    ink, paper = ("#e6edf3", "#0d1117") if dark else ("#1f2328", "#ffffff")
-    colours = ("#58a6ff", "#f0883e", "#3fb950") if dark else ("#0969da", "#d1570a", "#1a7f37")
-    plt.rcParams.update({"font.size": 14, "text.color": ink, "axes.labelcolor": ink})
-    figure, panels = plt.subplots(
-        2, len(NAMES), figsize=(13, 5.6), sharex=True, sharey="row", height_ratios=(3, 2)
-    )
-    figure.set_facecolor(paper)
-    for panel in panels.flat:
-        panel.set_facecolor(paper)
-        panel.tick_params(colors=ink)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(ink)
-    for (above, below), (side, title) in zip(panels.T, NAMES.items(), strict=True):
+    panels = CurvePanels(len(NAMES), height=5.6, font=14, dark=dark)
+    for (above, below), (side, title) in zip(panels.columns, NAMES.items(), strict=True):
         lines = {world: np.asarray(result["losses"][side][str(world)]) for world in WORLDS}
-        widths = (6.0, 3.2, 1.2)  # lines that are one stay visible as three
-        for (world, losses), colour, width in zip(lines.items(), colours, widths, strict=True):
+        for (world, losses), colour, width in zip(
+            lines.items(), panels.colours, WIDTHS, strict=True
+        ):
             steps = np.arange(1, len(losses) + 1)
             label = f"{world} rank{'s' if world > 1 else ''}"
             above.plot(steps, losses, color=colour, lw=width, label=label)
             below.plot(steps, losses - lines[1], color=colour, lw=0.5 * width + 0.6)
         apart = result["summary"][SHOWN][side]["spread"]
-        above.set_title(f"{title} {result['trainers'][side]}", color=ink, fontsize=15)
-        below.set_title(f"largest difference {apart:.1g}", color=ink, fontsize=14)
+        above.set_title(f"{title} {result['trainers'][side]}", color=panels.ink, fontsize=15)
+        below.set_title(f"largest difference {apart:.1g}", color=panels.ink, fontsize=14)
         below.set_xlabel("step")
-    panels[0, 0].set_ylabel("training loss")
-    panels[1, 0].set_ylabel("difference to 1")
-    panels[0, 0].legend(frameon=False, labelcolor=ink)
-    figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110, facecolor=paper)
-    plt.close(figure)
-    Image.open(drawn).convert("RGB").quantize(64).save(place, optimize=True)
+    panels.columns[0, 0].set_ylabel("training loss")
+    panels.columns[0, 1].set_ylabel("difference to 1")
+    panels.columns[0, 0].legend(frameon=False, labelcolor=panels.ink)
+    panels.save(place, dpi=110)
 
 
 def main() -> None:

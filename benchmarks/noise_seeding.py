@@ -13,7 +13,6 @@ from the result file.
 """
 
 import argparse
-import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 import samecurve
 from benchmarks.common import RESULTS, installed, run_ranks, write
+from benchmarks.curve_panels import WIDTHS, CurvePanels
 from benchmarks.noise_seeding_side import (
     BATCH,
     COUNT,
@@ -126,26 +125,9 @@ def draw(result: Mapping[str, Any], place: Path, *, dark: bool) -> None:
     """Draw each side's held-out losses on each number of ranks, and below how far each step's loss
     is from that of one rank.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    ink, paper = ("#e6edf3", "#0d1117") if dark else ("#1f2328", "#ffffff")
-    colours = ("#58a6ff", "#f0883e", "#3fb950") if dark else ("#0969da", "#d1570a", "#1a7f37")
-    plt.rcParams.update({"font.size": 13, "text.color": ink, "axes.labelcolor": ink})
-    figure, panels = plt.subplots(
-        2, len(WORLDS), figsize=(13, 5.8), sharex=True, sharey="row", height_ratios=(3, 2)
-    )
-    figure.set_facecolor(paper)
-    for panel in panels.flat:
-        panel.set_facecolor(paper)
-        panel.tick_params(colors=ink)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(ink)
-    for (above, below), (side, worlds) in zip(panels.T, WORLDS.items(), strict=True):
-        widths = (6.0, 3.2, 1.2)  # lines that are one stay visible as three
-        for world, colour, width in zip(worlds, colours, widths, strict=False):
+    panels = CurvePanels(len(WORLDS), height=5.8, font=13, dark=dark)
+    for (above, below), (side, worlds) in zip(panels.columns, WORLDS.items(), strict=True):
+        for world, colour, width in zip(worlds, panels.colours, WIDTHS, strict=False):
             curve = result["curves"][side][str(world)]
             steps = [int(step) for step in curve["held_out"]]
             label = f"{world} rank{'s' if world > 1 else ''}"
@@ -160,14 +142,10 @@ def draw(result: Mapping[str, Any], place: Path, *, dark: bool) -> None:
         )
         below.set_title(f"largest difference {_share(apart['train'])}", fontsize=13)
         below.set_xlabel("step")
-        above.legend(frameon=False, labelcolor=ink)
-    panels[0, 0].set_ylabel("held-out loss, fixed noise")
-    panels[1, 0].set_ylabel("each step's loss,\n% from 1 rank's")
-    figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=100, facecolor=paper)
-    plt.close(figure)
-    Image.open(drawn).convert("RGB").quantize(64).save(place, optimize=True)
+        above.legend(frameon=False, labelcolor=panels.ink)
+    panels.columns[0, 0].set_ylabel("held-out loss, fixed noise")
+    panels.columns[0, 1].set_ylabel("each step's loss,\n% from 1 rank's")
+    panels.save(place, dpi=100)
 
 
 def _share(difference: float) -> str:

@@ -159,6 +159,19 @@ def test_a_signal_to_one_machine_stops_both(home: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_batch_per_device_needs_a_fixed_number_of_machines(home: Path) -> None:
+    """Which machines come first would decide the batch, and with it the curve."""
+    config(home, steps=20)
+    path = home / "own.yaml"
+    path.write_text(path.read_text().replace("samples: 10", "per_device: 5"))
+    place = f"127.0.0.1:{free_port()}"
+    done = samecurve(*train(home, "1:2", "--rdzv", place), cwd=home, code=2)
+    assert "error: batch.per_device: 5 on each device: with --nnodes MIN:MAX" in done.stderr
+    assert "remedy: --global-batch N; 5 is what these devices would take" in done.stderr
+    assert not (home / "run").exists()
+
+
+@pytest.mark.long
 @needs_machines()
 def test_a_killed_rank_costs_seconds(home: Path) -> None:
     config(home)

@@ -49,7 +49,7 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import GROUP, LAUNCHER, is_first, is_first_of_host
+from samecurve.worker.cluster_env import GROUP, LAUNCHER, LEAVES, is_first, is_first_of_host
 from samecurve.worker.leave_time import leave_seconds
 from samecurve.worker.meeting import Meeting, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
@@ -75,12 +75,22 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     prepared = prepare(loaded, options, machine=machine)
     if prepared.plan.layout.world_size != rank.world_size:
-        prepared.lock.release()
+        _take_back(prepared)
         raise UserError(
             f"strategy {prepared.plan.layout.strategy} is one process; {rank.world_size} were"
             " started",
             "one process, or --strategy ddp",
             "devices.strategy",
+        )
+    batch = loaded.config.batch
+    if LEAVES in os.environ and batch.samples is None and prepared.journal_start == 0:
+        _take_back(prepared)
+        raise UserError(
+            f"{batch.per_device} on each device: with --nnodes MIN:MAX the hosts that come first"
+            " would decide how many samples a step has",
+            f"--global-batch N; {prepared.plan.batch.global_batch_size} is what these devices"
+            " would take",
+            "batch.per_device",
         )
     if is_jax and rank.world_size > 1:
         # a port that can be known beforehand by a person who opens ports between hosts
@@ -90,6 +100,13 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
         attempt = replace(prepared.attempt, coordinator=coordinator)
         prepared = replace(prepared, attempt=attempt)
     return prepared
+
+
+def _take_back(prepared: PreparedRun) -> None:
+    """Let go of a run that is refused, and remove it if it is new."""
+    prepared.lock.release()
+    if prepared.journal_start == 0:
+        remove_refused(prepared.run)
 
 
 def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedConfig:
@@ -181,9 +198,7 @@ def _share_directory(store: "Store", rank: Rank, prepared: PreparedRun) -> None:
         check_shared(store, rank, prepared.run)
     except UserError as error:
         with not_hiding(error):
-            prepared.lock.release()
-            if prepared.journal_start == 0:
-                remove_refused(prepared.run)
+            _take_back(prepared)
         raise
 
 

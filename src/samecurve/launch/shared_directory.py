@@ -51,13 +51,13 @@ def answer_shared(store: "Store", rank: Rank) -> bool:
     """
     if not store.check([_PLACE]):
         return False
-    asked = json.loads(store.get(_PLACE))
-    path = _word_of(Run(Path(asked["home"])))
+    place = json.loads(store.get(_PLACE))
+    path = _word_of(Run(Path(place["home"])))
     until = time.monotonic() + _LATE
     seen = False
     while not seen and time.monotonic() < until:
         with suppress(OSError):
-            seen = path.read_text() == asked["word"]
+            seen = path.read_text() == place["word"]
         time.sleep(0.05)
     store.set(f"{_SEEN}/{rank.index}", "" if seen else socket.gethostname())
     return True

@@ -32,19 +32,7 @@ def save_sdxl(home: Path) -> Path:
     )
     with torch.device("meta"):
         parts = {
-            "unet": diffusers.UNet2DConditionModel(
-                sample_size=128,
-                block_out_channels=(320, 640, 1280),
-                down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-                up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-                transformer_layers_per_block=(1, 2, 10),
-                attention_head_dim=(5, 10, 20),
-                cross_attention_dim=2048,
-                use_linear_projection=True,
-                addition_embed_type="text_time",
-                addition_time_embed_dim=256,
-                projection_class_embeddings_input_dim=2816,
-            ),
+            "unet": sdxl_unet(),
             "vae": sdxl_vae(),
             "text_encoder": transformers.CLIPTextModel(first),
             "text_encoder_2": transformers.CLIPTextModelWithProjection(second),
@@ -85,6 +73,23 @@ def save_z_image(home: Path) -> Path:
         }
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     return _save(home, "ZImagePipeline", parts, {"tokenizer": qwen_tokenizer()}, scheduler)
+
+
+def sdxl_unet() -> Any:
+    """Made where torch makes tensors: on the meta device it has no numbers."""
+    return library("diffusers").UNet2DConditionModel(
+        sample_size=128,
+        block_out_channels=(320, 640, 1280),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 2, 10),
+        attention_head_dim=(5, 10, 20),
+        cross_attention_dim=2048,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=2816,
+    )
 
 
 def sdxl_vae() -> Any:

@@ -11,6 +11,7 @@ pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
 
 import tiny_pipelines
 import torch
+from full_size_pipelines import sdxl_unet
 from noise_pictures import write_pictures
 from PIL import Image
 from test_pipelines import LORA, values
@@ -64,20 +65,8 @@ def test_a_lora_in_bf16_is_planned(pipelines: Mapping[str, Path], tmp_path: Path
 
 def test_the_blocks_of_sdxl_are_small() -> None:
     """Its largest stage has 1.2 billion numbers: as blocks, stages would save next to nothing."""
-    library = pytest.importorskip("diffusers")
     with torch.device("meta"):
-        unet = library.UNet2DConditionModel(
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-        ).requires_grad_(False)
+        unet = sdxl_unet().requires_grad_(False)
     total = sum(p.numel() for p in unet.parameters())
     stages = [sum(p.numel() for p in block.parameters()) for block in repeated_blocks(unet)]
     assert max(stages) == 1_206_568_960

@@ -75,18 +75,19 @@ def read_adapter(
     of_text: list[str] = []
     if not names.component.startswith("text_encoder"):
         of_text = [name for name in arrays if is_of_text_encoder(name)]
-    found = _by_layer(sorted(arrays.keys() - set(of_text)), names)
+    by_layer = _by_layer(sorted(arrays.keys() - set(of_text)), names)
     targets = {_layer_of(name) for name in shapes if name.endswith(OWN)}
-    _check_layers(found, adapter, targets)
-    of_rank = [parts[own] for parts in found.values() for own in (A, W2_B) if own in parts]
+    _check_layers(by_layer, adapter, targets)
+    of_rank = [parts[own] for parts in by_layer.values() for own in (A, W2_B) if own in parts]
     ranks = [arrays[part.name].shape[0] for part in of_rank]
     rank = ranks[0] if ranks else adapter.rank
     of_metadata = StatedFactors.of(metadata or {}, names.component, rank)
     layers = [
-        _Layer(layer, found, arrays, shapes, of_metadata.factor(layer)) for layer in sorted(found)
+        _Layer(layer, by_layer, arrays, shapes, of_metadata.factor(layer))
+        for layer in sorted(by_layer)
     ]
     # where w1 and w2 are whole, no reader looks at a factor
-    stated = [each.stated(rank) for each in layers if W2 not in found[each.layer]]
+    stated = [each.stated(rank) for each in layers if W2 not in by_layer[each.layer]]
     note = check_config(adapter, ranks, stated)
     result: dict[str, StoredArray] = {}
     for each in layers:
@@ -94,7 +95,7 @@ def read_adapter(
     notes = [note] if note else []
     if of_text:
         notes.append(f"left out, since no text encoder is trained: {first_and_count(of_text)}")
-    if fresh := sorted(targets - set(found)):
+    if fresh := sorted(targets - set(by_layer)):
         notes.append(f"not in the file, so with their first values: {first_and_count(fresh)}")
     return AdapterFile(result, notes)
 
@@ -107,12 +108,12 @@ class _Part:
     layers: tuple[str, ...]  # those that it is of: their rows follow each other
 
 
-_Found = dict[str, dict[str, _Part]]  # by layer, and by our name of the array in it
+_PartsByLayer = dict[str, dict[str, _Part]]  # by layer, and by our name of the array in it
 
 
-def _by_layer(file_names: Sequence[str], names: FileNames) -> _Found:
+def _by_layer(file_names: Sequence[str], names: FileNames) -> _PartsByLayer:
     """UserError: an array is of no layer, or two are of the same."""
-    found: _Found = {}
+    by_layer: _PartsByLayer = {}
     unknown = []
     for name in file_names:
         end = max((end for end in _ENDS if name.endswith(end)), key=len, default="")
@@ -121,7 +122,7 @@ def _by_layer(file_names: Sequence[str], names: FileNames) -> _Found:
         if not layers:
             unknown.append(name)
         for layer in layers:
-            parts = found.setdefault(layer, {})
+            parts = by_layer.setdefault(layer, {})
             if _ENDS[end] in parts:
                 raise UserError(
                     f"{name} and {parts[_ENDS[end]].name} are both of {layer}",
@@ -137,21 +138,21 @@ def _by_layer(file_names: Sequence[str], names: FileNames) -> _Found:
             "an adapter that was trained on this model's family",
             _WHERE,
         )
-    return found
+    return by_layer
 
 
-def _check_layers(found: _Found, adapter: AdapterSection, targets: set[str]) -> None:
+def _check_layers(by_layer: _PartsByLayer, adapter: AdapterSection, targets: set[str]) -> None:
     """UserError: the file has other layers than the adapter, or another kind of it."""
-    beyond = [layer for layer in found if layer not in targets]
+    beyond = [layer for layer in by_layer if layer not in targets]
     if beyond:
-        short = sorted({short_name(layer) for layer in {*found, *targets}})
+        short = sorted({short_name(layer) for layer in {*by_layer, *targets}})
         raise UserError(
             f"the file changes {len(beyond)} layers that model.adapter.target leaves out:"
             f" {some(beyond, 3)}",
             f"model.adapter.target: [{', '.join(short)}]",
             _WHERE,
         )
-    for layer, parts in found.items():
+    for layer, parts in by_layer.items():
         kind = _kind(parts)
         if kind != adapter.kind:
             raise UserError(
@@ -172,14 +173,14 @@ class _Layer:
     """The adapter of one layer in the file."""
 
     layer: str
-    found: _Found
+    by_layer: _PartsByLayer
     arrays: Mapping[str, StoredArray]  # of the file
     shapes: Mapping[str, tuple[int, ...]]  # of the model
     of_metadata: float | None  # factor of the change, by the file's metadata
 
     def read(self, adapter: AdapterSection) -> dict[str, StoredArray]:
         """UserError: it has another rank or other shapes than the model's adapter."""
-        parts = self.found[self.layer]
+        parts = self.by_layer[self.layer]
         expected = {own: self.shapes[self.layer + own] for own in OWN if self._has(own)}
         if set(expected) != set(parts) - {ALPHA}:
             there = ", ".join(sorted(part.name for part in parts.values()))
@@ -203,7 +204,7 @@ class _Layer:
 
     def _rows(self, own: str) -> slice | None:
         """The rows of a file's array that are this layer's; None: all."""
-        layers = self.found[self.layer][own].layers
+        layers = self.by_layer[self.layer][own].layers
         if len(layers) == 1 or own == A:
             return None
         if own not in (B, MAGNITUDE):
@@ -218,7 +219,7 @@ class _Layer:
 
     def _check(self, own: str, adapter: AdapterSection, rows: slice | None) -> None:
         """UserError: an array of the file has another shape."""
-        part = self.found[self.layer][own]
+        part = self.by_layer[self.layer][own]
         there, here = tuple(self.arrays[part.name].shape), self.shapes[self.layer + own]
         if own == A and there[0] != adapter.rank:
             raise UserError(
@@ -245,7 +246,7 @@ class _Layer:
 
         rank: of the file's adapter
         """
-        parts = self.found[self.layer]
+        parts = self.by_layer[self.layer]
         if ALPHA not in parts:
             return self.of_metadata
         if W2 in parts:  # then readers look at no alpha
