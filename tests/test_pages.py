@@ -227,7 +227,7 @@ def test_lines_train(page: Path, home: Path) -> None:
         lines = [line for line in lines if line not in for_wandb]
     for number, line in enumerate(lines):
         flags = parsed(line.words)
-        if missing_files(flags) or flags["nnodes"] > 1 or flags["init_from"]:
+        if missing_files(flags) or flags["nnodes"] != "1" or flags["init_from"]:
             continue
         # an error that names a checkpoint is one of a run that another line began
         errors = [each for each in line.shown if each.startswith("error: ")]
@@ -322,7 +322,7 @@ def faults_of(
 def is_planned(line: Line, flags: dict[str, Any]) -> bool:
     """Whether a line has a config, or lacks one, and can be planned here and without measuring."""
     measures = flags.get("probe_batch") or flags.get("balance") == "measured"
-    alone = flags.get("nnodes", 1) == 1
+    alone = flags.get("nnodes", "1") == "1"
     has_config = flags.get("file")
     if line.words[0] in {"train", "plan"}:
         has_config = has_config or not (line.is_mention or flags["settings"])
