@@ -229,10 +229,11 @@ def _lead(
         try:
             code = 0
             if attempt.coordinator:
-                code = _run_child(attempt, rank)
+                code, asked = _run_child(attempt, rank)
+                signals += asked if code == 0 else ()
             else:
                 outcome = run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
-            if signals or code > 128:
+            if signals:
                 repeat_after_torchrun(f"saved  {run.home}; the same command goes on from there")
             elif goes_on(run, attempt, outcome):
                 echo("a host has left; the others go on from what was saved", err=True)
@@ -240,10 +241,10 @@ def _lead(
             exit_codes = {rank.index: code}
         except BaseException as error:
             code, notes = 1, [note_of(rank.index, error, run.home)]
-    if code == 0 or code > 128:
+    if code == 0:
         failure = with_mirror(None, mirror, run)
         if failure is None:
-            return code or _code_of_stop(signals, outcome)
+            return _code_of_stop(signals, outcome)
         raise failure
     time.sleep(_OTHERS)
     notes = [*read_notes(run.logs, attempt.name), *notes]
@@ -316,7 +317,7 @@ def follow_leader(rank: Rank, store: "Store") -> int:
             " how it goes"
         )
     if attempt.coordinator:
-        return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
+        return _follow_in_child(attempt, rank)
     run, stop_asked = Run(Path(attempt.run)), threading.Event()
 
     def stop(requests: Requests) -> None:
@@ -333,13 +334,13 @@ def follow_leader(rank: Rank, store: "Store") -> int:
     os._exit(code)  # does not wait for a collective that a lost rank left hanging
 
 
-def _run_child(attempt: Attempt, rank: Rank) -> int:
+def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     """Run the rank that the environment describes in a child process.
 
     jax may abort the child when a peer is lost; this process then reports the failure.
 
-    Returns the child's exit code: negative for a signal that ended it; 128 + the signal that asked
-    for a stop, where the child stopped in order and no agent of torch is beside it.
+    Returns the child's exit code, negative for a signal that ended it, and the signals that asked
+    for a stop.
     """
     command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
@@ -360,19 +361,18 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
                 group.watch()
             finally:
                 group.clear()
-    code = group.exit_codes[0]
-    # torchrun would start a rank again that leaves with another code than 0
-    if signals.received and code == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return 128 + signals.received
-    return code
+    return group.exit_codes[0], (signals.received,) if signals.received else ()
 
 
-def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
-    """The exit code of a rank that is not the first. A failure is mentioned on its terminal.
+def _follow_in_child(attempt: Attempt, rank: Rank) -> int:
+    """Run a rank that is not the first in a child process. Returns the exit code.
 
-    The first rank's terminal says what has failed.
+    A failure is mentioned on its terminal; the first rank's terminal says what has failed.
     """
-    if code and code < 128:
+    code, signals = _run_child(attempt, rank)
+    if code == 0:
+        return _code_of_stop(signals, None)
+    if code < 128:
         log = Run(Path(attempt.run)).logs / f"rank-{rank.index}.log"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         echo(
