@@ -46,8 +46,10 @@ def last_rank(run: Path) -> int:
     return processes[max(processes)]
 
 
-def encoded(cache: Path) -> int:
-    return len(list((cache / "diffusion").rglob("*.safetensors")))
+def encoded(cache: Path) -> dict[Path, int]:
+    """The files that are there, and when they were written."""
+    files = (cache / "diffusion").rglob("*.safetensors")
+    return {file: file.stat().st_mtime_ns for file in files}
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,21 @@ def test_a_stop_while_encoding(
     monkeypatch.setenv("SAMECURVE_CACHE", str(cache))
     train = ("train", "-f", home / "config.json", "--save-dir", run, "--devices", stop.devices)
     with started(*train, cwd=tmp_path) as process:
-        until(lambda: encoded(cache) >= 6, timeout=300)
+        until(lambda: len(encoded(cache)) >= 6, timeout=300)
         os.kill(process.pid if stop.of_launcher else last_rank(run), stop.number)
         shown, _ = process.communicate(timeout=120)
     assert process.returncode == (128 + stop.number if stop.of_launcher else 0), shown
-    total, there = PICTURES + 2, encoded(cache)
+    total, before = PICTURES + 2, encoded(cache)
+    there = len(before)
     assert 6 <= there < total - 100
     (line,) = re.findall("^stop   .*$", shown, re.M)
     assert line == f"stop   while encoding, {there} of {total} done; the same command goes on"
     ends = [event for event in read_events(run / "journal.jsonl") if event.kind == "stopped"]
     assert [event.step for event in ends] == [0]
     again = samecurve(*train, cwd=tmp_path, timeout=300)
-    assert f"{total - there} encoded in" in again.stdout
+    after = encoded(cache)
+    assert len(after) == total
+    assert before.items() <= after.items()
+    (count,) = re.findall(r"(\d+) encoded in", again.stdout)  # since the first rank looked
+    assert 0 < int(count) <= total - there
     assert "done   step 1" in again.stdout
