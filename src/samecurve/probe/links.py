@@ -12,6 +12,7 @@ from samecurve.probe import amd, nvidia
 
 Links = dict[tuple[int, int], str]  # two indices of GPUs, in both orders -> the path between them
 
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml: a comma too many
 _PATHS = {  # by the nearest thing that two GPUs have in common
     pynvml.NVML_TOPOLOGY_INTERNAL: "one board",
     pynvml.NVML_TOPOLOGY_SINGLE: "PCIe switch",
@@ -47,9 +48,7 @@ def peer_access(environment: Mapping[str, str]) -> dict[tuple[int, int], bool]:
             for second, other in enumerate(handles):
                 if first != second:
                     with suppress(pynvml.NVMLError):
-                        status = pynvml.nvmlDeviceGetP2PStatus(
-                            one, other, pynvml.NVML_P2P_CAPS_INDEX_READ
-                        )
+                        status = pynvml.nvmlDeviceGetP2PStatus(one, other, _READ)
                         access[first, second] = status == pynvml.NVML_P2P_STATUS_OK
     finally:
         with suppress(pynvml.NVMLError):

@@ -96,8 +96,7 @@ def states(environment: Mapping[str, str]) -> list[GpuState]:
 
 
 def _state(handle: Any) -> GpuState:
-    no_processes: list[Any] = []
-    processes = _told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), no_processes)
+    processes = _told(lambda: _running(handle), [])
     bus = _told(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), "")
     lanes = _told(
         lambda: (
@@ -121,6 +120,17 @@ def _state(handle: Any) -> GpuState:
         bus=_sysfs_address(bus),
         lanes=lanes,
     )
+
+
+def _running(handle: Any) -> list[Any]:
+    """The processes with a context on a GPU. NVMLError: they can't be read.
+
+    pynvml's own function without a version raises what is no NVMLError, where the driver is older.
+    """
+    try:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
 
 
 def _slowdowns(handle: Any) -> tuple[str, ...]:
@@ -153,8 +163,7 @@ def processes_on_devices(environment: Mapping[str, str]) -> list[set[int]]:
     """
     try:
         processes = [
-            {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-            for handle in handles(environment)
+            {int(process.pid) for process in _running(handle)} for handle in handles(environment)
         ]
     except pynvml.NVMLError:
         processes = []
@@ -181,7 +190,6 @@ def _visible_handles(environment: Mapping[str, str]) -> list[Any]:
                 f"the driver has lost GPU {handle.index}: {handle.why}",
                 "restart the machine (`dmesg | grep Xid` says what happened); until then"
                 f" {VISIBLE}={others} leaves this GPU out",
-                VISIBLE,
             )
     return chosen
 
