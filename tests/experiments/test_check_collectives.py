@@ -79,6 +79,7 @@ def test_a_rank_that_breaks_is_quoted(tmp_path: Path) -> None:
     with collective_tests(tmp_path, 60, "check_ranks:second_breaks") as tests:
         began = time.monotonic()
         (check,) = tests.check(CPU[:2]).checks
+        assert any("no kernel image" in line for line in tests.logs)
         assert time.monotonic() - began < 20
     assert "CPU rank 1 failed in started: RuntimeError: no kernel image" in check.figure
 

@@ -12,7 +12,7 @@ import pytest
 
 from commands import refused, samecurve
 from samecurve.core.planning.machine import Device
-from samecurve.experiments.check import Check, failed, output, passed
+from samecurve.experiments.check import Check, failed, output, passed, software
 from samecurve.experiments.check.software import check_jax, check_python, check_torch
 from samecurve.experiments.check.system import Host, check_system
 from samecurve.probe import engines
@@ -80,6 +80,11 @@ def test_what_is_wrong_with_a_host(tmp_path: Path) -> None:
     assert wrong["network variable"].status == "FAIL"
 
 
+def skip_without_mounts() -> None:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces for this user")
+
+
 LIMITS = """
 import json, sys
 from dataclasses import astuple
@@ -94,8 +99,7 @@ for shm, runs in (("full", "locked"), ("small", "little")):
 
 def test_limits_and_full_places(tmp_path: Path) -> None:
     """Real ones: file systems of a few MiB, full, small and read-only; low limits."""
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces for this user")
+    skip_without_mounts()
     for name in ("full", "small", "locked", "little", "sys/class/infiniband/mlx5_0"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
@@ -143,7 +147,7 @@ def test_libraries_beside_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen = {**TORCH, "available": False, "error": "CUDA unknown error"}
     (silent,) = check_torch(unseen, GPUS)
     assert "it finds no GPU, and the driver shows 2: CUDA unknown error" in silent.figure
-    monkeypatch.setattr("samecurve.probe.nvidia.cuda_of_driver", lambda: "12.4")
+    monkeypatch.setattr(software, "cuda_of_driver", lambda: "12.4")
     (old,) = check_torch(unseen, GPUS)
     assert "runs CUDA 12.4 at most" in old.figure
     assert "built for CUDA 12 " in old.remedy
@@ -187,12 +191,13 @@ def test_a_report_has_what_matters_and_no_secret() -> None:
         "EDITOR": "vi",
     }
     checks = [passed("torch", "2.13.0"), failed("run directory", "/home/ada/runs: full", "free")]
-    text = output.report_of(checks, environment, Path("/home/ada"))
+    text = output.report_of(checks, environment, home=Path("/home/ada"), logs=["NCCL WARN x"])
     assert text.splitlines()[0] == text.splitlines()[-1] == "```"
     for shown in ("NCCL_DEBUG=INFO", "SLURM_JOB_ID=77", "TORCH_HOME=~/torch", "~/runs: full"):
         assert shown in text
     for hidden in ("0123456789", "abcdefghij", "geheim", "ada", "EDITOR"):
         assert hidden not in text
+    assert "  NCCL WARN x\n```" in text
     assert text.count("[hidden]") == 4
 
 
@@ -230,6 +235,34 @@ def test_bad_input(
 ) -> None:
     text = refused(monkeypatch, capsys, "check", *words, cwd=tmp_path)
     assert says.lower() in text.lower()
+
+
+@pytest.mark.long
+def test_the_command_on_a_narrow_machine(tmp_path: Path) -> None:
+    """A full /dev/shm, a run directory that is read-only, few open files: the ranks work still."""
+    skip_without_mounts()
+    (tmp_path / "disk").mkdir()
+    script = (
+        "mount -t tmpfs -o size=16m none /dev/shm && head -c 15m /dev/zero > /dev/shm/used"
+        f" && mount -t tmpfs -o ro none {tmp_path}/disk && ulimit -n 300"
+        ' && exec "$0" -m samecurve check --save-dir disk/runs'
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-c", script, sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    for words in (
+        "FAIL   shared memory     1.0 MiB free of 16.0 MiB in /dev/shm",
+        "WARN   open files        300 for each process (ulimit -n), and 300 at most",
+        f"FAIL   run directory     {tmp_path}/disk: its file system is read-only",
+        "PASS   Gloo collectives  2 CPU ranks",
+        "next   samecurve check, once the FAIL lines are mended",
+    ):
+        assert words in done.stdout
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ import pytest
 from commands import refused, write_config
 from samecurve.cli.main import main
 from samecurve.errors import UserError
-from samecurve.probe import amd, amd_sources, engines, probe
+from samecurve.probe import amd, amd_sources, engines, gpus, probe
+from samecurve.probe.gpu_state import amd_states
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_training_sees_the_cards_that_run_sees(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(amd, "TOPOLOGY", topology)
+    monkeypatch.setattr(gpus, "TOPOLOGY", topology)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert [gpu.memory >> 30 for gpu in probe().devices] == [2, 4]
     home = tmp_path / "home"
@@ -144,7 +145,7 @@ def test_the_command_is_asked_where_the_library_is_not_there(
     assert [(gpu.name, gpu.memory) for gpu in devices] == [
         ("AMD Instinct MI300X (gfx942)", 206141652992)
     ] * 2
-    states = amd.states(environment, topology)
+    states = amd_states(amd.visible(environment, topology))
     assert [state.uuid for state in states] == ["GPU-00000000000000a0", "GPU-00000000000000b1"]
     assert [state.free for state in states] == [None, 206141652992 - 297664512]
     assert len(amd.devices({**environment, "ROCR_VISIBLE_DEVICES": "1"}, topology)) == 1
@@ -162,7 +163,7 @@ def test_the_library_is_asked_first(
     first, second = amd.devices({}, topology)
     assert first.name == second.name == "AMD Instinct MI300X (gfx942)"
     assert (first.memory, first.driver) == (196592 << 20, "6.8.5")
-    states = amd.states({}, topology)
+    states = amd_states(amd.visible({}, topology))
     assert [state.uncorrected_errors for state in states] == [1, 0]
     assert [state.bus for state in states] == ["0000:01:00.0", "0000:00:00.0"]
     del sys.modules["amdsmi"]

@@ -82,7 +82,7 @@ def check(
     if as_json:
         echo(output.json_of(checks))
     elif report:
-        echo(output.report_of(checks, os.environ, Path.home()))
+        echo(output.report_of(checks, os.environ, home=Path.home(), logs=machine.logs))
     else:
         note = load_note()
         echo("\n".join([*([note] if note else []), output.summary_of(checks)]))

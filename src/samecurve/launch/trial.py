@@ -22,6 +22,7 @@ from typing import Any
 from samecurve.run.fork_server import Call, ForkedProcess, fork_server
 
 _GRACE = 2.0  # seconds for the other ranks, once one has failed
+_LEAVE = 10.0  # seconds in which a killed process leaves
 _SOON = 0.005  # seconds between two looks at a process that is about to end
 _BLOCK = 1 << 16  # bytes
 _LAST_LINES = 40  # of a log that say why a process ended
@@ -36,7 +37,8 @@ class Trial:
     log: Path
     reports: list[dict[str, Any]] = field(default_factory=list)
     code: int | None = None  # its exit code, once it has ended by itself; negative: by a signal
-    hung: bool = False  # it had to be killed
+    hung: bool = False  # it did not end by itself
+    killed: bool = False
     rest: bytes = b""  # the beginning of a line
 
     @property
@@ -53,18 +55,28 @@ class Trial:
         """Whether it has ended, and not at its end."""
         return self.code is not None and not self.done
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it lives on although it was killed: in a call of a driver."""
+        return self.killed and self.process.poll() is None
+
     def value(self, stage: str, name: str) -> Any:
         """A value that it told at a stage; None: it did not come so far."""
         values = (one[name] for one in self.reports if one["stage"] == stage and name in one)
         return next(values, None)
 
+    def last_lines(self) -> list[str]:
+        """The end of what it has printed."""
+        try:
+            return self.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        except OSError:
+            return []
+
     def last_error(self) -> str:
         """The last line of its log that names an error, or how it ended."""
-        with suppress(OSError):
-            lines = self.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            for line in reversed(lines):
-                if "Error" in line or "NCCL WARN" in line:
-                    return line.strip()
+        for line in reversed(self.last_lines()):
+            if "Error" in line or "NCCL WARN" in line:
+                return line.strip()
         if self.code is not None and self.code < 0:
             return f"it was ended by {signal.Signals(-self.code).name}"
         return f"it ended with exit code {self.code}"
@@ -89,7 +101,7 @@ class Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end([trial for trial in self._started if not trial.hung])
+        self.end(self._started)
         if self._server:
             self._server.close()
 
@@ -155,14 +167,19 @@ class Trials:
             waiting = [trial for trial in waiting if trial.code is None and not trial.hung]
 
     def end(self, trials: Sequence[Trial]) -> None:
-        """Kill the process groups of those that live."""
+        """Kill the process groups of those that live.
+
+        A process that a driver holds ends later, or never: it is not waited for any longer.
+        """
+        living = [trial for trial in trials if trial.code is None and not trial.killed]
+        for trial in living:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(trial.process.pid, signal.SIGKILL)
+            trial.killed = True
+        until = time.monotonic() + _LEAVE
+        while any(trial.process.poll() is None for trial in living) and time.monotonic() < until:
+            time.sleep(_SOON)
         for trial in trials:
-            if trial.code is None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(trial.process.pid, signal.SIGKILL)
-        for trial in trials:
-            if trial.code is None:
-                trial.process.wait()
             trial.pipe.close()
 
 

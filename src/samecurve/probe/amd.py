@@ -16,19 +16,17 @@ from samecurve.probe.amd_sources import (
     from_library,
     read_links,
 )
-from samecurve.probe.gpu_state import GpuState, gpu_processes
 from samecurve.probe.nvidia import choose_visible
 
-TOPOLOGY = Path("/sys/class/kfd/kfd/topology")
 _HIP = "HIP_VISIBLE_DEVICES"
 _RUNTIME = "ROCR_VISIBLE_DEVICES"  # applied first, by the layer below HIP
 VARIABLES = (_RUNTIME, _HIP)
 
 
-def devices(environment: Mapping[str, str], topology: Path | None = None) -> tuple[Device, ...]:
-    """The GPUs that the variables leave visible, in their order. () without the driver.
+def devices(environment: Mapping[str, str], topology: Path) -> tuple[Device, ...]:
+    """The GPUs that the variables leave visible, in their order.
 
-    topology: what the kernel's driver lays out; TOPOLOGY if not given
+    topology: the directory that the kernel's driver lays out
 
     UserError: a variable names a GPU that isn't there.
     """
@@ -40,42 +38,25 @@ def devices(environment: Mapping[str, str], topology: Path | None = None) -> tup
             memory=gpu.memory,
             driver=gpu.driver,
         )
-        for index, gpu in enumerate(_visible(environment, topology or TOPOLOGY))
+        for index, gpu in enumerate(visible(environment, topology))
     )
 
 
-def states(environment: Mapping[str, str], topology: Path | None = None) -> list[GpuState]:
-    """The state of each of devices(). UserError: as devices()."""
-    return [
-        GpuState(
-            uuid=gpu.unique_id,
-            free=None if gpu.used is None else gpu.memory - gpu.used,
-            uncorrected_errors=gpu.uncorrected_errors,
-            processes=gpu_processes(gpu.processes),
-            bus=gpu.bus,
-        )
-        for gpu in _visible(environment, topology or TOPOLOGY)
-    ]
-
-
-def links(
-    environment: Mapping[str, str], topology: Path | None = None
-) -> dict[tuple[int, int], str]:
+def links(environment: Mapping[str, str], topology: Path) -> dict[tuple[int, int], str]:
     """The paths between the visible GPUs, in both orders: XGMI or PCIe, as the kernel tells them.
 
     UserError: as devices().
     """
-    home = topology or TOPOLOGY
-    nodes = {gpu.unique_id: gpu.order for gpu in from_kernel(home)}
-    visible = _visible(environment, home)
+    nodes = {gpu.unique_id: gpu.order for gpu in from_kernel(topology)}
+    shown = visible(environment, topology)
     by_node = {
         nodes[gpu.unique_id]: index
-        for index, gpu in enumerate(visible)
-        if gpu.unique_id in nodes and len(nodes) >= len(visible)
+        for index, gpu in enumerate(shown)
+        if gpu.unique_id in nodes and len(nodes) >= len(shown)
     }
     return {
         (by_node[first], by_node[second]): path
-        for (first, second), path in read_links(home).items()
+        for (first, second), path in read_links(topology).items()
         if first in by_node and second in by_node
     }
 
@@ -87,7 +68,8 @@ def hip_variable(environment: Mapping[str, str]) -> str:
     return _HIP
 
 
-def _visible(environment: Mapping[str, str], topology: Path) -> list[AmdGpu]:
+def visible(environment: Mapping[str, str], topology: Path) -> list[AmdGpu]:
+    """The GPUs of the first source that knows some, as devices(). UserError: as devices()."""
     gpus = from_library() or from_command(environment) or from_kernel(topology)
     gpus.sort(key=lambda gpu: gpu.order)
     for name in (_RUNTIME, hip_variable(environment)):

@@ -56,7 +56,7 @@ def from_library() -> list[AmdGpu]:
 
 def _library_gpu(library: Any, handle: Any, place: int) -> AmdGpu:
     def told(function: str, default: Any) -> Any:
-        """What one of its functions answers; older versions lack some, a container hides some."""
+        """The answer of one of its functions; older versions lack some, containers hide some."""
         return _answer(lambda: getattr(library, function)(handle), default)
 
     chip = library.amdsmi_get_gpu_asic_info(handle)

@@ -1,13 +1,14 @@
-"""The GPUs of this machine, from NVIDIA (nvidia.py) or AMD (amd.py)."""
+"""The GPUs of this machine, from NVIDIA (nvidia.py) or AMD (amd.py, where its driver is loaded)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from samecurve.core.planning.machine import Device
-from samecurve.probe import amd, nvidia
-from samecurve.probe.gpu_state import GpuState
+from samecurve.probe import nvidia
 
 NVIDIA, AMD = "NVIDIA", "AMD"
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology")  # of the driver for AMD's GPUs
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,9 @@ def find_gpus(environment: Mapping[str, str]) -> Gpus:
     """
     if devices := nvidia.devices(environment):
         return Gpus(NVIDIA, devices, nvidia.VISIBLE)
-    if devices := amd.devices(environment):
-        return Gpus(AMD, devices, amd.hip_variable(environment))
+    if TOPOLOGY.is_dir():
+        from samecurve.probe import amd
+
+        if devices := amd.devices(environment, TOPOLOGY):
+            return Gpus(AMD, devices, amd.hip_variable(environment))
     return Gpus("", (), "")
-
-
-def gpu_states(vendor: str, environment: Mapping[str, str]) -> list[GpuState]:
-    """The state of each of find_gpus(), in its order. vendor: as Gpus has it."""
-    if vendor == NVIDIA:
-        return nvidia.states(environment)
-    return amd.states(environment) if vendor == AMD else []
-
-
-def visibility_variables(vendor: str) -> tuple[str, ...]:
-    """The environment variables that hide GPUs. vendor: '': of all vendors."""
-    variables = {NVIDIA: (nvidia.VISIBLE,), AMD: (*amd.VARIABLES, nvidia.VISIBLE)}
-    return variables.get(vendor, (nvidia.VISIBLE, *amd.VARIABLES))

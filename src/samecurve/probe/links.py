@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from samecurve.probe import amd, nvidia
+from samecurve.probe import amd, gpus, nvidia
 
 Links = dict[tuple[int, int], str]  # two indices of GPUs, in both orders -> the path between them
 
@@ -30,7 +30,7 @@ def find_links() -> Links:
     """
     handles = nvidia.handles(os.environ)
     try:
-        return _links_of(handles) if handles else amd.links(os.environ)
+        return _links_of(handles) if handles else amd.links(os.environ, gpus.TOPOLOGY)
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()

@@ -13,23 +13,10 @@ import pynvml
 
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.probe.gpu_state import GpuState, gpu_processes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
 _NO_GPU = {"-1", "NoDevFiles"}  # entries that hide all GPUs after them
-_COMPUTE_MODES = {
-    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
-    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
-    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
-}
-# reasons that point to a fault; a power limit that is reached under load is none
-_SLOWDOWNS = {
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "it is too hot",
-    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "it is near its highest temperature",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "its power supply asks for it",
-}
 
 
 def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
@@ -45,7 +32,7 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        driver = _told(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), "")
+        driver = told(lambda: text(pynvml.nvmlSystemGetDriverVersion()), "")
         return tuple(
             Device(
                 kind="cuda",
@@ -59,89 +46,6 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         )
     finally:
         pynvml.nvmlShutdown()
-
-
-def driver_fault() -> str:
-    """Why NVIDIA's driver can't be asked, in its own words. '': it can, or there is none."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return ""
-    except pynvml.NVMLError as error:
-        return str(error)
-    pynvml.nvmlShutdown()
-    return ""
-
-
-def cuda_of_driver() -> str:
-    """The newest CUDA that the driver can run, such as "12.4"; '' where it does not say."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ""
-    try:
-        version = _told(pynvml.nvmlSystemGetCudaDriverVersion, 0)
-        return f"{version // 1000}.{version % 1000 // 10}" if version else ""
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def states(environment: Mapping[str, str]) -> list[GpuState]:
-    """The state of each of devices(). UserError: as devices()."""
-    try:
-        return [_state(handle) for handle in handles(environment)]
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _state(handle: Any) -> GpuState:
-    processes = _told(lambda: _running(handle), [])
-    bus = _told(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), "")
-    lanes = _told(
-        lambda: (
-            int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-            int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
-        ),
-        None,
-    )
-    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return GpuState(
-        uuid=_told(lambda: _text(pynvml.nvmlDeviceGetUUID(handle)), ""),
-        free=_told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).free), None),
-        compute_mode=_COMPUTE_MODES.get(
-            _told(lambda: pynvml.nvmlDeviceGetComputeMode(handle), None), ""
-        ),
-        uncorrected_errors=_told(
-            lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected)), None
-        ),
-        slowdowns=_slowdowns(handle),
-        processes=gpu_processes((process.pid, process.usedGpuMemory) for process in processes),
-        bus=_sysfs_address(bus),
-        lanes=lanes,
-    )
-
-
-def _running(handle: Any) -> list[Any]:
-    """The processes with a context on a GPU. NVMLError: they can't be read.
-
-    pynvml's own function without a version raises what is no NVMLError, where the driver is older.
-    """
-    try:
-        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    except pynvml.NVMLError_FunctionNotFound:
-        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
-
-
-def _slowdowns(handle: Any) -> tuple[str, ...]:
-    bits = _told(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), 0)
-    return tuple(word for bit, word in _SLOWDOWNS.items() if bits & bit)
-
-
-def _sysfs_address(bus: str) -> str:
-    """'00000000:3B:00.0' -> '0000:3b:00.0'."""
-    domain, colon, rest = bus.lower().partition(":")
-    return f"{domain[-4:]}{colon}{rest}"
 
 
 def handles(environment: Mapping[str, str]) -> list[Any]:
@@ -163,13 +67,24 @@ def processes_on_devices(environment: Mapping[str, str]) -> list[set[int]]:
     """
     try:
         processes = [
-            {int(process.pid) for process in _running(handle)} for handle in handles(environment)
+            {int(process.pid) for process in running(handle)} for handle in handles(environment)
         ]
     except pynvml.NVMLError:
         processes = []
     with suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
     return processes
+
+
+def running(handle: Any) -> list[Any]:
+    """The processes with a context on a GPU. NVMLError: they can't be read.
+
+    pynvml's own function without a version raises what is no NVMLError, where the driver is older.
+    """
+    try:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
 
 
 def _visible_handles(environment: Mapping[str, str]) -> list[Any]:
@@ -257,33 +172,34 @@ def _match(entry: str, handles: list[Any]) -> list[Any]:
 def _uuid(handle: Any) -> str:
     if isinstance(handle, _Lost):
         return ""
-    return _told(lambda: _text(pynvml.nvmlDeviceGetUUID(handle)), "")
+    return told(lambda: text(pynvml.nvmlDeviceGetUUID(handle)), "")
 
 
 def _name(handle: Any) -> str:
-    return _told(lambda: _text(pynvml.nvmlDeviceGetName(handle)), "NVIDIA GPU")
+    return told(lambda: text(pynvml.nvmlDeviceGetName(handle)), "NVIDIA GPU")
 
 
 def _memory(handle: Any) -> int:
     """Bytes of the GPU's own memory; 0: the driver does not tell."""
-    return _told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
+    return told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
 
 
 def _capability(handle: Any) -> str:
     """The compute capability, such as "8.0"; '' where the driver does not say."""
-    both = _told(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle), None)
+    both = told(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle), None)
     return f"{both[0]}.{both[1]}" if both else ""
 
 
-def _told(ask: Callable[[], T], default: T) -> T:
-    """What the driver tells; the default where it does not, as older and smaller ones do."""
+def told(ask: Callable[[], T], default: T) -> T:
+    """The driver's answer; the default where it has none, as older and smaller drivers."""
     try:
         return ask()
     except pynvml.NVMLError:
         return default
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
+    """A text of pynvml's, which some of its versions give as bytes."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value

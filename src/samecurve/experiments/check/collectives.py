@@ -64,7 +64,9 @@ class Attempt:
         """The ranks, and either their rates or how they failed."""
         ranks = _ranks_text(self.devices)
         if not self.works:
-            return f"{ranks}: {self.failure()}"
+            held = [f"process {rank.process.pid}" for rank in self.ranks if rank.is_held]
+            rest = f"; {join_words(held)} can't be killed: restart the machine" if held else ""
+            return f"{ranks}: {self.failure()}{rest}"
         names = ("all-reduce", "broadcast", "all-gather")
         rates = ", ".join(f"{name} {_rate(self.rate(name))}" for name in names)
         return (
@@ -121,6 +123,7 @@ class CollectiveTests:
         """
         self._trials, self._environment, self._limit = trials, environment, limit
         self._say, self._job = say, job
+        self.logs: list[str] = []  # of ranks that failed; of all, where the user asks NCCL for more
 
     def check(self, devices: Sequence[Device]) -> CollectiveResult:
         """Try all that these devices can do together. devices: GPUs, or two CPU ranks or more."""
@@ -130,11 +133,11 @@ class CollectiveTests:
             return self._check_one(devices)
         gloo = self._try(devices, "gloo")
         checks, variables, works = self._check_nccl(devices, gloo)
-        backend = "nccl" if works else ("gloo" if gloo.works else "")
+        slower = "gloo" if gloo.works else ""
         return CollectiveResult(
             checks=[*checks, self._gloo_check(gloo, is_needed=not works)],
             variables=variables,
-            backend=backend,
+            backend="nccl" if works else slower,
         )
 
     def _check_cpu(self, devices: Sequence[Device]) -> CollectiveResult:
@@ -143,7 +146,7 @@ class CollectiveTests:
         return CollectiveResult(checks=[check], variables={}, backend="gloo" if gloo.works else "")
 
     def _check_one(self, devices: Sequence[Device]) -> CollectiveResult:
-        """One GPU has nobody to exchange anything with: only that it computes is tried."""
+        """Try whether one GPU computes: it has nobody to exchange anything with."""
         alone = self._try(devices, "nccl")
         if alone.works:
             figure = f"GPU {devices[0].index} computes: a step's gradients are right"
@@ -203,7 +206,7 @@ class CollectiveTests:
         return [failed(name, figure + more, remedy)], {}, False
 
     def _pairs_text(self, whole: Attempt, variables: Mapping[str, str]) -> str:
-        """Which pairs of the ranks fail, as the rest of a sentence."""
+        """The pairs of ranks that fail, as the rest of a sentence."""
         devices = whole.devices
         if len(devices) == 2:
             return f" ({_name(devices[0], 0)} and {_name(devices[1], 1)})"
@@ -248,6 +251,9 @@ class CollectiveTests:
             for devices in groups
         ]
         self._trials.wait([attempt.ranks for attempt in attempts], self._limit)
+        for attempt in attempts:
+            if not attempt.works or "NCCL_DEBUG" in self._environment:
+                self.logs += [line for rank in attempt.ranks for line in rank.last_lines()]
         return attempts
 
     def _start(
@@ -289,7 +295,7 @@ def _slow_check(
 def rounds(count: int) -> list[list[tuple[int, int]]]:
     """All pairs of `count` ranks, in rounds in which each rank stands at most once."""
     waiting = list(combinations(range(count), 2))
-    made: list[list[tuple[int, int]]] = []
+    every: list[list[tuple[int, int]]] = []
     while waiting:
         busy: set[int] = set()
         pairs = []
@@ -298,8 +304,8 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
                 busy |= set(pair)
                 pairs.append(pair)
         waiting = [pair for pair in waiting if pair not in pairs]
-        made.append(pairs)
-    return made
+        every.append(pairs)
+    return every
 
 
 def _ranks_text(devices: Sequence[Device]) -> str:

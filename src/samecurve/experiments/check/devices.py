@@ -7,9 +7,8 @@ from pathlib import Path
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.experiments.check import Check, failed, passed, warned
-from samecurve.probe import nvidia
-from samecurve.probe.gpu_state import GpuState
-from samecurve.probe.gpus import NVIDIA, Gpus, find_gpus, gpu_states, visibility_variables
+from samecurve.probe.gpu_state import GpuState, driver_fault, gpu_states, visibility_variables
+from samecurve.probe.gpus import NVIDIA, Gpus, find_gpus
 from samecurve.units import counted, join_words, show_bytes, some
 
 _MOST_SHOWN = 4  # processes of a GPU
@@ -68,8 +67,8 @@ def check_devices(
 
 
 def _hidden(environment: Mapping[str, str], left: int) -> list[Check]:
-    """What the variables that hide GPUs leave of them."""
-    names = [name for name in visibility_variables("") if name in environment]
+    """The variables that hide GPUs, and how many they leave."""
+    names = [name for name in visibility_variables() if name in environment]
     if not names:
         return []
     every = {name: value for name, value in environment.items() if name not in names}
@@ -91,7 +90,7 @@ def _hidden(environment: Mapping[str, str], left: int) -> list[Check]:
 
 def _without_gpus(environment: Mapping[str, str], root: Path) -> Check:
     """Why there is no GPU: a driver that can't be asked, a card without a driver, or no card."""
-    if fault := nvidia.driver_fault():
+    if fault := driver_fault():
         return failed(
             "GPUs",
             f"NVIDIA's driver is there and can't be asked: {fault}",
@@ -99,7 +98,7 @@ def _without_gpus(environment: Mapping[str, str], root: Path) -> Check:
             " that of the host counts. `nvidia-smi` then has to list the GPUs",
         )
     cards = _cards(root)
-    if cards and not any(name in environment for name in visibility_variables("")):
+    if cards and not any(name in environment for name in visibility_variables()):
         vendors = " and ".join(f"{counted(count, 'card')} of {name}" for name, count in cards)
         return failed(
             "GPUs",
@@ -145,7 +144,7 @@ def _listed(device: Device, state: GpuState) -> Check:
 
 
 def _state_checks(device: Device, state: GpuState, gpus: Gpus) -> list[Check]:
-    """What is wrong with one GPU."""
+    """The faults of one GPU."""
     others = ",".join(str(gpu.index) for gpu in gpus.devices if gpu is not device)
     avoid = f"--gpus {others} goes without it" if others else _NO_GPU
     checks = [
@@ -184,11 +183,12 @@ def _processes(device: Device, state: GpuState, avoid: str) -> Check | None:
         + (f", {show_bytes(process.memory)})" if process.memory else ")")
         for process in state.processes
     ]
+    end = f" (kill {state.processes[0].pid})" if state.processes else ""
     by = f" by {some(shown, _MOST_SHOWN)}" if shown else " by a program that is not seen from here"
     return warned(
         f"GPU {device.index} in use",
         f"{show_bytes(held)} of {show_bytes(device.memory)} are taken{by}",
-        f"wait for that program, or end it if it is yours (kill PROCESS); {avoid}",
+        f"wait for that program, or end it if it is yours{end}; {avoid}",
     )
 
 

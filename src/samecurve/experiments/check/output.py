@@ -16,8 +16,8 @@ _NAME_WIDTH = 17
 _INDENT = " " * 11
 # the beginnings of variables that change what libraries and drivers do
 _MATTERING = re.compile(
-    r"(CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|RCCL|HIP|ROCR|ROCM|HSA|AMD|MIOPEN|GPU|GLOO|TP|TORCH|TORCHINDUCTOR"
-    r"|TORCHELASTIC|PYTORCH|XLA|JAX|TPU|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|SAMECURVE|HF|HUGGINGFACE"
+    r"(CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|RCCL|HIP|ROCR|ROCM|HSA|AMD|MIOPEN|GPU|GLOO|TP|TORCH"
+    r"|TORCHINDUCTOR|TORCHELASTIC|PYTORCH|XLA|JAX|TPU|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|SAMECURVE|HF|HUGGINGFACE"
     r"|TRANSFORMERS|WANDB|SLURM|PBS|LSB|RAY)_|(LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME"
     r"|VIRTUAL_ENV|CONDA_PREFIX|MASTER_ADDR|MASTER_PORT|RANK|LOCAL_RANK|WORLD_SIZE)\Z"
 )
@@ -53,11 +53,16 @@ def json_of(checks: Iterable[Check]) -> str:
 
 
 def report_of(
-    checks: Sequence[Check], environment: Mapping[str, str], home: Path | None = None
+    checks: Sequence[Check],
+    environment: Mapping[str, str],
+    *,
+    home: Path,
+    logs: Sequence[str] = (),
 ) -> str:
     """The block for a bug report, without secrets, the host's name and the user's.
 
     home: the user's directory, which is written as ~
+    logs: what ranks printed whose collectives failed
     """
     # checks that name the host or the user's places tell nothing else that a report needs
     kept = [check for check in checks if check.name != "host name" or check.status != "PASS"]
@@ -72,10 +77,11 @@ def report_of(
         "",
         "environment:",
         *_variables(environment),
+        *(["", "output of the ranks:", *(f"  {line}" for line in logs)] if logs else []),
         "```",
     ]
     text = redact("\n".join(lines))
-    for name, word in ((str(home) if home else "", "~"), (platform.node(), "HOST")):
+    for name, word in ((str(home), "~"), (platform.node(), "HOST")):
         if len(name) > 3:
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", word, text)
     return text

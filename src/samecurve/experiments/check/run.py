@@ -32,7 +32,7 @@ _CONFIG = Path("models/tiny.yaml")  # the one that is quick anywhere
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest:
-    """What to check."""
+    """A request to check this machine."""
 
     devices: str  # as the config's devices.use
     save_dir: Path
@@ -49,10 +49,17 @@ class MachineCheck:
         self._request = request
         self._reading = read_gpus(request.environment)
         self._asked = self._choose(request.devices)
+        self._has_failed = False  # before the collectives
         self.next_line = ""
+        self.logs: list[str] = []  # the end of what ranks printed whose collectives failed
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, one after the other."""
+        for check in self._all_checks():
+            self._has_failed |= check.status == "FAIL"
+            yield check
+
+    def _all_checks(self) -> Iterator[Check]:
         request, reading = self._request, self._reading
         wanted = gpu_settings(reading.gpus.vendor)
         environment = {
@@ -97,12 +104,13 @@ class MachineCheck:
             say=self._request.say,
         )
         result = tests.check(devices)
+        self.logs = tests.logs
+        self.next_line = self._next(result, devices)
         yield from result.checks
         if devices[0].kind == "cuda" and len(devices) == 1:
             yield from tests.check(self._two_cpu_ranks()).checks
         if devices[0].kind == "cpu" or len(devices) == 1:
             yield _untested(len(gpus.devices), usable=bool(usable))
-        self.next_line = self._next(result, devices)
 
     def _choose(self, use: str) -> tuple[Device, ...]:
         """The devices that ranks are tried on: GPUs, or at least two CPU ranks."""
@@ -128,7 +136,7 @@ class MachineCheck:
 
     def _next(self, result: CollectiveResult, devices: tuple[Device, ...]) -> str:
         """The one line to try next."""
-        if not result.backend:
+        if self._has_failed or not result.backend:
             return "samecurve check, once the FAIL lines are mended"
         words = [f"{name}={value}" for name, value in result.variables.items()]
         words += ["samecurve", "train", "-f", str(_config())]
@@ -152,7 +160,7 @@ def _config() -> Path:
 
 
 def _facts(trials: Trials, trial: Trial) -> dict[str, Any]:
-    """What a process tells of a library; `error`, where it could not."""
+    """The facts of a library that a process tells; `error`, where it could not."""
     trials.wait([[trial]], _LIBRARY_LIMIT)
     if trial.done:
         return trial.reports[-1]

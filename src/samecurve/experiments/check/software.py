@@ -11,8 +11,8 @@ import samecurve
 from samecurve.core.planning.machine import Device
 from samecurve.core.system.installation import install_command
 from samecurve.experiments.check import Check, failed, passed, warned
-from samecurve.probe import nvidia
 from samecurve.probe.engines import unfit_engines
+from samecurve.probe.gpu_state import cuda_of_driver
 from samecurve.probe.gpus import NVIDIA, Gpus
 from samecurve.units import join_words
 
@@ -62,7 +62,7 @@ def _build(facts: TorchFacts) -> str:
 
 def _unusable(facts: TorchFacts, build: str, gpus: Gpus) -> tuple[str, str]:
     """Why torch finds no GPU where the driver shows some: the figure and the remedy."""
-    driver = nvidia.cuda_of_driver() if gpus.vendor == NVIDIA else ""
+    driver = cuda_of_driver() if gpus.vendor == NVIDIA else ""
     wanted = facts["cuda"] or ""
     newest, needed = driver.partition(".")[0], wanted.partition(".")[0]
     if driver and wanted and int(newest) < int(needed):

@@ -36,7 +36,7 @@ _CONTAINER = "; a container gets more by"
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What check_system() reads, and where."""
+    """A host, and the places where check_system() reads."""
 
     save_dir: Path  # where runs are saved
     ranks: int  # that will share the cores
@@ -173,7 +173,8 @@ def _locked_memory(host: Host) -> list[Check]:
             f"{shown}: too little for NCCL over {join_words(adapters)}, which then fails, or goes"
             " over the slower network",
             "ulimit -l unlimited (an administrator: `memlock` in /etc/security/limits.conf; a"
-            " container: docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept)",
+            " container: docker run --ulimit memlock=-1; Slurm:"
+            " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf)",
         )
     ]
 

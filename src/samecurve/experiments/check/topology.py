@@ -66,7 +66,7 @@ def _node(state: GpuState, root: Path) -> str:
 
 
 def _peers(paths: Paths) -> list[Check]:
-    """Which pairs can't read each other's memory."""
+    """The pairs that can't read each other's memory."""
     if not paths.peers:
         return []
     apart = [
@@ -81,8 +81,8 @@ def _peers(paths: Paths) -> list[Check]:
             "GPU peer access",
             f"GPUs {join_words(apart)} don't read each other's memory (no P2P): their data goes"
             " through the host, more slowly",
-            "nothing, if it is a GeForce card, whose driver allows none; NCCL_P2P_DISABLE=1 keeps"
-            " NCCL from trying. Else see that the cards sit below one processor",
+            "a GeForce card has none, and needs nothing done (NCCL_P2P_DISABLE=1 keeps NCCL from"
+            " trying); other cards have it where they sit at one processor",
         )
     ]
 
@@ -102,8 +102,8 @@ def _translation(states: Sequence[GpuState], root: Path) -> list[Check]:
             "IOMMU",
             f"the IOMMU translates the addresses of GPU {join_words(translated)}; copies between"
             " GPUs over PCIe may be slow, hang or lose data",
-            "add iommu=pt to the kernel's command line (/etc/default/grub), and restart. A virtual"
-            " machine needs the IOMMU: leave it there",
+            "add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub, and"
+            " restart. A virtual machine needs the IOMMU as it is: leave it there",
         )
     ]
 

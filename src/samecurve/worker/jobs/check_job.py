@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +27,7 @@ _LONGEST = timedelta(hours=1)  # the process is killed long before
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveTest:
-    """What a rank tries: collectives of one backend, and a step of DDP."""
+    """The work of a rank: collectives of one backend, and a step of DDP."""
 
     rank: int
     place: str  # torch's name of the device: cpu, cuda:0
@@ -56,8 +57,9 @@ def describe_torch(value: str) -> None:
         "arches": torch.cuda.get_arch_list(),
     }
     if facts["cuda"] or facts["hip"]:
-        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        facts["nccl"] = ".".join(map(str, version))
+        with suppress(AttributeError):  # a build without NCCL
+            version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            facts["nccl"] = ".".join(map(str, version))
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             count = torch.cuda.device_count()
