@@ -13,6 +13,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+import nvml
 import samecurve
 from commands import until
 from samecurve.core.planning.machine import Device
@@ -140,6 +141,51 @@ def test_rounds_have_each_pair_once() -> None:
         assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
         for each in rounds(count):
             assert len({rank for pair in each for rank in pair}) == 2 * len(each)
+
+
+ON_GPUS = """
+import sys
+from functools import partial
+from samecurve.cli.main import main
+from samecurve.experiments.check import run
+facts = {"version": "2.13.0", "cuda": "13.0", "hip": None, "available": True, "nccl": "2.28.9",
+         "names": ["H200", "H200"], "arches": [], "devices": "[CudaDevice(id=0)]", "gpus": 2}
+run._facts = lambda *_: facts
+run.CollectiveTests = partial(run.CollectiveTests, job="check_ranks:as_gpus")
+sys.argv = ["samecurve", "check", "--limit", "3"]
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "code", "nccl", "line"),
+    [
+        ("", 0, "PASS   NCCL collectives  GPUs 0 and 1: all-reduce 100GB/s", "samecurve train"),
+        ("p2p", 1, "FAIL   NCCL collectives", "NCCL_P2P_DISABLE=1 samecurve train"),
+    ],
+)
+def test_the_command_on_two_gpus(
+    fault: str, code: int, nccl: str, line: str, tmp_path: Path
+) -> None:
+    """Stand-ins for the driver, for what torch tells and for the ranks; all else is real."""
+    library = nvml.library(tmp_path)
+    nvml.write_gpus(tmp_path / "gpus", [nvml.Gpu(), nvml.Gpu()])
+    variables = {"NVML_GPUS": str(tmp_path / "gpus"), "LD_LIBRARY_PATH": str(library)}
+    done = subprocess.run(
+        [sys.executable, "-c", nvml.ENGINES + ON_GPUS],
+        cwd=tmp_path,
+        env={**os.environ, **variables, "PYTHONPATH": PATH, "CHECK_FAULT": fault},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "PASS   GPUs              Detected 2 GPUs: NVIDIA H200\n" in done.stdout
+    assert "it sees 2 of 2 GPUs" in done.stdout
+    assert nccl in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"next   {line} -f ")
+    assert done.stdout.splitlines()[-1].endswith("--devices auto")
 
 
 HANGING = """

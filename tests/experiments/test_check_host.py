@@ -162,7 +162,7 @@ def test_libraries_beside_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (cpu,) = check_torch({**TORCH, "version": "2.13.0+cpu", "cuda": None}, GPUS)
     assert cpu.status == "FAIL"
-    assert cpu.figure.startswith("2.13.0+cpu, a CPU build; this machine has GPUs")
+    assert cpu.figure.startswith("this machine has GPUs, and the installed torch 2.13.0+cpu is")
     assert "install torch==2.13.0" in cpu.remedy
 
 

@@ -6,6 +6,7 @@ A value that the driver does not tell is None or empty. Nothing is guessed.
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -15,6 +16,7 @@ from samecurve.probe import amd, gpus, nvidia
 from samecurve.probe.amd_sources import AmdGpu
 from samecurve.probe.nvidia import text, told
 
+_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; Linux gives it this number
 _COMPUTE_MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
@@ -160,6 +162,15 @@ def _named(uses: Iterable[tuple[int, int | None]]) -> tuple[GpuProcess, ...]:
 
 
 def _name_of(pid: int) -> str:
-    with suppress(psutil.Error, ValueError, OverflowError):
-        return psutil.Process(pid).name()
+    if counts_as_driver():
+        with suppress(psutil.Error, ValueError, OverflowError):
+            return psutil.Process(pid).name()
     return "a process that is not seen from here"
+
+
+def counts_as_driver() -> bool:
+    """Whether this process counts processes as the driver does, and not anew, in a container."""
+    try:
+        return Path("/proc/self/ns/pid").readlink().name == _FIRST_NAMESPACE
+    except OSError:
+        return False

@@ -183,12 +183,11 @@ def _processes(device: Device, state: GpuState, avoid: str) -> Check | None:
         + (f", {show_bytes(process.memory)})" if process.memory else ")")
         for process in state.processes
     ]
-    end = f" (kill {state.processes[0].pid})" if state.processes else ""
     by = f" by {some(shown, _MOST_SHOWN)}" if shown else " by a program that is not seen from here"
     return warned(
         f"GPU {device.index} in use",
         f"{show_bytes(held)} of {show_bytes(device.memory)} are taken{by}",
-        f"wait for that program, or end it if it is yours{end}; {avoid}",
+        f"wait for that program, or end it if it is yours; {avoid}",
     )
 
 

@@ -44,7 +44,7 @@ def check_torch(facts: TorchFacts, gpus: Gpus) -> list[Check]:
     build = _build(facts)
     unfit = unfit_engines(gpus.vendor).get("torch")
     if unfit:
-        return [failed("torch", f"{build}; this machine has GPUs, and {unfit.cause}", unfit.remedy)]
+        return [failed("torch", f"this machine has GPUs, and {unfit.cause}", unfit.remedy)]
     if not gpus.devices:
         return [passed("torch", build)]
     if not facts["available"]:
