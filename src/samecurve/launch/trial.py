@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.parent_death import die_with
 from samecurve.run.fork_server import Call, ForkedProcess, fork_server
 
 _GRACE = 2.0  # seconds for the other ranks, once one has failed
@@ -95,7 +96,7 @@ class Trials:
         """
         self._home, self._environment, self._modules = home, environment, modules
         self._started: list[Trial] = []
-        self._server = fork_server(modules)
+        self._server = fork_server((*modules, __name__))
 
     def __enter__(self) -> "Trials":
         return self
@@ -120,17 +121,17 @@ class Trials:
         """
         ours, theirs = socket.socketpair()
         log = self._home / f"trial-{len(self._started)}.log"
-        text = json.dumps(value)
+        arguments = (job, str(os.getpid()), json.dumps(value))
         environment = {**self._environment, **variables}
         with theirs, open(log, "wb") as output:
             stdio = (theirs.fileno(), output.fileno(), output.fileno())
             process: ForkedProcess | subprocess.Popen[bytes] | None = None
             if self._server and fork:
-                call = Call(job, (text,), environment, new_session=True)
+                call = Call(f"{__name__}:run_job", arguments, environment, new_session=True)
                 process = self._server.fork(call, stdio)
             if process is None:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, job, text],
+                    [sys.executable, "-m", __name__, *arguments],
                     stdin=stdio[0],
                     stdout=stdio[1],
                     stderr=stdio[2],
@@ -208,8 +209,9 @@ def _take(trial: Trial) -> None:
     trial.reports += [json.loads(line) for line in lines]
 
 
-def main(job: str, value: str) -> None:
-    """Run a job in this process, where none could be forked."""
+def run_job(job: str, parent: str, value: str) -> None:
+    """Run a job in this process, which dies with the process that started it."""
+    die_with(int(parent))
     module, _, name = job.partition(":")
     getattr(import_module(module), name)(value)
     sys.stdout.flush()
@@ -217,4 +219,4 @@ def main(job: str, value: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_job(*sys.argv[1:])

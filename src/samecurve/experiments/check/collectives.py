@@ -6,7 +6,6 @@ not end within its limit is killed, and the ranks are tried pair by pair.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -268,7 +267,6 @@ class CollectiveTests:
                 backend=backend,
                 store=str(store),
                 bytes=_BYTES[backend],
-                parent=os.getpid(),
             )
             for rank, device in enumerate(devices)
         ]

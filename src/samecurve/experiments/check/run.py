@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
-from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from samecurve.probe import cpu_cores, cpu_name, host_memory
 
 _DESCRIBE_TORCH = "samecurve.worker.jobs.check_job:describe_torch"
 _DESCRIBE_JAX = "samecurve.worker.jobs.check_job:describe_jax"
-# the last of these is the jobs' own module; torch's wrapper of a model needs its compiler
+# torch's wrapper of a model needs its compiler
 _MODULES = ("torch", "torch.distributed", "torch._dynamo", "samecurve.worker.jobs.check_job")
 _LIBRARY_LIMIT = 180.0  # seconds to import a library, which may come over a network
 _CONFIG = Path("models/tiny.yaml")  # the one that is quick anywhere
@@ -72,7 +71,7 @@ class MachineCheck:
             trials = stack.enter_context(Trials(home, environment, _MODULES))
             jax = None
             if find_spec("jax"):
-                jax = trials.start(_DESCRIBE_JAX, getpid(), {}, fork=False)
+                jax = trials.start(_DESCRIBE_JAX, None, {}, fork=False)
             yield check_python()
             yield from check_devices(reading, request.environment)
             paths = read_paths(request.environment, len(reading.gpus.devices))
@@ -89,7 +88,7 @@ class MachineCheck:
 
     def _libraries_and_ranks(self, trials: Trials, jax: Trial | None) -> Iterator[Check]:
         gpus = self._reading.gpus
-        torch = _facts(trials, trials.start(_DESCRIBE_TORCH, getpid(), {}))
+        torch = _facts(trials, trials.start(_DESCRIBE_TORCH, None, {}))
         yield from check_torch(torch, gpus)
         yield from check_jax(_facts(trials, jax) if jax else None, gpus)
         if "version" not in torch:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.system.parent_death import die_with
-
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
@@ -35,12 +33,10 @@ class CollectiveTest:
     backend: str
     store: str  # a file in which the ranks meet
     bytes: int  # of the whole array
-    parent: int
 
 
-def describe_torch(value: str) -> None:
-    """Tell what torch says of itself and of the GPUs. value: the parent's process id, as JSON."""
-    die_with(json.loads(value))
+def describe_torch(_value: str) -> None:
+    """Tell what torch says of itself and of the GPUs."""
     report = reporter()
     try:
         import torch
@@ -69,9 +65,8 @@ def describe_torch(value: str) -> None:
     report(stage="done", **facts)
 
 
-def describe_jax(value: str) -> None:
-    """Tell jax's version and devices. value: the parent's process id, as JSON."""
-    die_with(json.loads(value))
+def describe_jax(_value: str) -> None:
+    """Tell jax's version and devices."""
     report = reporter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # others need the GPUs too
     try:
@@ -87,7 +82,6 @@ def describe_jax(value: str) -> None:
 def try_collectives(value: str) -> None:
     """Try the collectives as one of the ranks. value: a CollectiveTest, as JSON."""
     test = CollectiveTest(**json.loads(value))
-    die_with(test.parent)
     report = reporter()
     import torch
     import torch.distributed as dist
@@ -124,7 +118,6 @@ def try_collectives(value: str) -> None:
     report(stage="DDP step", difference=_try_ddp(test, device, group))
     dist.barrier()  # no rank leaves while another still needs it
     report(stage="done")
-    os._exit(0)  # the end of a group may hang, and nothing is asked of it any more
 
 
 def reporter() -> Callable[..., None]:
