@@ -112,9 +112,10 @@ CLAIMS: dict[str, Check] = {
     "Commands of later versions": later_verbs,
     "ControlNet and video": nothing_named("controlnet", "video", "train text"),
     "Adapters .* `masked` and `embed`": objectives_of_adapters,
-    "AMD GPUs: they are found": only_nvidias_sensors,
+    "AMD GPUs.*: they are found": only_nvidias_sensors,
+    "readings while a run goes": only_nvidias_sensors,
     "What this version has": all_tasks,
-    "Planned features .* are refused by name": lambda _: later_verbs("`check`"),
+    "Planned features .* are refused by name": lambda _: later_verbs("`init`"),
 }
 
 

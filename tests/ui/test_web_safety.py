@@ -14,10 +14,10 @@ from urllib.parse import quote
 import pytest
 from serving import Served, make_run, planned, serving, step
 
+from samecurve.core.system.redact import HIDDEN, redact, redact_blocks
 from samecurve.errors import UserError
 from samecurve.ui.guard import CSP, MOST_BODY
 from samecurve.ui.hosts import check_host, host_name, own_names
-from samecurve.ui.redact import HIDDEN, redact, redact_blocks
 from samecurve.ui.session import Session
 
 ROUTES = ("/api/state", "/api/runs", "/api/machine", "/static/index.html", "/page/page.css", "/no")

@@ -27,7 +27,7 @@ from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
-_LATER_VERBS = {"check", "init"}
+_LATER_VERBS = {"init"}
 
 
 # each verb and its file in cli/, in alphabetical order; the click command is named as the file

@@ -1,17 +1,18 @@
-"""How the GPUs of this machine are connected, as NVIDIA's driver tells it."""
+"""How the GPUs of this machine are connected, as their driver tells it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
 import pynvml
 
-from samecurve.probe import nvidia
+from samecurve.probe import amd, gpus, nvidia
 
 Links = dict[tuple[int, int], str]  # two indices of GPUs, in both orders -> the path between them
 
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml: a comma too many
 _PATHS = {  # by the nearest thing that two GPUs have in common
     pynvml.NVML_TOPOLOGY_INTERNAL: "one board",
     pynvml.NVML_TOPOLOGY_SINGLE: "PCIe switch",
@@ -29,10 +30,30 @@ def find_links() -> Links:
     """
     handles = nvidia.handles(os.environ)
     try:
-        return _links_of(handles)
+        return _links_of(handles) if handles else amd.links(os.environ, gpus.TOPOLOGY)
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def peer_access(environment: Mapping[str, str]) -> dict[tuple[int, int], bool]:
+    """Whether NVIDIA's driver lets the first of two visible GPUs read the other's memory.
+
+    A pair of which the driver tells nothing is left out. UserError: as nvidia.devices().
+    """
+    handles = nvidia.handles(environment)
+    access: dict[tuple[int, int], bool] = {}
+    try:
+        for first, one in enumerate(handles):
+            for second, other in enumerate(handles):
+                if first != second:
+                    with suppress(pynvml.NVMLError):
+                        status = pynvml.nvmlDeviceGetP2PStatus(one, other, _READ)
+                        access[first, second] = status == pynvml.NVML_P2P_STATUS_OK
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return access
 
 
 def _links_of(handles: Sequence[Any]) -> Links:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from samecurve import __version__
+from samecurve.core.system.redact import redact
 from samecurve.errors import SamecurveError
 from samecurve.terminal import printable
 from samecurve.ui import compare, run_routes
@@ -18,7 +19,6 @@ from samecurve.ui.answers import json_answer
 from samecurve.ui.errors import RefusedError, entries, entry, shown_error, status_of
 from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.form_routes import form_routes
-from samecurve.ui.redact import redact
 from samecurve.ui.site import Site
 from samecurve.ui.static_files import own_file, shared_file
 

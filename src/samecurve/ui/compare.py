@@ -13,6 +13,7 @@ from typing import TypedDict
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from samecurve.core.system.redact import redact, redact_blocks
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page
 from samecurve.terminal import printable
@@ -20,7 +21,6 @@ from samecurve.ui.answers import json_answer
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.indexer import journal_size
 from samecurve.ui.machine_page import machine_page
-from samecurve.ui.redact import redact, redact_blocks
 from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_pages import picture_of
 from samecurve.ui.site import Site

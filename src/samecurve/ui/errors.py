@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from samecurve.core.system.redact import redact
 from samecurve.errors import InvalidConfigError, SamecurveError, UserError
 from samecurve.terminal import printable
-from samecurve.ui.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from samecurve.core.system.redact import redact_blocks
 from samecurve.ui.answers import json_answer, json_body
 from samecurve.ui.errors import RefusedError, shown_error
 from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.jobs.desk import Desk
-from samecurve.ui.redact import redact_blocks
 
 Body = Annotated[dict[str, Any], Depends(json_body)]
 _SENT = ("base", "values", "name")  # what a request about a draft may have

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from samecurve.core.system.files import regular_only
+from samecurve.core.system.redact import redact
 from samecurve.terminal import printable
 from samecurve.ui.errors import RefusedError
-from samecurve.ui.redact import redact
 
 LINES = 200  # of an answer
 _TAIL = 1 << 18  # bytes that are read for the last lines

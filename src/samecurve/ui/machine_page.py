@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system.redact import redact_blocks
 from samecurve.report.bench_blocks import bench_blocks
 from samecurve.report.blocks import Block, Cell, Page, cards, details, header, heading, table, text
 from samecurve.terminal import printable
 from samecurve.ui.devices import DeviceNow, Devices
-from samecurve.ui.redact import redact_blocks
 from samecurve.ui.roots import Root
 from samecurve.ui.tree import SKIPPED, walk
 from samecurve.units import show_bytes

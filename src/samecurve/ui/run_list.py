@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system.redact import redact
 from samecurve.terminal import printable
 from samecurve.ui.journal_tail import Tail, read_tail
 from samecurve.ui.lock_file import holds_lock, read_holder
 from samecurve.ui.plan_file import PlanFile, read_plan_file
-from samecurve.ui.redact import redact
 from samecurve.ui.roots import ListedRun
 
 State = Literal[

@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from samecurve.core.system.redact import redact_blocks
 from samecurve.errors import SamecurveError
 from samecurve.report.blocks import text as text_block
 from samecurve.report.columns import columns_of
@@ -30,7 +31,6 @@ from samecurve.ui.answers import json_text
 from samecurve.ui.devices import device_readings
 from samecurve.ui.indexer import LONG, Indexer, journal_size, state_path
 from samecurve.ui.plan_file import PlanFile
-from samecurve.ui.redact import redact_blocks
 from samecurve.ui.roots import ListedRun
 from samecurve.ui.run_list import RunList
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI
 from starlette.responses import Response
 
+from samecurve.core.system.redact import redact_blocks
 from samecurve.observe.pictures import png
 from samecurve.run.directory.lock import is_live
 from samecurve.ui import actions
@@ -14,7 +15,6 @@ from samecurve.ui.errors import RefusedError
 from samecurve.ui.jobs.desk import JobCommand
 from samecurve.ui.kill import kill
 from samecurve.ui.logs import log_files, read_log
-from samecurve.ui.redact import redact_blocks
 from samecurve.ui.site import Site
 
 Body = Annotated[dict[str, Any], Depends(json_body)]

@@ -1,4 +1,4 @@
-"""Secrets in texts that the page shows: passwords and access tokens, hidden by key and by value.
+"""Secrets in texts that are shown or sent: passwords and access tokens, hidden by key and by value.
 
 A text is searched for `key = value` whose key names a secret, and for values that show by their
 form what they are. One word stands for what is hidden, so a reader sees that something is there.
