@@ -268,7 +268,7 @@ class JaxEngine:
     def sample(self, state: State, step: int) -> Sequence[Sample]:
         gathered: Arrays = self._gather_params(averaged_params(state))
         params = {name: array.addressable_data(0) for name, array in gathered.items()}
-        return self.task.sample(self._model.merge(params), self.plan.fixed.seed + step)
+        return self.task.sample(self._model.merge_for_eval(params), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:
         finite = np.asarray(self._all_finite(state)).tolist()

@@ -319,7 +319,7 @@ class ExactEngine(JaxEngine):
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
         states: ReplicaStates = state
-        module = self._model.merge(averaged_params(states[0]))
+        module = self._model.merge_for_eval(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 
     @cached_property

@@ -16,6 +16,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import START, Progress
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
+from samecurve.jax_engine.dropout import refuse_repeated_masks
 from samecurve.jax_engine.sample_numbers import with_numbers
 from samecurve.jax_engine.step_program import Setup
 
@@ -26,7 +27,7 @@ def check_loss(setup: Setup, row: Arrays) -> tuple[tuple[str, ...], frozenset[st
 
     row: arrays [1, ...].
 
-    UserError: the loss draws numbers, or changes variables.
+    UserError: the loss draws numbers other than its rows', or changes variables.
     """
     model = setup.model
     changed: list[str] = []
@@ -44,6 +45,7 @@ def check_loss(setup: Setup, row: Arrays) -> tuple[tuple[str, ...], frozenset[st
 
     params = jax.eval_shape(model.join_complex, model.held_shapes(setup.dtype))
     jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64)).jaxpr
+    refuse_repeated_masks(jaxpr)
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     inputs = [  # in the order in which jax flattens them
         name
