@@ -25,16 +25,18 @@ class Source:
 
 
 class Layer(nnx.Module):
-    def __init__(self, dtype: Any, rngs: nnx.Rngs) -> None:
+    def __init__(self, dtype: Any, rngs: nnx.Rngs, rate: float = 0.0) -> None:
         self.linear = nnx.Linear(8, 8, dtype=dtype, rngs=rngs)
+        self.drop = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.tanh(self.linear(x))
+        return self.drop(jnp.tanh(self.linear(x)))
 
 
 class Net(nnx.Module):
     def __init__(self, kind: str, dtype: Any, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.List([Layer(dtype, rngs) for _ in range(2)])
+        rate = 0.3 if "drop" in kind else 0.0
+        self.layers = nnx.List([Layer(dtype, rngs, rate) for _ in range(2)])
         self.turn = nnx.Param(jax.random.normal(rngs(), (8,), jnp.complex64))
         self.head = nnx.Linear(8, 2, rngs=rngs)
         self.kind = kind
@@ -42,8 +44,8 @@ class Net(nnx.Module):
             self.spare = nnx.Linear(8, 2, rngs=rngs)
         if kind == "batchnorm":
             self.norm = nnx.BatchNorm(8, rngs=rngs)
-        if kind == "dropout":
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
+        if kind == "dropped stack":
+            self.stack = nnx.vmap(lambda rngs: Layer(dtype, rngs, rate))(rngs.fork(split=2))
         if kind == "counts":
             self.count = nnx.Param(jnp.zeros(3, jnp.int32))
         if (
@@ -85,6 +87,8 @@ class Net(nnx.Module):
                 * self.plain
             )
             x = nnx.remat(lambda layer, given: layer(given))(self.again, x)
+        if self.kind == "dropped in a loop":
+            x, _ = jax.lax.scan(lambda x, _: (self.layers[0](x), None), x, None, length=2)
         if self.kind == "noise":
             x = x + jax.random.normal(self.rngs(), x.shape)
         if self.kind == "spectral":

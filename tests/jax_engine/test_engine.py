@@ -126,6 +126,27 @@ def test_numbers_that_a_loss_asks_for_follow_the_sample(
     check_one_curve(config, [layout], pool, tmp_path, steps=3, near=near)
 
 
+@pytest.mark.parametrize(
+    ("exact", "layout"),
+    [(False, "jax-fsdp:3/4"), pytest.param(True, "jax:3..jax:2", marks=pytest.mark.long)],
+)
+def test_dropout_layers_are_one_curve(
+    layout: str, pool: Pool, tmp_path: Path, *, exact: bool
+) -> None:
+    config = jobs.config_of(small("dropout", train={"exact": exact}))
+    check_one_curve(config, [layout], pool, tmp_path, steps=3, near=0.0 if exact else 1e-12)
+
+
+def test_dropout_follows_rows_however_they_are_computed(pool: Pool) -> None:
+    """Row by row, whole, and computed again in backward; another curve than without it."""
+    losses, metrics, *_ = pool.run(1, jobs.trained, small("dropout"))[0]
+    assert losses != pool.run(1, jobs.trained, small())[0][0]
+    for other in (small("dropout", task="Whole"), small("dropout", train={"recompute": "block"})):
+        again = pool.run(1, jobs.trained, other)[0]
+        np.testing.assert_allclose(again[0], losses, rtol=1e-13)
+        assert again[1] == pytest.approx(metrics, rel=1e-12)
+
+
 def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:
     """By pairs they are the slopes along x and y; jax.grad's own is the conjugate; sums over
     devices know complex leaves.
@@ -194,7 +215,8 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
             "'hed.*' matches none of the 7 parameters",
             "head.bias",
         ),
-        (small("dropout"), "Dropout drop draws its masks by the device", "samecurve.rng(batch)"),
+        (small("dropped stack"), "Dropout stack.drop stands for the layers of a stack", "nnx.List"),
+        (small("dropped in a loop"), "Dropout layers.0.drop is called in a loop", "unroll it"),
         (small("counts"), "parameter count holds int32", "float32"),
         (
             small("noise"),

@@ -66,6 +66,7 @@ class _Providers:
 
 _PROVIDERS = _Providers()  # of the process, as rng() is a function of a module
 serving = _PROVIDERS.serving
+current_numbers = _PROVIDERS.numbers
 
 
 def rng(batch: Mapping[str, Any]) -> SampleNumbers:
@@ -75,7 +76,7 @@ def rng(batch: Mapping[str, Any]) -> SampleNumbers:
 
     UserError: no microbatch is in work.
     """
-    numbers = _PROVIDERS.numbers()
+    numbers = current_numbers()
     if numbers is None:
         raise UserError(
             f"samecurve.rng() is asked for numbers of {', '.join(batch) or 'no array'}, and no"

@@ -202,7 +202,7 @@ def make_round_features(setup: Setup) -> Wrapped:
 
     def features(params: Arrays, rows: Rows, when: jax.Array) -> Any:
         inexact, others = microbatch_features(
-            setup.task, setup.model.merge, params, rows, when=when
+            setup.task, setup.model.merge_for_eval, params, rows, when=when
         )
         assert rows.position is not None
         local = RoundFeatures({**inexact, **others}, rows.position)

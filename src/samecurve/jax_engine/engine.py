@@ -215,8 +215,9 @@ class JaxEngine:
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(batch.progress)
+        rows = self._staging.trained_rows(staged.rows)
         state, values = self._step(batch.samples)(
-            state, staged.rows, self._to_all_reduce(local), rate, when
+            state, rows, self._to_all_reduce(local), rate, when
         )
         return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
@@ -226,7 +227,8 @@ class JaxEngine:
         extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
         rate = np.asarray(0.0, self._dtype)
         when = progress_array(START)
-        return self._step(batch.samples).lower(state, staged.rows, extra, rate, when).compile()
+        rows = self._staging.trained_rows(staged.rows)
+        return self._step(batch.samples).lower(state, rows, extra, rate, when).compile()
 
     def refill(self, state: State, saved: Checkpoint) -> State:
         del state  # jax's arrays can't be written in place
@@ -268,7 +270,7 @@ class JaxEngine:
     def sample(self, state: State, step: int) -> Sequence[Sample]:
         gathered: Arrays = self._gather_params(averaged_params(state))
         params = {name: array.addressable_data(0) for name, array in gathered.items()}
-        return self.task.sample(self._model.merge(params), self.plan.fixed.seed + step)
+        return self.task.sample(self._model.merge_for_eval(params), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:
         finite = np.asarray(self._all_finite(state)).tolist()
@@ -329,9 +331,12 @@ class JaxEngine:
         return on_devices
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
-        row = {name: jnp.asarray(array) for name, array in example.items()}
-        self._names, unused = check_loss(self._setup, row)
-        self._layout.leave_out(unused, is_new=self._is_new)
+        row = {
+            name: jnp.asarray(self._staging.narrow(name, array)) for name, array in example.items()
+        }
+        loss = check_loss(self._setup, row)
+        self._names, self._staging.loss_draws = loss.names, loss.draws
+        self._layout.leave_out(loss.unused, is_new=self._is_new)
         if self._layout.left_out and self._is_new:
             from samecurve.core.unused_params import unused_line
 

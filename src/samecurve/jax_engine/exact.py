@@ -6,6 +6,7 @@ Only the exchange spans devices: it moves values and adds them element by elemen
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import ExactBatchLoss, StagedMicroBatch, per_device
 from samecurve.jax_engine.runtime import exact_jit
-from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
@@ -60,7 +60,7 @@ class ExactEngine(JaxEngine):
     def stage(self, rounds: Sequence[Round], _of: int) -> Any:
         """A list of StagedMicroBatch; idle devices need no dummy here."""
         return [
-            self._stage_microbatch(device, microbatch.number, keyed_arrays(microbatch))
+            self._stage_microbatch(device, microbatch.number, self._staging.arrays_of(microbatch))
             for microbatches in rounds
             for device, microbatch in enumerate(microbatches)
             if microbatch and microbatch.real
@@ -91,6 +91,7 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
+        staged = [replace(one, rows=self._staging.trained_rows(one.rows)) for one in staged]
         count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(batch.progress)
@@ -319,7 +320,7 @@ class ExactEngine(JaxEngine):
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
         states: ReplicaStates = state
-        module = self._model.merge(averaged_params(states[0]))
+        module = self._model.merge_for_eval(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 
     @cached_property

@@ -37,6 +37,7 @@ from samecurve.jax_engine.step_program import (
     OUTSIDE,
     GradientSums,
     LossSums,
+    Merge,
     Rows,
     Setup,
     split_trained,
@@ -95,7 +96,7 @@ class ExactBatchLoss:
 
     def features(self, state: State, rows: Rows, when: HostArray) -> HostRows:
         """Features of one microbatch of an evaluation."""
-        inexact, others = self._features_program(averaged_params(state), rows, when)
+        inexact, others = self._eval_features_program(averaged_params(state), rows, when)
         position = np.asarray(rows.position)
         real = position != OUTSIDE
         features = {name: np.asarray(array)[real] for name, array in {**inexact, **others}.items()}
@@ -166,7 +167,15 @@ class ExactBatchLoss:
     @cached_property
     def _features_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's features."""
-        task, merge = self.setup.task, self.setup.model.merge
+        return self._make_features_program(self.setup.model.merge)
+
+    @cached_property
+    def _eval_features_program(self) -> Wrapped:
+        """The same of an evaluation."""
+        return self._make_features_program(self.setup.model.merge_for_eval)
+
+    def _make_features_program(self, merge: Merge) -> Wrapped:
+        task = self.setup.task
         return exact_jit(
             lambda params, rows, when: microbatch_features(task, merge, params, rows, when=when)
         )

@@ -23,6 +23,7 @@ from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join
+from samecurve.jax_engine.dropout import key_dropout
 
 InitialValue = Callable[[str], HostArray]  # the initial value of a parameter, by its name
 
@@ -38,9 +39,13 @@ class ParamSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FlaxModel:
-    """A flax module without the values of its parameters."""
+    """A flax module without the values of its parameters.
+
+    graph, eval_graph: the module in training, and after module.eval()
+    """
 
     graph: nnx.GraphDef[nnx.Module]
+    eval_graph: nnx.GraphDef[nnx.Module]
     specs: dict[str, ParamSpec]  # in the order of the tree's leaves
     params_tree: jax.tree_util.PyTreeDef
     rest: dict[str, PyTree]  # variables that are not trained, by name
@@ -52,8 +57,12 @@ class FlaxModel:
         return {name: spec.shape for name, spec in self.specs.items()}
 
     def merge(self, arrays: Arrays) -> nnx.Module:
-        """Make the flax module from its parameters' arrays."""
+        """Make the flax module that is trained from its parameters' arrays."""
         return self.assemble(self.join_complex(arrays))
+
+    def merge_for_eval(self, arrays: Arrays) -> nnx.Module:
+        """The same module, which drops nothing."""
+        return self._with(self.eval_graph, self.join_complex(arrays), self.rest)
 
     def join_complex(self, arrays: Arrays) -> Arrays:
         """The parameters with the module's own types: pairs become complex arrays."""
@@ -68,9 +77,13 @@ class FlaxModel:
 
     def assemble(self, params: Arrays, rest: Mapping[str, PyTree] | None = None) -> nnx.Module:
         """Make the module with new variables, so that changes of a forward pass are forgotten."""
-        rest = self.rest if rest is None else rest
+        return self._with(self.graph, params, self.rest if rest is None else rest)
+
+    def _with(
+        self, graph: nnx.GraphDef[nnx.Module], params: Arrays, rest: Mapping[str, PyTree]
+    ) -> nnx.Module:
         return nnx.merge(
-            self.graph,
+            graph,
             self.params_tree.unflatten([params[name] for name in self.specs]),
             self.rest_tree.unflatten([rest[name] for name in self.rest]),
         )
@@ -84,14 +97,18 @@ def open_model(
     UserError: a parameter can't be trained.
     """
     dtype = np.dtype(np.float64 if precision == "f64" else np.float32)
-    module = abstract_model(task.model)
-    model, params = _split(module, how)
+
+    def make() -> nnx.Module:
+        module: nnx.Module = task.model()
+        key_dropout(module, seed)
+        return module
+
+    model, params = _split(abstract_model(make), how)
     rules = {name: task.initial(name, leaf.shape) for name, leaf in params.items()}
     only_model_knows_values = not all(rules.values()) or bool(model.rest)
     if only_model_knows_values:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            module = task.model()
-        model, params = _split(module, how)
+            model, params = _split(make(), how)
         for name, leaf in model.rest.items():
             if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 model.rest[name] = _from_first_process(leaf)
@@ -148,8 +165,12 @@ def _split(module: nnx.Module, how: Recompute) -> tuple[FlaxModel, Arrays]:
     leaves, params_tree = jax.tree.flatten(params)
     rest_leaves, rest_tree = jax.tree.flatten(rest)
     by_name = dict(zip(names, leaves, strict=True))
+    graph, state = nnx.split(module)
+    in_eval = nnx.merge(graph, state)
+    in_eval.eval()
     model = FlaxModel(
-        graph=nnx.graphdef(module),
+        graph=graph,
+        eval_graph=nnx.graphdef(in_eval),
         specs={name: _spec(name, leaf) for name, leaf in by_name.items()},
         params_tree=params_tree,
         rest=dict(zip(rest_names, rest_leaves, strict=True)),

@@ -6,9 +6,10 @@ in halves of 32 bits, which jax supports on every device.
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from math import pi, prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,12 @@ import numpy as np
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import MicroBatch
 from samecurve.core.sample_numbers import serving
-from samecurve.jax_engine.array_types import Arrays, HostArray
+from samecurve.jax_engine.array_types import Arrays, HostArray, Shape
 
 KEYS = "samecurve:keys"  # the rows' array of keys: uint32 [rows, 2], the low halves first
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
+_AXIS_BITS = 28  # of a coordinate
 _HALF = tuple[jax.Array, jax.Array]  # the upper and the lower 32 bits
 T = TypeVar("T")
 
@@ -58,6 +60,24 @@ class JaxSampleNumbers:
 
     def __init__(self, keys: jax.Array) -> None:
         self._keys, self._draws = keys, 0
+        self._calls: Counter[str] = Counter()  # of layers, by name
+
+    @property
+    def rows(self) -> int:
+        """The rows of the microbatch in work."""
+        return len(self._keys)
+
+    def lanes(self, seed: int, name: str, shape: Shape) -> jax.Array:
+        """Uniform int16 [rows, *shape] for the next call of a layer."""
+        a, b = self._salted(f"{seed}/{name}/{self._calls[name]}")
+        self._calls[name] += 1
+        *outer, last = shape
+        places = _places((*outer, -(-last // 2)))
+        a, b = (word.astype(jnp.int32).reshape(-1, *[1] * len(shape)) for word in (a, b))
+        pairs = places * a + b
+        pairs = (pairs ^ (pairs >> 15)) * jnp.int32(_LANES_FACTOR)
+        halves = jnp.stack([pairs << 16 >> 16, pairs >> 16], axis=-1).astype(jnp.int16)
+        return halves.reshape(*pairs.shape[:-1], -1)[..., :last]
 
     def uniform(self, *shape: int, dtype: str = "float32") -> jax.Array:
         return self._uniform(prod(shape), dtype).reshape(-1, *shape)
@@ -88,17 +108,37 @@ class JaxSampleNumbers:
 
     def _words(self, count: int) -> jax.Array:
         """The words of the next draw: int32 [rows, count]."""
-        name = f"0/samecurve.rng/{self._draws}"
-        salt = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        a, b = self._salted(f"0/samecurve.rng/{self._draws}")
         self._draws += 1
-        lower = self._keys[:, :1] ^ jnp.uint32(salt & 0xFFFFFFFF)
-        upper = self._keys[:, 1:] ^ jnp.uint32(salt >> 32)
-        upper, lower = _mixed((upper, lower))
         hashes = _lowbias32(jnp.arange(count, dtype=jnp.uint32))
-        words: jax.Array = (hashes * (lower | 1) + upper).astype(jnp.int32)
+        words: jax.Array = (hashes * a + b).astype(jnp.int32)
         words = (words ^ (words >> 15)) * jnp.int32(_LANES_FACTOR)
         words = (words ^ (words >> 13)) * jnp.int32(_WORDS_FACTOR)
         return jnp.asarray(words)
+
+    def _salted(self, name: str) -> _HALF:
+        """a and b of each row, for a draw of this name: uint32 [rows, 1]."""
+        salt = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        lower = self._keys[:, :1] ^ jnp.uint32(salt & 0xFFFFFFFF)
+        upper = self._keys[:, 1:] ^ jnp.uint32(salt >> 32)
+        upper, lower = _mixed((upper, lower))
+        return lower | 1, upper
+
+
+def _places(shape: Shape) -> jax.Array:
+    """Hashes of the places in a row, as torch's Tables.places() has them: int32, in its shape.
+
+    The program has the hashes of each axis as constants, and joins them where they are used.
+    """
+    hashes = jnp.zeros(shape, jnp.int32)
+    for dim, size in enumerate(reversed(shape)):
+        of_axis = _lowbias32(
+            np.arange(dim << _AXIS_BITS, (dim << _AXIS_BITS) + size, dtype=np.uint32)
+        )
+        if dim:
+            of_axis = of_axis ^ of_axis[0]
+        hashes = hashes ^ of_axis.view(np.int32).reshape(-1, *[1] * dim)
+    return hashes
 
 
 def _mixed(value: _HALF) -> _HALF:
@@ -132,7 +172,8 @@ def _product(one: jax.Array, other: jax.Array) -> _HALF:
     return high * other_high + (middle >> 16) + (other_middle >> 16), one * other
 
 
-def _lowbias32(values: jax.Array) -> jax.Array:
+def _lowbias32(values: Any) -> Any:
+    """hash (keyed_numbers.py) of uint32 numbers, of numpy or jax."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        values = (values ^ values >> shift) * jnp.uint32(factor)
-    return values ^ values >> 16
+        values = (values ^ values >> np.uint32(shift)) * np.uint32(factor)
+    return values ^ values >> np.uint32(16)

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from samecurve.core.determinism.sample_keys import HELD_OUT
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Round
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Float, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import positions_of
-from samecurve.jax_engine.sample_numbers import keyed_arrays
+from samecurve.jax_engine.sample_numbers import KEYS, keyed_arrays
 from samecurve.jax_engine.step_program import OUTSIDE, Rows
 from samecurve.jax_engine.strategies import AXIS
 
@@ -25,7 +26,7 @@ class StagedRounds:
     """The rows of a step, or of a round of an evaluation, on their devices."""
 
     rows: Rows  # [devices, accumulation steps, microbatch, ...]
-    example: Mapping[str, HostArray]  # one real row, on the host
+    example: Mapping[str, HostArray]  # one real row, on the host, as the data has it
 
 
 class Staging:
@@ -33,7 +34,11 @@ class Staging:
 
     dtype: the type of the run's floating-point numbers
     num_local: the number of this process's devices
+    loss_draws: whether the loss takes numbers from its rows' keys; True until that is known. Keys
+        that nobody asks for cost a tenth of a short step.
     """
+
+    loss_draws = True
 
     def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, num_local: int) -> None:
         self._plan, self._dtype, self._num_local = plan, dtype, num_local
@@ -48,7 +53,7 @@ class Staging:
         filled up with copies of a row. of: the number of rounds in the program's shape.
         """
         some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
-        example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
+        example = {name: array[:1] for name, array in self.arrays_of(some_microbatch).items()}
         shape = (self._num_local, of, self._plan.batch.micro_batch_size)
         real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
         rows = {
@@ -63,7 +68,7 @@ class Staging:
                     position[device, number, :count] = positions_of(
                         microbatch.number, count, self._plan.batch.micro_batch_size
                     )
-                    for name, array in keyed_arrays(microbatch).items():
+                    for name, array in self.arrays_of(microbatch).items():
                         rows[name][device, number, :count] = array
         on_devices = self.put({name: self.narrow(name, array) for name, array in rows.items()})
         return StagedRounds(
@@ -72,8 +77,22 @@ class Staging:
                 self._send_once(real),
                 self._send_once(position) if self._plan.compute.whole_batch else None,
             ),
-            {name: self.narrow(name, array) for name, array in example.items()},
+            example,
         )
+
+    def arrays_of(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
+        """The arrays of a microbatch, with its rows' keys unless they are known to be unused."""
+        keys = microbatch.keys
+        if keys is not None and keys.epoch != HELD_OUT and not self.loss_draws:
+            return microbatch.arrays
+        return keyed_arrays(microbatch)
+
+    def trained_rows(self, rows: Rows) -> Rows:
+        """The rows that the loss is given: what was staged before loss_draws was known has keys."""
+        if self.loss_draws or KEYS not in rows.arrays:
+            return rows
+        arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
+        return rows._replace(arrays=arrays)
 
     def _send_once(self, array: HostArray) -> jax.Array:
         """Put an array on the devices, once for all steps that have an equal one."""

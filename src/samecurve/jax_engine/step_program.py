@@ -241,7 +241,7 @@ def microbatch_metrics(setup: Setup, params: Arrays, rows: Rows, when: jax.Array
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
     def values(arrays: Arrays) -> list[ArrayLike]:
-        module = setup.model.merge(params)
+        module = setup.model.merge_for_eval(params)
         by_name: Mapping[str, ArrayLike] = task.evaluate(module, arrays, Progress(*when))
         for name, spec in specs.items():
             check_shape(name, jnp.shape(by_name[name]), spec)

@@ -5,6 +5,7 @@ They find parameters that the loss does not use, numbers that it draws and varia
 
 import random
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,41 +17,58 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import START, Progress
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
-from samecurve.jax_engine.sample_numbers import with_numbers
+from samecurve.jax_engine.dropout import refuse_repeated_masks
+from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
 from samecurve.jax_engine.step_program import Setup
 
 
-def check_loss(setup: Setup, row: Arrays) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Check one trace of the loss; returns the names of the means beside the loss, and those of the
-    parameters that the loss does not use.
+class TracedLoss(NamedTuple):
+    """What a trace of the loss tells.
+
+    names: of the means beside the loss
+    unused: parameters that the loss does not use
+    draws: whether the loss, or a mean beside it, takes numbers from its rows' keys
+    """
+
+    names: tuple[str, ...]
+    unused: frozenset[str]
+    draws: bool
+
+
+def check_loss(setup: Setup, row: Arrays) -> TracedLoss:
+    """Check one trace of the loss.
 
     row: arrays [1, ...].
 
-    UserError: the loss draws numbers, or changes variables.
+    UserError: the loss draws numbers other than its rows', or changes variables.
     """
     model = setup.model
     changed: list[str] = []
     names: set[str] = set()
+    keys = {name: array for name, array in row.items() if name == KEYS}
 
-    def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
+    def loss(
+        params: Arrays, rest: Mapping[str, PyTree], when: jax.Array, keys: Arrays
+    ) -> tuple[PyTree, ...]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        losses = _losses(setup, module, row, Progress(*when))
-        mean = losses["loss"]
+        losses = _losses(setup, module, {**row, **keys}, Progress(*when))
         names.update(losses.keys() - {"loss"})
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
-        return mean.sum, mean.weight
+        return (*losses["loss"], *(losses[name] for name in sorted(names)))
 
     params = jax.eval_shape(model.join_complex, model.held_shapes(setup.dtype))
-    jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64)).jaxpr
-    _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64), keys).jaxpr
+    refuse_repeated_masks(jaxpr)
+    _, all_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    _, used = dce_jaxpr(jaxpr, [place < len(Mean._fields) for place in range(len(jaxpr.outvars))])
     inputs = [  # in the order in which jax flattens them
         name
         for part in (params, model.rest)
         for name in jax.tree.leaves({name: name for name in part})
     ]
-    is_used = dict(zip(inputs, used[:-1], strict=True))  # the last input is `when`
+    is_used = dict(zip(inputs, used, strict=False))  # after them come `when` and the keys
     _refuse(
         drawn=[
             name
@@ -60,7 +78,8 @@ def check_loss(setup: Setup, row: Arrays) -> tuple[tuple[str, ...], frozenset[st
         changed=changed,
     )
     unused = frozenset(name for name in model.specs if not is_used[name])
-    return tuple(sorted(names)), unused
+    draws = not keys or any(all_used[len(inputs) + 1 :])  # without a key nobody knows
+    return TracedLoss(tuple(sorted(names)), unused, draws)
 
 
 def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> None:

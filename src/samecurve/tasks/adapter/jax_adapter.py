@@ -18,6 +18,7 @@ from samecurve.core.split_check import MEAN
 from samecurve.core.weights import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
+from samecurve.jax_engine.dropout import dropout_names
 from samecurve.jax_engine.model import (
     abstract_model,
     blocks,
@@ -77,6 +78,7 @@ class JaxAdapter(EngineAdapter):
             "block_params": max(parts),
             "arrays": param_shapes(model),
             "coupled": tuple(self.methods.coupled),
+            "keyed_dropout": dropout_names(model),
         }
 
     def _check_engine_serves_class(self) -> None:
@@ -150,7 +152,9 @@ class JaxAdapter(EngineAdapter):
         specs: dict[str, Mean] = {}
 
         def look(row: Mapping[str, Any]) -> None:
-            metrics = self.measure(self.model(), row)
+            model = self.model()
+            model.eval()
+            metrics = self.measure(model, row)
             specs.update({name: spec_of(mean) for name, mean in metrics.items()})
 
         count = len(next(iter(row.values())))
@@ -173,8 +177,7 @@ class JaxAdapter(EngineAdapter):
                 name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name))
                 for name, spec in opened.specs.items()
             }
-            model: nnx.Module = opened.merge(values)
-        model.eval()
+            model: nnx.Module = opened.merge_for_eval(values)
         return model
 
     def place(self, model: nnx.Module, device: str) -> nnx.Module:
@@ -201,15 +204,6 @@ class JaxAdapter(EngineAdapter):
                     " version",
                     "nnx.GroupNorm or nnx.LayerNorm, which treat each sample by itself; or --engine"
                     " torch with train.norm_sync",
-                    "task",
-                )
-            if isinstance(module, nnx.Dropout) and module.rate > 0:
-                raise UserError(
-                    f"Dropout {where} draws its masks by the device: not with engine jax in this"
-                    " version",
-                    "leave it out, and drop in the loss with numbers that follow the sample:"
-                    f" x * samecurve.rng(batch).bernoulli({1 - module.rate:g}, x.shape[-1]) /"
-                    f" {1 - module.rate:g}; or --engine torch, whose masks follow the sample",
                     "task",
                 )
         moving = [kind for kind in _KEPT if jax.tree.leaves(nnx.state(model, kind))]
