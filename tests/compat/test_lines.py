@@ -266,29 +266,17 @@ def test_without_a_gpu_only_the_gpu_is_missing(
     assert "plan   world 2 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (
-            (
-                "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
-                " --checkpoint_dir /local/scratch/checkpoints"
-            ),
-            "task vision of a later version",
-        ),
-        ("--set task=vision --arch vit", "task: vision is not in this version"),
-    ],
-)
-def test_lines_without_their_task_name_it(
-    line: str,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_line_with_the_flags_of_a_task_is_shown_its_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    line = (
+        "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
+        " --checkpoint_dir /local/scratch/checkpoints"
+    )
     error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
-    assert says in error
-    assert "docs/tasks.md" in error
+    assert "no config was given" in error
+    assert f"{ROOT}/models/digits.yaml" in error
+    assert "nano.yaml" not in error
     assert not list(tmp_path.iterdir())
 
 

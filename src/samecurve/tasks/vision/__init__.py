@@ -1,0 +1,13 @@
+"""Classifiers of images: attention, and state spaces in the frequencies of the image."""
+
+from samecurve.tasks.entry import TaskEntry
+from samecurve.tasks.vision.sections import VisionData, VisionModel
+
+ENTRY = TaskEntry(
+    classes={
+        "torch": "samecurve.tasks.vision.torch_task:TorchVision",
+    },
+    engine_free="samecurve.tasks.vision.task:VisionTask",
+    model=VisionModel,
+    data=VisionData,
+)
