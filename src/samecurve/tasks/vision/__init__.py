@@ -6,6 +6,7 @@ from samecurve.tasks.vision.sections import VisionData, VisionModel
 ENTRY = TaskEntry(
     classes={
         "torch": "samecurve.tasks.vision.torch_task:TorchVision",
+        "jax": "samecurve.tasks.vision.jax_task:JaxVision",
     },
     engine_free="samecurve.tasks.vision.task:VisionTask",
     model=VisionModel,

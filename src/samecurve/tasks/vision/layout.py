@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from samecurve.core.protocols import Initial
 from samecurve.errors import UserError
-from samecurve.tasks.vision.sections import RECURRENT, VisionModel
+from samecurve.tasks.vision.sections import VisionModel
 
 RHO = 0.999  # the largest magnitude of a kernel in a recurrence
 # the gates of hgru_bi, in the order in which they lie in the outputs of a layer
@@ -57,7 +57,7 @@ def grid_of(fields: VisionModel, shape: tuple[int, int, int]) -> Grid:
         )
     grid = Grid(height // fields.patch, width // fields.patch)
     least = min(grid.height, grid.width)
-    if fields.cssm in RECURRENT and fields.kernel_size > least:
+    if fields.num_steps > 1 and fields.kernel_size > least:
         raise UserError(
             f"a kernel of {fields.kernel_size} x {fields.kernel_size} does not fit on"
             f" {grid.height} x {grid.width} patches",

@@ -14,6 +14,8 @@ Cssm = Literal["attention", "no_gate", "gated", "hgru_bi", "no_fft"]
 ContourLength = Literal[9, 14, 20]
 
 RECURRENT = ("no_gate", "gated", "hgru_bi")  # blocks with a state that goes from step to step
+_ONE_STEP = "gated"  # the one of them that mixes over space in one step, too
+_STEPS = 8  # of the others, where the config names none
 TORCH_BLOCKS = ("attention", "gated", "no_fft")  # blocks that engine torch has; jax has all
 DIGITS, PATHFINDER = "digits", "pathfinder"
 DRAWN_SIZE = 32  # pixels a side of a pathfinder image, where data.resolution names none
@@ -48,11 +50,18 @@ class VisionModel(Section):
     depth: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = Field(4, description="blocks")
     patch: Size = Field(4, description="pixels a side of a patch")
     heads: Size = Field(4, description="of attention")
-    steps: Annotated[int, Field(gt=0, le=1 << 12)] = Field(
-        1, description="steps of a recurrence, each of which sees the image again"
+    steps: Annotated[int, Field(gt=0, le=1 << 12)] | None = Field(
+        None,
+        description=(
+            "steps of a recurrence, each of which sees the image again; if not given, 1 of gated, 8"
+            " of no_gate and hgru_bi"
+        ),
     )
     kernel_size: Size = Field(
-        7, description="of a recurrence: patches a side of a kernel, at most those of the image"
+        7,
+        description=(
+            "patches a side of the kernel that a recurrence of several steps moves its state with"
+        ),
     )
     mlp_ratio: PositiveFloat = Field(
         4.0, description="of vit: width of a feed-forward, in widths of the model"
@@ -79,7 +88,20 @@ class VisionModel(Section):
                 )
         if self.cssm == "attention" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.cssm in RECURRENT and self.num_steps == 1:
+            if self.cssm != _ONE_STEP:
+                raise ValueError(
+                    f"steps 1: the kernels of {self.cssm} act between two steps; 2 at least"
+                )
+            if self.kernel_size != type(self).model_fields["kernel_size"].default:
+                raise ValueError("kernel_size: there is no kernel in one step; steps 2 at least")
         return self
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of a recurrence; 1 of blocks without one."""
+        default = _STEPS if self.cssm in RECURRENT and self.cssm != _ONE_STEP else 1
+        return self.steps or default
 
     @property
     def inner(self) -> int:
@@ -101,6 +123,12 @@ class VisionData(DataSection):
         None, description=f"of pathfinder: pixels a side, {DRAWN_SIZE} if not given"
     )
     contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")
+    distractors: Annotated[int, Field(ge=0, le=4)] = Field(
+        4, description="of pathfinder: short contours beside the two long ones"
+    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(
+        0, description="of pathfinder: another one draws other images"
+    )
     samples: Size = Field(20_000, description="of pathfinder: images that are trained on")
     cached: bool = Field(
         True,

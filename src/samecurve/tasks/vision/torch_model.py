@@ -45,7 +45,7 @@ class Classifier(nn.Module):
         if self.position is not None:
             places = torch.arange(self.grid.patches, device=x.device)
             x = x + self.position(places).view(self.grid.height, self.grid.width, -1)
-        x = x[:, None].expand(-1, self.fields.steps, -1, -1, -1)
+        x = x[:, None].expand(-1, self.fields.num_steps, -1, -1, -1)
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
         pooled = self.norm(x[:, -1]).mean((1, 2))
@@ -123,7 +123,10 @@ class Gated(nn.Module):
         self.grid = grid
         self.input = nn.Linear(width, 2 * width)
         self.conv = DepthwiseConv(width)
-        self.kernel = nn.Parameter(torch.zeros(width, fields.kernel_size, fields.kernel_size))
+        self.kernel = None  # one step moves no state
+        if fields.num_steps > 1:
+            side = fields.kernel_size
+            self.kernel = nn.Parameter(torch.zeros(width, side, side))
         self.delta = nn.Linear(width, grid.frequencies)
         self.gain = nn.Linear(width, grid.frequencies)
         self.readout = nn.Linear(width, grid.frequencies)
@@ -143,7 +146,7 @@ class Gated(nn.Module):
 
     def _states(self, decay: Tensor, entering: Tensor) -> Tensor:
         """The states of all steps."""
-        if entering.shape[1] == 1:
+        if self.kernel is None:
             return entering
         kernel = bounded(self.kernel, self.grid)
         states = [entering[:, 0]]
