@@ -275,7 +275,7 @@ def test_a_line_with_the_flags_of_a_task_is_shown_its_configs(
     )
     error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
     assert "no config was given" in error
-    assert f"{ROOT}/models/digits.yaml" in error
+    assert f"{ROOT}/models/cssm.yaml" in error
     assert "nano.yaml" not in error
     assert not list(tmp_path.iterdir())
 

@@ -70,12 +70,12 @@ def linear(values: Values, name: str, x: jax.Array) -> jax.Array:
 def frequencies_of(kernel: jax.Array) -> jax.Array:
     """rho K / (1 + |K|), from the definition of a circular convolution around the middle."""
     side, (height, width) = kernel.shape[-1], (GRID.height, GRID.width)
-    padded = np.zeros((side, side, height, width))
+    places = np.zeros((side, side, height, width))
     for down in range(side):
         for across in range(side):
             place = ((down - side // 2) % height, (across - side // 2) % width)
-            padded[down, across][place] = 1
-    padded = jnp.einsum("cij,ijhw->chw", kernel, padded)
+            places[down, across][place] = 1
+    padded = jnp.einsum("cij,ijhw->chw", kernel, places)
     of_kernel = jnp.fft.rfft2(padded)
     return 0.999 * of_kernel / (1 + abs(of_kernel))
 

@@ -1,7 +1,7 @@
 """Classifiers of images: attention, and state spaces in the frequencies of the image."""
 
 from samecurve.tasks.entry import TaskEntry
-from samecurve.tasks.vision.sections import VisionData, VisionModel
+from samecurve.tasks.vision.sections import VisionData, VisionModel, engines_of
 
 ENTRY = TaskEntry(
     classes={
@@ -11,4 +11,5 @@ ENTRY = TaskEntry(
     engine_free="samecurve.tasks.vision.task:VisionTask",
     model=VisionModel,
     data=VisionData,
+    engines_of=engines_of,
 )

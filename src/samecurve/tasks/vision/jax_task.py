@@ -10,6 +10,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng
 from samecurve.data import IGNORED
+from samecurve.tasks.vision.flax_costs import sample_costs
 from samecurve.tasks.vision.flax_layers import widened
 from samecurve.tasks.vision.flax_model import Classifier
 from samecurve.tasks.vision.layout import skip_rates
@@ -73,17 +74,19 @@ class JaxVision(VisionTask):
         fields, kept, features = self.fields, None, None
         if fields.drop_path:
             rates = jnp.asarray(skip_rates(fields), jnp.float32)
-            kept = (rng(batch).uniform(fields.depth) >= rates) / (1 - rates)
+            kept = (rng(batch).uniform(fields.depth) >= rates).astype(jnp.float32) / (1 - rates)
         if fields.dropout:
-            drawn = rng(batch).uniform(fields.width)
-            features = (drawn >= fields.dropout) / (1 - fields.dropout)
+            drawn = rng(batch).uniform(fields.width) >= fields.dropout
+            features = drawn.astype(jnp.float32) / (1 - fields.dropout)
         return kept, features
 
     def _normalized(self, pixels: jax.Array) -> jax.Array:
+        """Pixels with mean and deviation taken out, in the type of the run's numbers."""
         is_bytes = pixels.dtype == jnp.uint8
         values = pixels.astype(jnp.zeros(0).dtype) / 255 if is_bytes else pixels
         mean, std = (jnp.asarray(of, values.dtype) for of in (self.format.mean, self.format.std))
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        return self.about_images()
+        costs = sample_costs(lambda: self.model(jnp.float32), self.format.shape)
+        return {**costs, **self.about_images()}

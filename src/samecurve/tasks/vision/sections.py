@@ -16,7 +16,7 @@ ContourLength = Literal[9, 14, 20]
 RECURRENT = ("no_gate", "gated", "hgru_bi")  # blocks with a state that goes from step to step
 _ONE_STEP = "gated"  # the one of them that mixes over space in one step, too
 _STEPS = 8  # of the others, where the config names none
-TORCH_BLOCKS = ("attention", "gated", "no_fft")  # blocks that engine torch has; jax has all
+TORCH_BLOCKS = ("attention", "gated", "no_fft")  # jax has all
 DIGITS, PATHFINDER = "digits", "pathfinder"
 DRAWN_SIZE = 32  # pixels a side of a pathfinder image, where data.resolution names none
 
@@ -107,6 +107,11 @@ class VisionModel(Section):
     def inner(self) -> int:
         """The width of a feed-forward."""
         return max(1, round(self.width * self.mlp_ratio))
+
+
+def engines_of(model: VisionModel) -> tuple[str, ...]:
+    """The engines that have a model."""
+    return ("torch", "jax") if model.cssm in TORCH_BLOCKS else ("jax",)
 
 
 class VisionData(DataSection):

@@ -16,10 +16,10 @@ from samecurve.core.protocols import Initial, Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes
-from samecurve.tasks.vision.data.image_sets import ImageSets
+from samecurve.tasks.vision.data.image_sets import ImageSets, JoinedRows
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
 from samecurve.tasks.vision.layout import Grid, first_values, grid_of
-from samecurve.tasks.vision.sections import TORCH_BLOCKS, VisionData, VisionModel
+from samecurve.tasks.vision.sections import TORCH_BLOCKS, VisionData, VisionModel, engines_of
 
 if TYPE_CHECKING:  # a run does not show its data
     from samecurve.tasks.preview.about import AboutData
@@ -82,7 +82,7 @@ class VisionTask:
         engine: str = "torch",
         assets: Path | None = None,
     ) -> None:
-        if engine == "torch" and model.cssm not in TORCH_BLOCKS:
+        if engine not in engines_of(model):
             raise UserError(
                 f"model.cssm {model.cssm} has no PyTorch model, only a JAX one",
                 f"--engine jax; or --cssm {' or '.join(TORCH_BLOCKS)}",
@@ -124,14 +124,41 @@ class VisionTask:
         return len(self.format.classes)
 
     def train_data(self) -> Source:
-        return self.images.train
+        return self.images.train if self.data.like_run is None else self._all_images
+
+    @cached_property
+    def _all_images(self) -> Source:
+        """Images of all parts of the source, with the run's numbers for their classes.
+
+        UserError: the images differ from the run's in shape or classes.
+        """
+        images, kept = self.images, self.format
+        if images.shape != kept.shape:
+            here, there = (" x ".join(map(str, shape)) for shape in (images.shape, kept.shape))
+            raise UserError(
+                f"images of {here} (height, width, channels); the run's are of {there}",
+                "images like those that the run was trained on",
+                "data.source",
+            )
+        unknown = [name for name in images.classes if name not in kept.classes]
+        if unknown:
+            raise UserError(
+                f"class {unknown[0]} is none of the run's: {', '.join(kept.classes)}",
+                "labels of the same names",
+                "data.source",
+            )
+        numbers = [list(kept.classes).index(name) for name in images.classes]
+        parts = (images.train, images.validation, images.test)
+        return JoinedRows([part for part in parts if part is not None], numbers)
 
     def eval_data(self) -> Source | None:
+        if self.data.like_run is not None:
+            return None
         return evaluated(self.images.validation, self.data)
 
     def test_data(self) -> Source | None:
         """Images that influence no choice in training; None: the source has none."""
-        return self.images.test
+        return self.images.test if self.data.like_run is None else None
 
     def fingerprint(self) -> str:
         return f"{self.images.sha256}/{self.format.to_json()}"
@@ -158,6 +185,8 @@ class VisionTask:
     def notes(self) -> list[str]:
         """Lines for the user about the images that are trained on."""
         images, (height, width, channels) = self.images, self.format.shape
+        if self.data.like_run is not None:
+            return [f"data {len(self._all_images)} images, read as {self.data.like_run}"]
         parts = [f"{len(images.train)} to train on"]
         if images.validation is not None:
             parts.append(f"{len(images.validation)} held out")

@@ -50,7 +50,7 @@ class Classifier(nn.Module):
             x = block(x, None if kept is None else kept[:, number])
         pooled = self.norm(x[:, -1]).mean((1, 2))
         if features is not None:
-            pooled = pooled * features
+            pooled = pooled * features.to(pooled.dtype)
         return cast("Tensor", self.head(pooled))
 
     def _patches(self, images: Tensor) -> Tensor:

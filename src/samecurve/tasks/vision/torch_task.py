@@ -25,12 +25,12 @@ class TorchVision(VisionTask):
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         kept, features = self._factors(batch)
-        logits = widened(model(self._normalized(batch["pixels"]), kept, features))
+        logits = widened(model(self._normalized(model, batch["pixels"]), kept, features))
         return self._mean(logits, batch)
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         """Loss, near answers, and confusion: how many images have each [label, answer]."""
-        logits, labels = widened(model(self._normalized(batch["pixels"]))), batch["labels"]
+        logits, labels = widened(model(self._normalized(model, batch["pixels"]))), batch["labels"]
         counts = count_answers(labels, logits.argmax(-1), logits.shape[-1])
         likelier = (logits > logits.gather(-1, labels[:, None])).sum(-1)
         return {
@@ -55,15 +55,19 @@ class TorchVision(VisionTask):
         """What dropout and stochastic depth multiply with, by numbers that follow the sample."""
         fields, kept, features = self.fields, None, None
         if fields.drop_path:
-            rates = torch.tensor(skip_rates(fields), device=batch["labels"].device)
-            kept = (rng(batch).uniform(fields.depth) >= rates) / (1 - rates)
+            rates = torch.tensor(
+                skip_rates(fields), dtype=torch.float32, device=batch["labels"].device
+            )
+            kept = (rng(batch).uniform(fields.depth) >= rates).float() / (1 - rates)
         if fields.dropout:
-            drawn = rng(batch).uniform(fields.width)
-            features = (drawn >= fields.dropout) / (1 - fields.dropout)
+            drawn = rng(batch).uniform(fields.width) >= fields.dropout
+            features = drawn.float() / (1 - fields.dropout)
         return kept, features
 
-    def _normalized(self, pixels: Tensor) -> Tensor:
-        values = pixels / 255 if pixels.dtype == torch.uint8 else pixels
+    def _normalized(self, model: nn.Module, pixels: Tensor) -> Tensor:
+        """Pixels with mean and deviation taken out, in the type of the model's parameters."""
+        dtype = next(iter(model.parameters())).dtype
+        values = pixels.to(dtype) / (255 if pixels.dtype == torch.uint8 else 1)
         mean, std = (values.new_tensor(of) for of in (self.format.mean, self.format.std))
         return (values - mean) / std
 

@@ -90,6 +90,35 @@ class ImageRows:
         return sha256.hexdigest()
 
 
+class JoinedRows:
+    """The images of several sources, one after the other.
+
+    numbers: the label of each class, by its number in the sources
+    """
+
+    def __init__(self, sources: Sequence[Source], numbers: Sequence[int]) -> None:
+        self._sources, self._numbers = sources, np.asarray(numbers)
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, NDArray[Any]]:
+        wanted = np.asarray(ids)
+        of_source = np.searchsorted(self._ends, wanted, side="right")
+        rows: dict[str, NDArray[Any]] = {}
+        for number, source in enumerate(self._sources):
+            places = np.flatnonzero(of_source == number)
+            if not len(places):
+                continue
+            begin = self._ends[number] - len(source)
+            for name, array in source[wanted[places] - begin].items():
+                if name not in rows:
+                    rows[name] = np.zeros((len(wanted), *array.shape[1:]), array.dtype)
+                rows[name][places] = array
+        return {**rows, "labels": self._numbers[rows["labels"]]}
+
+
 def split_ids(count: int, share: float) -> tuple[Ids, Ids]:
     """Ids to train on and ids that are held out; which ones follows from their number alone."""
     order = np.random.default_rng((_SPLIT, count)).permutation(count)
