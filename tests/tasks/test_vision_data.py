@@ -147,7 +147,7 @@ def _distances(pixels: Any) -> Any:
     distances = []
     for image in filled:
         first = np.array(np.unravel_index(image.argmax(), image.shape))
-        grid = np.stack(np.indices(image.shape), -1)
+        grid = np.moveaxis(np.indices(image.shape), 0, -1)
         apart = np.linalg.norm(grid - first, axis=-1)
         second = np.array(np.unravel_index(np.where(apart > 4, image, 0).argmax(), image.shape))
         distances.append(np.linalg.norm(first - second))

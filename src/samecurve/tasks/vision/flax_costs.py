@@ -16,7 +16,8 @@ def sample_costs(make_model: Callable[[], nnx.Module], shape: tuple[int, ...]) -
 
     def loss(state: Any, images: jax.Array) -> jax.Array:
         model: Any = nnx.merge(graph, state)
-        return model(images).astype(jnp.float32).sum()
+        total: jax.Array = model(images).astype(jnp.float32).sum()
+        return total
 
     def kept(state: Any, images: jax.Array) -> Any:
         return jax.vjp(lambda state: loss(state, images), state)[1]

@@ -14,7 +14,6 @@ horizontal gated recurrent units", NeurIPS 2018.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,15 +113,19 @@ def _dots(
     random: np.random.Generator, first: Points, second: Points
 ) -> tuple[Points, Points] | None:
     """The dots on two contours and those on one, about as far apart; None: there are none."""
-    connected = first[[0, -1]]
-    distance = np.linalg.norm(connected[0] - connected[1])
+    ends, others = first[[0, -1]], second[[0, -1]]
+    distance = math.dist(ends[0], ends[1])
     if distance < _LEAST_DOTS:
         return None
-    pairs = [np.stack([one, other]) for one in first[[0, -1]] for other in second[[0, -1]]]
-    like = [pair for pair in pairs if abs(np.linalg.norm(pair[0] - pair[1]) - distance) < _LIKE]
+    like = [
+        (one, other)
+        for one in ends
+        for other in others
+        if abs(math.dist(one, other) - distance) < _LIKE
+    ]
     if not like:
         return None
-    return like[int(random.integers(len(like)))], connected
+    return np.stack(like[int(random.integers(len(like)))]), ends
 
 
 def _distractors(
@@ -168,25 +171,29 @@ def _rasterized(scene: Scene, label: int, size: int, contour: int) -> NDArray[np
     middles, halves = (begins + ends) / 2, (ends - begins) / 2
     radius = max(_HALF_WIDTH * _PITCH[contour], _LEAST_HALF_WIDTH / size)
     core = max(0.0, _DASH - 2 * radius / _PITCH[contour])  # round ends are beside it
-    grid = (np.arange(size) + 0.5) / size
-    pixels = np.stack(np.meshgrid(grid, grid, indexing="xy"), -1).reshape(-1, 1, 2)
-    lines = _brightness(pixels, middles, halves * core, radius, size)
-    dots = _brightness(pixels, scene.dots[label], np.zeros((2, 2)), _DOT, size)
-    bright = np.maximum(lines, dots).reshape(size, size)
-    pixels_of_grey: NDArray[np.uint8] = np.rint(bright * 255).astype(np.uint8)
+    lines = _brightness(middles, halves * core, radius, size)
+    dots = _brightness(scene.dots[label], np.zeros((2, 2)), _DOT, size)
+    pixels_of_grey: NDArray[np.uint8] = np.rint(np.maximum(lines, dots) * 255).astype(np.uint8)
     return pixels_of_grey
 
 
-def _brightness(
-    pixels: Points, middles: Points, halves: Points, radius: float, size: int
-) -> NDArray[Any]:
+def _brightness(middles: Points, halves: Points, radius: float, size: int) -> NDArray[np.float64]:
     """How much of each pixel lies within `radius` of a line; the most of all lines.
 
-    halves: from the middle of a line to its end
+    middles: of the lines. halves: from a middle to an end
     """
-    towards = pixels - middles
-    lengths = np.maximum((halves**2).sum(-1), 1e-12)
-    along = np.clip((towards * halves).sum(-1) / lengths, -1, 1)
-    distances = np.linalg.norm(towards - along[..., None] * halves, axis=-1)
-    covered: NDArray[Any] = np.clip((radius - distances) * size + 0.5, 0, 1).max(-1)
-    return covered
+    lengths = halves[:, 0] ** 2 + halves[:, 1] ** 2
+    reach = radius + float(np.sqrt(lengths.max())) + 1 / size
+    side = math.ceil(2 * reach * size) + 1  # pixels, around each line, that it may cover
+    places = np.floor((middles - reach) * size).astype(np.int64)[:, :, None] + np.arange(side)
+    towards = (places + 0.5) / size - middles[:, :, None]
+    across, down = towards[:, 0, None, :], towards[:, 1, :, None]
+    half_across, half_down = halves[:, 0, None, None], halves[:, 1, None, None]
+    along = across * half_across + down * half_down
+    along = np.clip(along / np.maximum(lengths, 1e-12)[:, None, None], -1, 1)
+    distances = np.hypot(across - along * half_across, down - along * half_down)
+    covered = np.clip((radius - distances) * size + 0.5, 0, 1)
+    beyond = np.zeros((size + 2 * side, size + 2 * side))
+    rows, columns = places[:, 1, :, None] + side, places[:, 0, None, :] + side
+    np.maximum.at(beyond, (rows, columns), covered)
+    return beyond[side : side + size, side : side + size]
