@@ -52,10 +52,10 @@ def values(model: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [
-        (GATED, ["jax:3", "ddp:2..jax:3"]),
+        (GATED, ["ddp:2..jax:3"]),
         pytest.param(
             GATED,
-            ["jax:1", "jax:2", "jax:4", "jax:8", "jax-fsdp:3", "jax:2/3", "ddp:3", "fsdp:2"],
+            ["jax:1", "jax:2", "jax:3", "jax:4", "jax:8", "jax-fsdp:3", "jax:2/3", "ddp:3", "fsdp:2"],
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -141,7 +141,7 @@ def test_a_mixed_image_counts_for_both_its_labels(cache: Path) -> None:
         Answers(logits),
         {name: torch.from_numpy(array) for name, array in batch.items()},
     )
-    assert float(of_torch.sum) == pytest.approx(expected.sum(), rel=1e-12)
+    assert float(of_torch.sum.detach()) == pytest.approx(expected.sum(), rel=1e-12)
     assert float(of_torch.weight) == 6
     with jax.enable_x64(True):
         task = JaxVision(fields, VisionData(), cache, engine="jax")
