@@ -1,7 +1,7 @@
 """The command lines of the origins' guides, as they are typed there but for the program's name: on
 eight GPUs (a stand-in for their driver) each is planned as its guide says, without GPUs it is
 refused for want of them and nothing else, and with CPU ranks in their place it is planned again.
-Lines for tasks of a later version are refused with the task's name.
+A line without a config is shown the configs of its task.
 """
 
 import json
@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,17 @@ PLANNED = {
         "Running on 4 devices (multi-GPU enabled)",
     ],
     "train -f models/nano.yaml --engine jax --device-ids 0,1 --bf16": ["world 2   jax dp"],
+    # D: with its task
+    (
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/cssm.yaml --arch vit --cssm hgru_bi "
+        "--batch_size 64 --bf16 --checkpoint_dir /local/scratch/checkpoints "
+        "--set model.depth=1 --set data.samples=100 --set data.cached=false"
+    ): [
+        "world 4   jax dp over xla   bf16",
+        "batch 256 = 4 devices x 64 x 1 round",
+        "model.cssm = hgru_bi",
+        "Running on 4 devices (multi-GPU enabled)",
+    ],
     # E: TPrimat: 64 samples whatever the GPUs
     (
         "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 "
@@ -190,6 +202,11 @@ def as_plan(arguments: list[str], *more: str) -> list[str]:
     return [*words, *more]
 
 
+def has_data(arguments: Iterable[str]) -> bool:
+    """Whether the line's config names its data, or makes it."""
+    return bool({"models/har.yaml", "models/cssm.yaml"}.intersection(arguments))
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Long enough for samples of 2048 tokens."""
@@ -208,7 +225,7 @@ def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, s
     """What each line's plan says on a machine of eight GPUs, in one process for all."""
     of_text = ["-d", str(text)]
     lines = [
-        (variables, as_plan(arguments, *([] if "models/har.yaml" in arguments else of_text)))
+        (variables, as_plan(arguments, *([] if has_data(arguments) else of_text)))
         for variables, arguments in map(split, PLANNED)
     ]
     environment = {
@@ -259,36 +276,24 @@ def test_without_a_gpu_only_the_gpu_is_missing(
         " ".join(arguments),
     )
     small = f"-d {text} --set model.num_layers=1 --set model.hidden_size=192".split()
-    small = [] if "models/har.yaml" in arguments else small
+    small = [] if has_data(arguments) else small
     planned = as_plan(without.split(), "--devices", "cpu:2", *small)
     monkeypatch.setattr(sys, "argv", ["samecurve", *planned])
     main()
     assert "plan   world 2 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (
-            (
-                "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
-                " --checkpoint_dir /local/scratch/checkpoints"
-            ),
-            "task vision of a later version",
-        ),
-        ("--set task=vision --arch vit", "task: vision is not in this version"),
-    ],
-)
-def test_lines_without_their_task_name_it(
-    line: str,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_line_with_the_flags_of_a_task_is_shown_its_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    line = (
+        "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
+        " --checkpoint_dir /local/scratch/checkpoints"
+    )
     error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
-    assert says in error
-    assert "docs/tasks.md" in error
+    assert "no config was given" in error
+    assert f"{ROOT}/models/cssm.yaml" in error
+    assert "nano.yaml" not in error
     assert not list(tmp_path.iterdir())
 
 

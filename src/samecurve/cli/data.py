@@ -81,6 +81,59 @@ def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
     echo(f"wrote  {directory}; --set data.source={shlex.quote(str(directory))} trains on it")
 
 
+@data.command(cls=Verb)
+@click.argument("directory", type=Path, metavar="DIR")
+@click.option(
+    "--count",
+    type=click.IntRange(2, 10_000_000),
+    default=2000,
+    show_default=True,
+    help="how many images to train on; a tenth as many are drawn to test on",
+)
+@click.option(
+    "--size",
+    type=click.IntRange(32, 128),
+    default=32,
+    show_default=True,
+    help="pixels of an image, across and down",
+)
+@click.option(
+    "--contour",
+    type=click.Choice(["9", "14", "20"]),
+    default="9",
+    show_default=True,
+    help="dashes of the longest contours",
+)
+@click.option(
+    "--distractors",
+    type=click.IntRange(0, 4),
+    default=4,
+    show_default=True,
+    help="short contours beside the two long ones",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="another one draws other images",
+)
+def pathfinder(
+    *, directory: Path, count: int, size: int, contour: str, distractors: int, seed: int
+) -> None:
+    """Draw images with two dots, which lie on one dashed contour or on two, for task vision.
+
+    DIR is a new directory: a folder for each class, and sheet.png to look at. The same options give
+    the same files.
+    """
+    from samecurve.tasks.vision.data.pathfinder_set import Drawing, write_pathfinder
+
+    drawing = Drawing(size=size, contour=int(contour), distractors=distractors, seed=seed)
+    lines = write_pathfinder(directory, drawing, count)
+    echo("\n".join(lines))
+    echo(f"wrote  {directory}")
+
+
 @data.command(cls=ConfigVerb)
 @click.option(
     "--samples",

@@ -139,10 +139,14 @@ def _check_counts_epochs(document: "Document") -> None:
 
 
 def _check_is_read(task: str, key: str, value: str, flag: str) -> None:
-    """Refuse a flag for a field that the source of the task's class does not mention."""
-    from samecurve.tasks import entry_of
+    """Refuse a flag for a field that a task neither declares nor mentions in its class's source."""
+    from samecurve.tasks import Tasks, entry_of
 
-    if not entry_of(task).mentions(key.rpartition(".")[2]):
+    section, _, field = key.partition(".")
+    declared = getattr(Tasks().sections(task), section, None)
+    if declared is not None and field in declared.model_fields:
+        return
+    if not entry_of(task).mentions(field):
         raise UserError(
             f"{flag} {value}: task {task} reads no {key}",
             f"leave it out; --set {key}={value} hands it to the class all the same",

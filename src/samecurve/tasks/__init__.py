@@ -27,7 +27,6 @@ def open_task(config: "Config", cache: Path | str) -> "EngineAdapter":
 
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
-_LATER = ("vision",)
 
 
 @functools.cache
@@ -63,9 +62,6 @@ class Tasks:
         if self._only is not None:
             return (self._only,)
         return (*built_in(), *(name for name in installed() if name not in built_in()))
-
-    def later(self) -> tuple[str, ...]:
-        return _LATER
 
     def knows(self, task: object) -> bool:
         """A name, or path/to/file.py:Class, whether or not that file exists."""

@@ -6,7 +6,7 @@ Nothing here imports an engine: a class is imported when a method needs it.
 import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class TaskEntry:
     engine_free: what the classes share, with facts() and data_stamp(), without an engine
     model, data: the config's sections; left out: Model and Data of the class, or else any fields
     libraries: modules of others that the class for torch imports; a start imports them ahead
+    engines_of: which engines have the model of a config's section; left out: all of `classes`
     """
 
     classes: Mapping[str, str]
@@ -54,6 +55,7 @@ class TaskEntry:
     model: type[Section] | None = None
     data: type[DataSection] | None = None
     libraries: Sequence[str] = ()
+    engines_of: Callable[[Any], Sequence[str]] | None = None
 
     def class_of(self, engine: str) -> type:
         """The class for an engine. UserError: the task has none."""
@@ -112,11 +114,14 @@ class TaskEntry:
         return adapter
 
     def open_trained(self, config: Config, cache: Path | str, assets: Path) -> "EngineAdapter":
-        """The task of a run, to use its model: with torch if it has a class for torch.
+        """The task of a run, to use its model: with torch if torch has the model.
 
         assets: what the run has kept of the task
         """
-        engine = "torch" if "torch" in self.classes else config.engine
+        engines = list(self.classes)
+        if self.engines_of is not None:
+            engines = list(self.engines_of(section_argument(config.model)))
+        engine = "torch" if "torch" in engines else config.engine
         return self.open(config, cache, engine=engine, assets=assets)
 
     def facts(self, config: Config, cache: Path | str) -> "Facts":

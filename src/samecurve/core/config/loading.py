@@ -40,7 +40,7 @@ _PARTS = {
 }
 _SERVED_BY = {
     "huggingface": "task huggingface has it, under its library's names (docs/huggingface.md); ",
-    "vision": "task vision of a later version will have it; ",
+    "vision": "task vision has it: -f models/cssm.yaml (docs/vision.md); ",
     "timeseries": "task timeseries has it: -f models/har.yaml (docs/timeseries.md); ",
 }
 USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
@@ -59,7 +59,6 @@ class Registry(Protocol):
     """The known tasks and their config fields. Nothing here imports an engine."""
 
     def names(self) -> tuple[str, ...]: ...
-    def later(self) -> tuple[str, ...]: ...
     def knows(self, task: str) -> bool: ...
     def sections(self, task: str) -> TaskSections: ...
 
@@ -101,12 +100,9 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
         task = task.lower()
     if not registry.knows(task):
         known = f"tasks: {', '.join(registry.names())}"
-        hint, remedy = "is not a task", suggest(str(task), registry.names())
-        if task in registry.later():
-            hint, remedy = "is not in this version", f"{known}; {USER_TASK_HINT}"
         raise UserError(
-            f"task: {task} {hint}",
-            remedy or f"{known}; {USER_TASK}",
+            f"task: {task} is not a task",
+            suggest(str(task), registry.names()) or f"{known}; {USER_TASK}",
             document.origin_of(("task",)),
         )
     try:

@@ -1,0 +1,193 @@
+"""Pathfinder images as rows, drawn once into the cache or each time one is read; and as files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.protocols import Source
+from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.files import directory_made_once, explain_os_error
+from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
+from samecurve.tasks.vision.data.image_sets import ImageRows, ImageSets
+from samecurve.tasks.vision.data.pathfinder import (
+    CLASSES,
+    MOST,
+    VERSION,
+    draw_image,
+    least_size,
+)
+from samecurve.tasks.vision.sections import DRAWN_SIZE, VisionData
+from samecurve.units import counted
+
+SHEET = "sheet.png"
+_PIXELS, _LABELS = "pixels.npy", "labels.npy"
+_BLOCK = 500  # images that are drawn at once
+_MEASURED = 1000  # images whose brightness is measured
+_SHEET_SIDE, _SHEET_IMAGES = 192, (4, 6)  # pixels of an image on the sheet; images down, across
+_FRAMES = (70, 220)  # greys around an image, by label
+_TEST_SHARE = 0.1  # of the images to train on, in a folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What the images of a set follow from, beside their numbers."""
+
+    size: int
+    contour: int
+    distractors: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """UserError: the image is too small for its contours, or too large."""
+        least = least_size(self.contour)
+        if not least <= self.size <= MOST:
+            raise UserError(
+                f"pathfinder images of {self.size} x {self.size} pixels with contours of"
+                f" {self.contour} dashes",
+                f"{least} to {MOST} pixels a side",
+                "data.resolution",
+            )
+
+    def draw(self, number: int) -> tuple[NDArray[np.uint8], int]:
+        return draw_image(number, **asdict(self))
+
+
+class PathfinderRows:
+    """Images first, first + 1, ... of a set, drawn when they are read."""
+
+    def __init__(self, drawing: Drawing, first: int, count: int) -> None:
+        self._drawing, self._first, self._count = drawing, first, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, NDArray[Any]]:
+        drawn = [self._drawing.draw(self._first + int(number)) for number in np.asarray(ids)]
+        pixels = np.stack([image for image, _ in drawn])[..., None]
+        return {"pixels": pixels, "labels": np.array([label for _, label in drawn], np.int64)}
+
+
+def stamp_pathfinder(data: VisionData) -> object:
+    return ["pathfinder", VERSION, asdict(_drawing(data))]
+
+
+def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
+    """The images of a data section. UserError: they would be too small or too large."""
+    drawing = _drawing(data)
+    held_out = round(data.samples * data.validation)
+    firsts = {"train": 0, "validation": data.samples, "test": data.samples + held_out}
+    counts = {"train": data.samples, "validation": held_out, "test": held_out}
+    rows: dict[str, Source] = {
+        name: PathfinderRows(drawing, firsts[name], count)
+        for name, count in counts.items()
+        if count
+    }
+    if data.cached:
+        rows = {name: _cached(drawing, firsts[name], counts[name], cache) for name in rows}
+    measured = rows["train"][np.arange(min(data.samples, _MEASURED))]
+    mean, std = ImageRows(measured["pixels"], measured["labels"]).channels()
+    identity = json.dumps([stamp_pathfinder(data), counts])
+    length = f"{drawing.contour} dashes, {counted(drawing.distractors, 'distractor')}"
+    return ImageSets(
+        train=rows["train"],
+        validation=rows.get("validation"),
+        test=rows.get("test"),
+        classes=CLASSES,
+        shape=(drawing.size, drawing.size, 1),
+        mean=mean,
+        std=std,
+        sha256=hashlib.sha256(identity.encode()).hexdigest(),
+        counts=[-(-data.samples // 2), data.samples // 2],
+        lines=[f"pathfinder, drawn with seed {drawing.seed}: contours of {length}"],
+    )
+
+
+def _drawing(data: VisionData) -> Drawing:
+    return Drawing(
+        size=data.resolution or DRAWN_SIZE,
+        contour=data.contour,
+        distractors=data.distractors,
+        seed=data.seed,
+    )
+
+
+def _cached(drawing: Drawing, first: int, count: int, cache: Path) -> Source:
+    """Images that are drawn once, and mapped from a file."""
+    home = cache / "vision" / cache_key(["pathfinder", VERSION, asdict(drawing), first, count])
+
+    def make(scratch: Path) -> None:
+        drawn = PathfinderRows(drawing, first, count)
+        shape = (count, drawing.size, drawing.size, 1)
+        pixels = np.lib.format.open_memmap(scratch / _PIXELS, "w+", np.uint8, shape)
+        labels = np.zeros(count, np.int64)
+        for begin in range(0, count, _BLOCK):
+            ids = np.arange(begin, min(begin + _BLOCK, count))
+            rows = drawn[ids]
+            pixels[ids], labels[ids] = rows["pixels"], rows["labels"]
+            show_progress(f"draw   {ids[-1] + 1:,} of {count:,} pathfinder images")
+        pixels.flush()
+        np.save(scratch / _LABELS, labels)
+
+    cache_entry(home, make, say=show_progress)
+    return ImageRows(np.load(home / _PIXELS, mmap_mode="r"), np.load(home / _LABELS))
+
+
+def write_pathfinder(home: Path, drawing: Drawing, count: int) -> list[str]:
+    """Write a set as a folder of images, whole or not at all. Returns lines for the user.
+
+    `count` images in train/CLASS, a tenth as many in test/CLASS, and sheet.png to look at.
+
+    UserError: the directory is not empty, or can't be written to.
+    """
+    if home.exists() and not (home.is_dir() and not any(home.iterdir())):
+        raise UserError(
+            f"{home} is there already, and is not empty", "a new directory, or an empty one", "DIR"
+        )
+    held_out = max(1, round(count * _TEST_SHARE))
+    try:
+        with directory_made_once(home) as scratch:
+            _write_images(scratch / "train", drawing, 0, count)
+            _write_images(scratch / "test", drawing, count, held_out)
+            _write_sheet(scratch / SHEET, drawing)
+    except OSError as error:
+        raise UserError(*explain_os_error(error, home, "write it again"), "DIR") from error
+    size = f"{drawing.size} x {drawing.size} pixels"
+    return [
+        f"images  {count:,} to train on and {held_out:,} to test on, of {size}, in the folders"
+        f" {' and '.join(CLASSES)}",
+        f"look    {home / SHEET}: those with a bright frame are {CLASSES[1]}",
+    ]
+
+
+def _write_images(home: Path, drawing: Drawing, first: int, count: int) -> None:
+    from PIL import Image
+
+    for name in CLASSES:
+        (home / name).mkdir(parents=True)
+    digits = len(str(first + count - 1))
+    for number in range(first, first + count):
+        pixels, label = drawing.draw(number)
+        Image.fromarray(pixels).save(home / CLASSES[label] / f"{number:0{digits}d}.png")
+
+
+def _write_sheet(file: Path, drawing: Drawing) -> None:
+    """Write the first images, enlarged, as one picture."""
+    from PIL import Image
+
+    down, across = _SHEET_IMAGES
+    times = max(1, _SHEET_SIDE // drawing.size)
+    framed = []
+    for number in range(down * across):
+        pixels, label = drawing.draw(number)
+        larger = pixels.repeat(times, 0).repeat(times, 1)
+        framed.append(np.pad(larger, 3, constant_values=_FRAMES[label]))
+    lines = [np.concatenate(framed[line * across : (line + 1) * across], 1) for line in range(down)]
+    Image.fromarray(np.concatenate(lines)).save(file)

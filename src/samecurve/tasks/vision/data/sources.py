@@ -1,0 +1,48 @@
+"""The images that data.source names."""
+
+from pathlib import Path
+
+from samecurve.core.protocols import Source
+from samecurve.core.system.cache import stamp_file
+from samecurve.data import spread_out
+from samecurve.errors import UserError
+from samecurve.tasks.vision.data.digits import read_digits, stamp_digits
+from samecurve.tasks.vision.data.image_sets import ImageSets
+from samecurve.tasks.vision.data.npz_files import read_npz
+from samecurve.tasks.vision.data.pathfinder_set import read_pathfinder, stamp_pathfinder
+from samecurve.tasks.vision.sections import DIGITS, PATHFINDER, VisionData
+
+
+def open_images(data: VisionData, cache: Path) -> ImageSets:
+    """The images of a data section. UserError: they are missing or unfit."""
+    if data.source == DIGITS:
+        return read_digits(data.validation)
+    if data.source == PATHFINDER:
+        return read_pathfinder(data, cache)
+    return read_npz(_file(data.source), data.validation)
+
+
+def stamp_images(data: VisionData) -> object:
+    """What the images are made from, told cheaply. UserError: a file is missing."""
+    kept = [] if data.like_run is None else [stamp_file(Path(data.like_run))]
+    if data.source == DIGITS:
+        return [stamp_digits(), *kept]
+    if data.source == PATHFINDER:
+        return [stamp_pathfinder(data), *kept]
+    return [stamp_file(_file(data.source)), *kept]
+
+
+def evaluated(source: Source | None, data: VisionData) -> Source | None:
+    """The held-out images that an evaluation reads; None: there are none."""
+    return None if source is None else spread_out(source, data.eval_samples)
+
+
+def _file(source: str) -> Path:
+    """UserError: there is no such .npz file."""
+    path = Path(source).expanduser().resolve()
+    if path.suffix != ".npz" or not path.is_file():
+        missing = "there are no images" if path.exists() else "there is nothing"
+        raise UserError(
+            f"{missing} at {path}", f"an .npz file, {DIGITS} or {PATHFINDER}", "data.source"
+        )
+    return path

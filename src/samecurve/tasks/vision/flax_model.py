@@ -1,0 +1,87 @@
+"""Classifiers of images in flax: [rows, height, width, channels] -> [rows, classes].
+
+Names, layouts and arithmetic are those of torch_model.py, as far as PyTorch has the blocks.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from samecurve.tasks.vision.flax_layers import Linear, Norm, Positions
+from samecurve.tasks.vision.flax_mixers import MIXERS
+from samecurve.tasks.vision.layout import Grid
+from samecurve.tasks.vision.sections import VisionModel
+
+
+class Classifier(nnx.Module):
+    """Patches, blocks, the mean over the patches of the last step, and a linear layer.
+
+    channels: of an image. grid: its patches
+    narrow: the type that products are computed in; None: the parameters' type
+    """
+
+    def __init__(
+        self, fields: VisionModel, grid: Grid, *, channels: int, classes: int, narrow: Any = None
+    ) -> None:
+        self.fields, self.grid = fields, grid
+        self.stem = Linear(channels * fields.patch**2, fields.width, narrow)
+        self.position = Positions(grid.patches, fields.width) if fields.arch == "vit" else None
+        self.blocks = nnx.List([Block(fields, grid, narrow) for _ in range(fields.depth)])
+        self.norm = Norm(fields.width)
+        self.head = Linear(fields.width, classes, narrow)
+
+    def __call__(
+        self, images: jax.Array, kept: jax.Array | None = None, features: jax.Array | None = None
+    ) -> jax.Array:
+        """The logits.
+
+        images: normalised. kept: [rows, blocks], what a block's addition is multiplied with
+        features: [rows, width], what the features before the last layer are multiplied with
+        """
+        grid, dtype = self.grid, self.head.weight[...].dtype
+        x = self.stem(self._patches(images.astype(dtype))).astype(dtype)
+        if self.position is not None:
+            x = x + self.position.weight[...].reshape(grid.height, grid.width, -1)
+        x = jnp.broadcast_to(x[:, None], (x.shape[0], self.fields.num_steps, *x.shape[1:]))
+        for number, block in enumerate(self.blocks):
+            x = block(x, None if kept is None else kept[:, number])
+        pooled = self.norm(x[:, -1]).mean((1, 2))
+        return self.head(pooled if features is None else pooled * features.astype(dtype))
+
+    def _patches(self, images: jax.Array) -> jax.Array:
+        """[rows, height, width, channels] -> [rows, patches down, patches across, numbers]."""
+        rows, _, _, channels = images.shape
+        patch, grid = self.fields.patch, self.grid
+        x = images.reshape(rows, grid.height, patch, grid.width, patch, channels)
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(rows, grid.height, grid.width, -1)
+
+
+class Block(nnx.Module):
+    """A mixer over space, and with arch vit a feed-forward. x: [rows, steps, down, across, width].
+
+    kept: [rows], what the additions are multiplied with; None: 1
+    """
+
+    def __init__(self, fields: VisionModel, grid: Grid, narrow: Any) -> None:
+        self.norm = Norm(fields.width)
+        self.mixer = MIXERS[fields.cssm](fields, grid, narrow)
+        self.feeds = fields.arch == "vit"
+        if self.feeds:
+            self.feed_norm = Norm(fields.width)
+            self.up = Linear(fields.width, fields.inner, narrow)
+            self.down = Linear(fields.inner, fields.width, narrow)
+
+    def __call__(self, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        factor = None if kept is None else kept.reshape(-1, 1, 1, 1, 1)
+        x = _add(x, self.mixer(self.norm(x)), factor)
+        if self.feeds:
+            changed = jax.nn.gelu(self.up(self.feed_norm(x)), approximate=False)
+            x = _add(x, self.down(changed), factor)
+        return x
+
+
+def _add(x: jax.Array, change: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """x and the change, in x's type."""
+    return x + (change if factor is None else change * factor.astype(change.dtype)).astype(x.dtype)

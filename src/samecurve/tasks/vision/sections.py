@@ -1,0 +1,185 @@
+"""The vision task's `model` and `data` fields. No engine is imported here."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
+
+from samecurve.core.config.section import MOST_LAYERS, Section
+from samecurve.core.config.sections import DataSection
+
+Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
+Share = Annotated[float, Field(ge=0, lt=1)]
+Arch = Literal["vit", "simple"]
+Cssm = Literal["attention", "no_gate", "gated", "hgru_bi", "no_fft"]
+ContourLength = Literal[9, 14, 20]
+
+RECURRENT = ("no_gate", "gated", "hgru_bi")  # blocks with a state that goes from step to step
+_ONE_STEP = "gated"  # the one of them that mixes over space in one step, too
+_STEPS = 8  # of the others, where the config names none
+TORCH_BLOCKS = ("attention", "gated", "no_fft")  # jax has all
+DIGITS, PATHFINDER = "digits", "pathfinder"
+DRAWN_SIZE = 32  # pixels a side of a pathfinder image, where data.resolution names none
+
+_ONLY = {  # fields of some blocks alone
+    "heads": ("attention",),
+    "kernel_size": RECURRENT,
+    "steps": RECURRENT,
+}
+
+
+class VisionModel(Section):
+    """A classifier of images, whose blocks mix over space by attention or by a recurrence in the
+    frequencies of the image.
+    """
+
+    arch: Arch = Field(
+        "vit",
+        description=(
+            "vit: patches with positions, blocks that mix over space and feed-forwards in turn;"
+            " simple: patches and blocks without either (--arch)"
+        ),
+    )
+    cssm: Cssm = Field(
+        "attention",
+        description=(
+            "what mixes over space: attention; no_gate, gated, hgru_bi: state spaces in the"
+            " frequencies of the image; no_fft: nothing, a control (--cssm)"
+        ),
+    )
+    width: Size = Field(64, description="channels of every block")
+    depth: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = Field(4, description="blocks")
+    patch: Size = Field(4, description="pixels a side of a patch")
+    heads: Size = Field(4, description="of attention")
+    steps: Annotated[int, Field(gt=0, le=1 << 12)] | None = Field(
+        None,
+        description=(
+            "steps of a recurrence, each of which sees the image again; if not given, 1 of gated, 8"
+            " of no_gate and hgru_bi"
+        ),
+    )
+    kernel_size: Size = Field(
+        7,
+        description=(
+            "patches a side of the kernel that a recurrence of several steps moves its state with"
+        ),
+    )
+    mlp_ratio: PositiveFloat = Field(
+        4.0, description="of vit: width of a feed-forward, in widths of the model"
+    )
+    dropout: Share = Field(0.0, description="that a feature is left out, before the last layer")
+    drop_path: Share = Field(
+        0.0,
+        description=(
+            "that a sample skips the last block; a block before it is skipped less often, in"
+            " proportion to its number (stochastic depth)"
+        ),
+    )
+    label_smoothing: Share = Field(
+        0.0, description="share of a label that is spread evenly over all classes"
+    )
+
+    @model_validator(mode="after")
+    def _fields_of_these_blocks(self) -> "VisionModel":
+        for field, blocks in _ONLY.items():
+            is_default = getattr(self, field) == type(self).model_fields[field].default
+            if self.cssm not in blocks and not is_default:
+                raise ValueError(
+                    f"{field} is of cssm {' or '.join(blocks)}, and cssm is {self.cssm}"
+                )
+        if self.cssm == "attention" and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.cssm in RECURRENT and self.num_steps == 1:
+            if self.cssm != _ONE_STEP:
+                raise ValueError(
+                    f"steps 1: the kernels of {self.cssm} act between two steps; 2 at least"
+                )
+            if self.kernel_size != type(self).model_fields["kernel_size"].default:
+                raise ValueError("kernel_size: there is no kernel in one step; steps 2 at least")
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of a recurrence; 1 of blocks without one."""
+        default = _STEPS if self.cssm in RECURRENT and self.cssm != _ONE_STEP else 1
+        return self.steps or default
+
+    @property
+    def inner(self) -> int:
+        """The width of a feed-forward."""
+        return max(1, round(self.width * self.mlp_ratio))
+
+
+def engines_of(model: VisionModel) -> tuple[str, ...]:
+    """The engines that have a model."""
+    return ("torch", "jax") if model.cssm in TORCH_BLOCKS else ("jax",)
+
+
+class VisionData(DataSection):
+    """The source of the images."""
+
+    source: str = Field(
+        DIGITS,
+        description=(
+            "digits (of scikit-learn, 8 x 8), pathfinder (drawn), or an .npz file of images and"
+            " labels"
+        ),
+    )
+    resolution: Size | None = Field(
+        None, description=f"of pathfinder: pixels a side, {DRAWN_SIZE} if not given"
+    )
+    contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")
+    distractors: Annotated[int, Field(ge=0, le=4)] = Field(
+        4, description="of pathfinder: short contours beside the two long ones"
+    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(
+        0, description="of pathfinder: another one draws other images"
+    )
+    samples: Size = Field(20_000, description="of pathfinder: images that are trained on")
+    cached: bool = Field(
+        True,
+        description=(
+            "of pathfinder: images are drawn once, into the cache; false: each time one is read"
+        ),
+    )
+    validation: Share = Field(
+        0.1,
+        description=(
+            "share of the images to train on that no step trains on; of pathfinder: this many are"
+            " drawn for it in addition, and again for a test"
+        ),
+    )
+    eval_samples: NonNegativeInt | None = Field(
+        None,
+        description="images an evaluation reads, spread over the held-out ones; all if not given",
+    )
+    mean: list[float] | None = Field(
+        None,
+        description=(
+            "of each channel, where 1 is white; that of the images to train on if not given"
+        ),
+    )
+    std: list[PositiveFloat] | None = Field(
+        None, description="as mean: the deviation that a channel is divided by"
+    )
+    like_run: str | None = Field(
+        None,
+        description=(
+            "the images.json that a run keeps: all images of the source, read as that run"
+            " evaluates its own (`samecurve eval RUN -d SOURCE` sets it)"
+        ),
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _named_source(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("names nothing")
+        return value
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "VisionData":
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std are given together, or neither")
+        if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
+            raise ValueError(f"mean has {len(self.mean)} channels, and std has {len(self.std)}")
+        return self

@@ -1,0 +1,199 @@
+"""The images of task vision: digits, .npz files, Pathfinder; and `eval -d` on other images."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import samecurve
+from samecurve.errors import UserError
+from samecurve.tasks.vision.data.pathfinder import draw_image
+from samecurve.tasks.vision.data.pathfinder_set import SHEET
+from samecurve.tasks.vision.data.sources import open_images, stamp_images
+from samecurve.tasks.vision.sections import VisionData
+
+ROOT = Path(__file__).parents[2]
+
+
+def every(source: Any) -> dict[str, Any]:
+    return dict(source[np.arange(len(source))])
+
+
+def test_digits_are_split_without_overlap(cache: Path) -> None:
+    images = open_images(VisionData(), cache)
+    assert images.test is not None
+    assert images.validation is not None
+    parts = [every(part) for part in (images.train, images.validation, images.test)]
+    assert [len(part["labels"]) for part in parts] == [1294, 144, 359]
+    assert parts[0]["pixels"].shape[1:] == images.shape == (8, 8, 1)
+    assert parts[0]["pixels"].dtype == np.uint8
+    assert parts[0]["pixels"].max() == 255
+    assert sum(images.counts) == 1294
+    scaled = parts[0]["pixels"] / 255
+    assert (images.mean[0], images.std[0]) == pytest.approx((scaled.mean(), scaled.std()), rel=1e-9)
+
+
+def files(home: Path, **arrays: Any) -> VisionData:
+    np.savez(home / "set.npz", **arrays)
+    return VisionData(source=str(home / "set.npz"))
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (30, 6, 5, 3), dtype=np.uint8)
+LABELS = np.arange(30) % 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "counts"),
+    [
+        ({"images": PIXELS, "labels": LABELS}, (27, 3, 0)),
+        (
+            {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:4], "y_test": LABELS[:4]},
+            (27, 3, 4),
+        ),
+        (
+            {
+                "train_images": PIXELS[..., 0],
+                "train_labels": LABELS[:, None],
+                "val_images": PIXELS[:5, ..., 0],
+                "val_labels": LABELS[:5, None],
+            },
+            (30, 5, 0),
+        ),
+        ({"data": PIXELS / 255, "target": np.array(["cat", "dog", "owl"])[LABELS]}, (27, 3, 0)),
+    ],
+)
+def test_npz_files_in_their_usual_spellings(
+    arrays: Mapping[str, Any], counts: tuple[int, ...], tmp_path: Path, cache: Path
+) -> None:
+    images = open_images(files(tmp_path, **arrays), cache)
+    parts = (images.train, images.validation, images.test)
+    assert tuple(0 if part is None else len(part) for part in parts) == counts
+    assert images.classes in (["0", "1", "2"], ["cat", "dog", "owl"])
+    assert sum(images.counts) == counts[0]
+    rows = every(images.train)
+    assert rows["pixels"].ndim == 4
+    assert rows["labels"].dtype == np.int64
+    first = stamp_images(files(tmp_path, **arrays))
+    assert first != stamp_images(files(tmp_path, **arrays, more=PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"images": PIXELS}, "no images and labels to train on; it has images"),
+        ({"images": PIXELS.astype(np.int32), "labels": LABELS}, "type int32"),
+        ({"images": PIXELS.astype(float), "labels": LABELS}, "numbers from 0 to 255"),
+        ({"images": np.full((4, 2, 2), np.nan), "labels": LABELS[:4]}, "numbers from nan to nan"),
+        ({"images": PIXELS, "labels": LABELS[:9]}, "for 30 images"),
+        ({"images": PIXELS, "labels": LABELS - 1}, "labels go from -1 to 1"),
+        ({"images": PIXELS, "labels": LABELS, "classes": ["a", "b"]}, "classes has 2 names"),
+        ({"images": np.zeros((4, 3, 8, 20), np.uint8), "labels": LABELS[:4]}, "20 channels"),
+        (
+            {"images": PIXELS, "labels": LABELS, "x_test": PIXELS[:, :4], "y_test": LABELS},
+            "x_test has images of",
+        ),
+    ],
+)
+def test_npz_files_that_are_none(
+    arrays: Mapping[str, Any], says: str, tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        open_images(files(tmp_path, **arrays), cache)
+    assert says in caught.value.cause
+    assert "set.npz" in caught.value.where
+    (tmp_path / "set.npz").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(UserError, match="can't be read"):
+        open_images(VisionData(source=str(tmp_path / "set.npz")), cache)
+
+
+PATHS = {"source": "pathfinder", "samples": 40, "validation": 0.25}
+
+
+@pytest.mark.parametrize(("size", "contour"), [(32, 9), (64, 14), (96, 20)])
+def test_an_image_of_pathfinder_follows_from_its_number(size: int, contour: int) -> None:
+    image, label = draw_image(7, size=size, contour=contour, distractors=3)
+    again, _ = draw_image(7, size=size, contour=contour, distractors=3)
+    other, _ = draw_image(7, size=size, contour=contour, distractors=3, seed=1)
+    assert image.shape == (size, size)
+    assert label == 1
+    np.testing.assert_array_equal(image, again)
+    assert (image != other).mean() > 0.05
+    assert image.max() == 255
+    assert 0.02 < (image > 127).mean() < 0.3
+
+
+def test_neither_bright_pixels_nor_the_distance_of_the_dots_tell_the_label(cache: Path) -> None:
+    """Means over the classes differ by less than three standard errors."""
+    data = VisionData.model_validate({**PATHS, "samples": 600, "validation": 0.0})
+    rows = every(open_images(data, cache).train)
+    pixels, labels = rows["pixels"][..., 0] / 255, rows["labels"]
+    assert labels.mean() == 0.5
+    for measured in (pixels.mean((1, 2)), (pixels > 0.5).mean((1, 2)), _distances(pixels)):
+        halves = [measured[labels == label] for label in (0, 1)]
+        error = np.sqrt(sum(half.var() / len(half) for half in halves))
+        assert abs(halves[0].mean() - halves[1].mean()) < 3 * error
+        assert measured.std() > 0
+
+
+def _distances(pixels: Any) -> Any:
+    """How far apart the two brightest discs of each image are."""
+    filled = sum(
+        np.roll(np.roll(pixels, down, 1), across, 2) for down in (-1, 0, 1) for across in (-1, 0, 1)
+    )
+    distances = []
+    for image in filled:
+        first = np.array(np.unravel_index(image.argmax(), image.shape))
+        grid = np.moveaxis(np.indices(image.shape), 0, -1)
+        apart = np.linalg.norm(grid - first, axis=-1)
+        second = np.array(np.unravel_index(np.where(apart > 4, image, 0).argmax(), image.shape))
+        distances.append(np.linalg.norm(first - second))
+    return np.array(distances)
+
+
+def test_drawn_each_time_or_once_is_the_same(cache: Path) -> None:
+    kept, drawn = (
+        open_images(VisionData.model_validate({**PATHS, "cached": cached}), cache)
+        for cached in (True, False)
+    )
+    assert kept.sha256 == drawn.sha256
+    assert kept.mean == drawn.mean
+    for one, other in ((kept.train, drawn.train), (kept.test, drawn.test)):
+        for name, array in every(one).items():
+            np.testing.assert_array_equal(array, every(other)[name])
+    assert kept.validation is not None
+    assert not (every(kept.validation)["pixels"] == every(kept.test)["pixels"]).all()
+
+
+def test_a_folder_of_pathfinder_images_with_a_sheet(tmp_path: Path) -> None:
+    line = ("data", "pathfinder", "paths", "--count", 20, "--seed", 3)
+    said = samecurve(*line, cwd=tmp_path).stdout
+    assert "20 to train on and 2 to test on, of 32 x 32 pixels" in said
+    paths = tmp_path / "paths"
+    assert len(list(paths.glob("train/connected/*.png"))) == 10
+    drawn, _ = draw_image(13, size=32, contour=9, distractors=4, seed=3)
+    np.testing.assert_array_equal(np.asarray(Image.open(paths / "train/connected/13.png")), drawn)
+    assert np.asarray(Image.open(paths / SHEET)).shape == (4 * 198, 6 * 198)
+    assert "is not empty" in samecurve(*line, cwd=tmp_path, code=2).stderr
+    small = samecurve("data", "pathfinder", "b", "--contour", 20, cwd=tmp_path, code=2).stderr
+    assert "56 to 128 pixels a side" in small
+
+
+def test_a_run_is_measured_on_other_images(tmp_path: Path) -> None:
+    """With its own numbers for the classes, and refused where there is a class that it lacks."""
+    names = np.array(["cat", "dog", "owl"])
+    np.savez(tmp_path / "set.npz", images=PIXELS[:, :4, :4], labels=names[LABELS])
+    np.savez(tmp_path / "part.npz", images=PIXELS[:7, :4, :4], labels=names[1:][LABELS[:7] % 2])
+    np.savez(tmp_path / "more.npz", images=PIXELS[:6, :4, :4], labels=np.array(["ant"] * 6))
+    model = "model={width: 8, depth: 1, heads: 2, patch: 2}"
+    more = ("--set", model, "--global-batch", 10, "--max-steps", 2, "--devices", "cpu:1")
+    line = ("train", "--set", "task=vision", "-d", "set.npz", "--save-dir", "run", *more)
+    samecurve(*line, cwd=tmp_path)
+    scores = samecurve("eval", "run", "-d", "part.npz", "--json", cwd=tmp_path).stdout
+    confusion = np.array(json.loads(scores)["confusion"])
+    assert confusion.sum(1).tolist() == [0, 5, 2]
+    refused = samecurve("eval", "run", "-d", "more.npz", cwd=tmp_path, code=2).stderr
+    assert "class ant is none of the run's: cat, dog, owl" in refused
