@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
+from samecurve.tasks.vision.augment_section import Augment
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -120,12 +121,16 @@ class VisionData(DataSection):
     source: str = Field(
         DIGITS,
         description=(
-            "digits (of scikit-learn, 8 x 8), pathfinder (drawn), or an .npz file of images and"
-            " labels"
+            "digits (of scikit-learn, 8 x 8), pathfinder (drawn), an .npz file of images and"
+            " labels, a folder with a folder of pictures for each class, or shards with pictures"
+            " (*.tar, *.parquet)"
         ),
     )
     resolution: Size | None = Field(
-        None, description=f"of pathfinder: pixels a side, {DRAWN_SIZE} if not given"
+        None,
+        description=(
+            f"pixels a side; if not given {DRAWN_SIZE} of pathfinder, 224 of pictures in files"
+        ),
     )
     contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")
     distractors: Annotated[int, Field(ge=0, le=4)] = Field(
@@ -152,10 +157,25 @@ class VisionData(DataSection):
         None,
         description="images an evaluation reads, spread over the held-out ones; all if not given",
     )
+    shown: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.875,
+        description=(
+            "of pictures in files: share of the shorter side that is seen, around the middle, in an"
+            " evaluation, and in training without augment.crop"
+        ),
+    )
+    broken: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="a picture in a folder that can't be read; skip: it is left out and named",
+    )
+    augment: Augment = Field(
+        Augment(), description="random changes of the images that are trained on"
+    )
     mean: list[float] | None = Field(
         None,
         description=(
-            "of each channel, where 1 is white; that of the images to train on if not given"
+            "of each channel, where 1 is white; if not given that of the images to train on, of"
+            " pictures in files ImageNet's"
         ),
     )
     std: list[PositiveFloat] | None = Field(

@@ -16,6 +16,7 @@ from samecurve.core.protocols import Initial, Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes
+from samecurve.tasks.vision.data.augmentation import with_recipe
 from samecurve.tasks.vision.data.image_sets import ImageSets, JoinedRows
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
 from samecurve.tasks.vision.layout import Grid, first_values, grid_of
@@ -62,6 +63,7 @@ class VisionTask:
     cache: where images that are made are kept
     engine: the one that trains the model, torch or jax
     assets: the files that a run has kept, where its model is only used and needs no images
+    seed: of the run, by which images are augmented
 
     UserError: the engine has no such blocks.
     """
@@ -79,8 +81,10 @@ class VisionTask:
         model: VisionModel,
         data: VisionData,
         cache: Path,
+        *,
         engine: str = "torch",
         assets: Path | None = None,
+        seed: int = 0,
     ) -> None:
         if engine not in engines_of(model):
             raise UserError(
@@ -89,7 +93,7 @@ class VisionTask:
                 "model.cssm",
             )
         self.fields, self.data = model, data
-        self._cache, self._kept = cache, assets
+        self._cache, self._kept, self._seed = cache, assets, seed
 
     @cached_property
     def images(self) -> ImageSets:
@@ -124,7 +128,9 @@ class VisionTask:
         return len(self.format.classes)
 
     def train_data(self) -> Source:
-        return self.images.train if self.data.like_run is None else self._all_images
+        if self.data.like_run is not None:  # to be measured, not trained on
+            return self._all_images
+        return with_recipe(self.images.train, self.data.augment, self._seed)
 
     @cached_property
     def _all_images(self) -> Source:

@@ -7,6 +7,7 @@ from samecurve.core.system.cache import stamp_file
 from samecurve.data import spread_out
 from samecurve.errors import UserError
 from samecurve.tasks.vision.data.digits import read_digits, stamp_digits
+from samecurve.tasks.vision.data.folder_images import read_folder, stamp_folder
 from samecurve.tasks.vision.data.image_sets import ImageSets
 from samecurve.tasks.vision.data.npz_files import read_npz
 from samecurve.tasks.vision.data.pathfinder_set import read_pathfinder, stamp_pathfinder
@@ -19,6 +20,8 @@ def open_images(data: VisionData, cache: Path) -> ImageSets:
         return read_digits(data.validation)
     if data.source == PATHFINDER:
         return read_pathfinder(data, cache)
+    if is_folder(data.source):
+        return read_folder(data, cache)
     return read_npz(_file(data.source), data.validation)
 
 
@@ -29,7 +32,14 @@ def stamp_images(data: VisionData) -> object:
         return [stamp_digits(), *kept]
     if data.source == PATHFINDER:
         return [stamp_pathfinder(data), *kept]
+    if is_folder(data.source):
+        return [stamp_folder(data), *kept]
     return [stamp_file(_file(data.source)), *kept]
+
+
+def is_folder(source: str) -> bool:
+    """Whether a source is a folder of classes."""
+    return Path(source).expanduser().is_dir()
 
 
 def evaluated(source: Source | None, data: VisionData) -> Source | None:
