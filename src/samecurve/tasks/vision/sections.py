@@ -27,6 +27,12 @@ _ONLY = {  # fields of some blocks alone
     "steps": RECURRENT,
 }
 
+_OF_BACKBONES = ("path", "freeze_norms")
+_OF_ARCHS = (
+    *("arch", "cssm", "width", "depth", "patch", "heads", "steps", "kernel_size"),
+    "mlp_ratio",
+)
+
 
 class VisionModel(Section):
     """A classifier of images, whose blocks mix over space by attention or by a recurrence in the
@@ -45,6 +51,27 @@ class VisionModel(Section):
         description=(
             "what mixes over space: attention; no_gate, gated, hgru_bi: state spaces in the"
             " frequencies of the image; no_fft: nothing, a control (--cssm)"
+        ),
+    )
+    backbone: str | None = Field(
+        None,
+        description=(
+            "a model of timm by its name, such as resnet50 or vit_tiny_patch16_224, in place of"
+            " arch and its fields; torch (extra vision)"
+        ),
+    )
+    path: str | None = Field(
+        None,
+        description=(
+            "of a backbone: a file or directory with its weights; its last layer is made anew where"
+            " it has other classes. Random weights if not given; nothing is downloaded"
+        ),
+    )
+    freeze_norms: bool = Field(
+        False,
+        description=(
+            "of a backbone with path: BatchNorm layers keep the statistics of those weights, so"
+            " that they don't mix the samples of a batch"
         ),
     )
     width: Size = Field(64, description="channels of every block")
@@ -78,6 +105,22 @@ class VisionModel(Section):
     label_smoothing: Share = Field(
         0.0, description="share of a label that is spread evenly over all classes"
     )
+
+    @model_validator(mode="after")
+    def _fields_of_a_backbone(self) -> "VisionModel":
+        if self.backbone is None:
+            for name in _OF_BACKBONES:
+                if getattr(self, name):
+                    raise ValueError(f"{name} is of a backbone, and none is given")
+            return self
+        for name in _OF_ARCHS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is of arch, and the backbone {self.backbone} takes its place"
+                )
+        if self.freeze_norms and self.path is None:
+            raise ValueError("freeze_norms keeps the statistics of model.path, which is not given")
+        return self
 
     @model_validator(mode="after")
     def _fields_of_these_blocks(self) -> "VisionModel":

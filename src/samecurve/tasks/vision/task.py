@@ -86,6 +86,12 @@ class VisionTask:
         assets: Path | None = None,
         seed: int = 0,
     ) -> None:
+        if engine != "torch" and model.backbone is not None:
+            raise UserError(
+                f"model.backbone {model.backbone} is a PyTorch model",
+                "--engine torch; or without it a model of Samecurve: model.arch, model.cssm",
+                "model.backbone",
+            )
         if engine not in engines_of(model):
             raise UserError(
                 f"model.cssm {model.cssm} has no PyTorch model, only a JAX one",
@@ -94,6 +100,11 @@ class VisionTask:
             )
         self.fields, self.data = model, data
         self._cache, self._kept, self._seed = cache, assets, seed
+
+    @staticmethod
+    def first_weights(model: VisionModel) -> Path | None:
+        """The weights that a backbone begins from. UserError: there are none."""
+        return weights_path(model)
 
     @cached_property
     def images(self) -> ImageSets:
@@ -170,6 +181,8 @@ class VisionTask:
         return f"{self.images.sha256}/{self.format.to_json()}"
 
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+        if self.fields.backbone is not None:
+            return None  # timm's own
         return first_values(name, shape, self.fields)
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
@@ -214,3 +227,17 @@ class VisionTask:
             lines=[line.removeprefix("data ") for line in self.notes()],
             left_out=(),
         )
+
+
+def weights_path(model: VisionModel) -> Path | None:
+    """Where a backbone's weights are. UserError: there is nothing."""
+    if model.path is None:
+        return None
+    path = Path(model.path).expanduser()
+    if path.exists():
+        return path
+    raise UserError(
+        f"there is no {path}; a backbone's weights are never downloaded",
+        "the path of a .safetensors or .pt file, of a directory with one, or of a run",
+        "model.path",
+    )
