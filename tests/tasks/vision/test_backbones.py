@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from one_curve import check_one_curve
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.planning.planner import plan
-from samecurve.errors import InvalidConfigError, SamecurveError, UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
@@ -136,8 +136,8 @@ def test_what_does_not_fit_is_refused_with_the_first_difference(
         ({"backbone": "resnet81"}, "has no model resnet81", "did you mean"),
         ({"backbone": "hf-hub:timm/test_vit"}, "would be downloaded", "model.path"),
         ({"backbone": "test_vit", "path": str(tmp_path / "no")}, "there is no", "a .safetensors"),
-        ({"backbone": "test_vit2", "path": str(vit)}, r"cls_token|blocks", ""),
-        ({"backbone": "test_resnet", "path": str(vit)}, "", ""),
+        ({"backbone": "test_vit2", "path": str(vit)}, "43 missing (reg_token", "model.* fields"),
+        ({"backbone": "test_resnet", "path": str(vit)}, "missing (conv1.0.weight", "other weights"),
     ]
     for model, cause, remedy in cases:
         home = tmp_path / "run"
@@ -146,8 +146,7 @@ def test_what_does_not_fit_is_refused_with_the_first_difference(
             start(home, values(pictures, model), tmp_path / "cache", init_from=init_from)
         text = f"{caught.value.cause} {caught.value.remedy}"
         assert remedy in text
-        print(text)
-        assert cause == "" or any(word in text for word in cause.split("|")), text
+        assert cause in text
     for model, words in (
         ({"backbone": "test_vit", "width": 8}, "width is of arch, and the backbone test_vit"),
         ({"path": "x"}, "path is of a backbone"),
@@ -156,7 +155,7 @@ def test_what_does_not_fit_is_refused_with_the_first_difference(
         with pytest.raises(InvalidConfigError, match=words):
             config_of(values(pictures, model))
     jax = config_of(values(pictures, {"backbone": "test_vit"}, engine="jax"))
-    with pytest.raises(SamecurveError, match="jax"):
+    with pytest.raises(UserError, match="is a PyTorch model"):
         open_task(jax, tmp_path / "cache")
 
 

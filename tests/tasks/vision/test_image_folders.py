@@ -1,6 +1,8 @@
 """Pictures in a folder for each class: their splits, their pixels, and what is refused."""
 
+import io
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from PIL import Image
 from samecurve.errors import UserError
 from samecurve.tasks.vision.data.folder_images import FolderViews, read_folder, stamp_folder
 from samecurve.tasks.vision.data.image_sets import ImageSets
+from samecurve.tasks.vision.data.shard_images import read_shards
 from samecurve.tasks.vision.data.views import Box, MiddleRows
 from samecurve.tasks.vision.sections import VisionData
 
@@ -147,6 +150,16 @@ def remove(root: Path, *names: str) -> None:
         shutil.rmtree(root / name)
 
 
+def text_class(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a.txt").write_text("")
+
+
+def loose_picture(root: Path) -> None:
+    remove(root, *COUNTS)
+    draw("disc", 1).save(root / "a.png")
+
+
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (cut_short, r"disc/0000\.jpg can't be read: truncated"),
     "animated": (animate, r"disc/0000\.gif can't be read: 3 pictures in one file"),
@@ -159,12 +172,12 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"class cross has no picture in .*cross \(it is empty\)",
     ),
     "class of other files": (
-        lambda root: (root / "x").mkdir() or (root / "x" / "a.txt").write_text(""),
+        lambda root: text_class(root / "x"),
         r"class x has no picture in .* \(1 other file: a.txt\)",
     ),
     "one class": (lambda root: remove(root, "disc", "ring"), r"has one class, square"),
     "no class": (
-        lambda root: remove(root, *COUNTS) or draw("disc", 1).save(root / "a.png"),
+        loose_picture,
         r"has no folder that would be a class \(1 file: a.png\)",
     ),
     "empty": (lambda root: remove(root, *COUNTS), r"has no folder .* \(it is empty\)"),
@@ -195,3 +208,67 @@ def test_a_file_that_changes_during_a_run_is_named(folder: Path) -> None:
     draw("ring", 7).save(folder / "disc" / "0001.png")
     with pytest.raises(UserError, match=r"disc/0001\.png has changed since the run began"):
         images.train[np.array([1])]
+
+
+def write_tar(file: Path, rows: list[tuple[str, bytes, str]]) -> None:
+    with tarfile.open(file, "w") as archive:
+        for key, content, label in rows:
+            for name, part in ((f"{key}.jpg", content), (f"{key}.cls", label.encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(part)
+                archive.addfile(member, io.BytesIO(part))
+
+
+def jpeg(name: str, number: int) -> bytes:
+    file = io.BytesIO()
+    draw(name, number).save(file, "JPEG")
+    return file.getvalue()
+
+
+def test_shards_give_the_same_pixels_as_files(tmp_path: Path) -> None:
+    """Tar in two shards, and Hugging Face's parquet, beside a folder with the same files."""
+    import pyarrow
+    from pyarrow import parquet
+
+    names = ["disc", "ring", "square"] * 5
+    rows = [(f"{n:04}", jpeg(name, n), name) for n, name in enumerate(names)]
+    write_tar(tmp_path / "a-0.tar", rows[:8])
+    write_tar(tmp_path / "a-1.tar", rows[8:])
+    table = {
+        "image": [{"bytes": content, "path": None} for _, content, _ in rows],
+        "label": [sorted(set(names)).index(name) for *_, name in rows],
+    }
+    parquet.write_table(pyarrow.table(table), tmp_path / "b.parquet")
+    for key, content, name in rows:
+        (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name / f"{key}.jpg").write_bytes(content)
+    folder = opened(tmp_path / "set", validation=0).train
+    order = [path.stem for path in sorted((tmp_path / "set").rglob("*.jpg"))]
+    expected = folder[np.argsort(order)]
+    for source in ("a-*.tar", "b.parquet"):
+        data = VisionData(source=str(tmp_path / source), resolution=24, validation=0)
+        images = read_shards(data, tmp_path / "cache", say=lambda _: None)
+        found = images.train[np.arange(len(rows))]
+        np.testing.assert_array_equal(found["pixels"], expected["pixels"])
+        np.testing.assert_array_equal(found["labels"], expected["labels"])
+        split = data.model_copy(update={"validation": 0.2})
+        images = read_shards(split, tmp_path / "cache", say=lambda _: None)
+        assert images.validation is not None
+        assert (len(images.train), len(images.validation)) == (12, 3)
+    assert images.classes == ["0", "1", "2"]
+
+
+def test_shards_that_cant_be_trained_on_are_refused(tmp_path: Path) -> None:
+    def opened_shards(*rows: tuple[str, bytes, str]) -> ImageSets:
+        write_tar(tmp_path / "x.tar", list(rows))
+        data = VisionData(source=str(tmp_path / "x.tar"), resolution=24, validation=0)
+        return read_shards(data, tmp_path / "cache", say=lambda _: None)
+
+    whole = jpeg("disc", 0)
+    images = opened_shards(("a", whole, "0"), ("b", whole[:-200], "1"), ("c", b"no", "1"))
+    with pytest.raises(UserError, match=r"row 1 \(b\) of the shards can't be read .* truncated"):
+        images.train[np.array([1])]
+    with pytest.raises(UserError, match=r"row 2 \(c\) .* begins with 'no'"):
+        images.train[np.array([0, 2])]
+    with pytest.raises(UserError, match="row 1 has class -3"):
+        opened_shards(("a", whole, "0"), ("b", whole, "-3"))

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.core.protocols import Arrays, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import count_answers, widened
 from samecurve.tasks.forward_costs import forward_costs
@@ -18,6 +20,7 @@ from samecurve.tasks.vision.backbone import Backbone, unlike_backbone
 from samecurve.tasks.vision.layout import skip_rates
 from samecurve.tasks.vision.task import TOP, VisionTask
 from samecurve.tasks.vision.torch_model import Classifier
+from samecurve.tasks.vision.wrong_answers import wrong_answers
 
 
 class TorchVision(VisionTask):
@@ -57,11 +60,24 @@ class TorchVision(VisionTask):
             "top5": Mean((likelier < TOP).sum(), labels.shape[0]),
         }
 
+    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+        """Held-out images that the model answers wrongly. seed: nothing is drawn"""
+        del seed
+        device = next(iter(model.parameters())).device
+
+        def answer(rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
+            batch = {"pixels": torch.from_numpy(np.ascontiguousarray(rows["pixels"])).to(device)}
+            chances: NDArray[Any] = self._logits(model, batch).softmax(-1).cpu().numpy()
+            return chances
+
+        return wrong_answers(self.images.validation, answer, self.format.classes)
+
     def _logits(self, model: Any, batch: Arrays, *factors: Tensor | None) -> Tensor:
         """The model's answers. factors: of a model of ours, what dropout multiplies with."""
         pixels = self._normalized(batch["pixels"])
         if self.backbone is not None:
-            pixels = pixels.permute(0, 3, 1, 2)  # timm's models take channels first
+            kind = next(iter(model.parameters())).dtype
+            pixels = pixels.to(kind).permute(0, 3, 1, 2)  # timm's models take channels first
         return widened(model(pixels, *factors))
 
     def _mean(self, logits: Tensor, batch: Arrays) -> Mean:

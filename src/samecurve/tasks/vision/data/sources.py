@@ -1,5 +1,7 @@
 """The images that data.source names."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from samecurve.core.protocols import Source
@@ -11,6 +13,7 @@ from samecurve.tasks.vision.data.folder_images import read_folder, stamp_folder
 from samecurve.tasks.vision.data.image_sets import ImageSets
 from samecurve.tasks.vision.data.npz_files import read_npz
 from samecurve.tasks.vision.data.pathfinder_set import read_pathfinder, stamp_pathfinder
+from samecurve.tasks.vision.data.shard_images import is_shards, read_shards, stamp_shards
 from samecurve.tasks.vision.sections import DIGITS, PATHFINDER, VisionData
 
 
@@ -21,7 +24,9 @@ def open_images(data: VisionData, cache: Path) -> ImageSets:
     if data.source == PATHFINDER:
         return read_pathfinder(data, cache)
     if is_folder(data.source):
-        return read_folder(data, cache)
+        return read_folder(data, cache, _known_classes(data))
+    if is_shards(data.source):
+        return read_shards(data, cache, _known_classes(data))
     return read_npz(_file(data.source), data.validation)
 
 
@@ -34,6 +39,8 @@ def stamp_images(data: VisionData) -> object:
         return [stamp_pathfinder(data), *kept]
     if is_folder(data.source):
         return [stamp_folder(data), *kept]
+    if is_shards(data.source):
+        return [stamp_shards(data), *kept]
     return [stamp_file(_file(data.source)), *kept]
 
 
@@ -47,12 +54,30 @@ def evaluated(source: Source | None, data: VisionData) -> Source | None:
     return None if source is None else spread_out(source, data.eval_samples)
 
 
+def _known_classes(data: VisionData) -> Sequence[str] | None:
+    """The classes of the run that data.like_run names; None: the source's own."""
+    if data.like_run is None:
+        return None
+    try:
+        classes: list[str] = json.loads(Path(data.like_run).read_text())["classes"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{data.like_run} can't be read as the images of a run: {error}",
+            "the file assets/images.json of a run of task vision",
+            "data.like_run",
+        ) from None
+    return classes
+
+
 def _file(source: str) -> Path:
     """UserError: there is no such .npz file."""
     path = Path(source).expanduser().resolve()
     if path.suffix != ".npz" or not path.is_file():
         missing = "there are no images" if path.exists() else "there is nothing"
         raise UserError(
-            f"{missing} at {path}", f"an .npz file, {DIGITS} or {PATHFINDER}", "data.source"
+            f"{missing} at {path}",
+            "a folder with a folder of pictures for each class, an .npz file, shards (*.tar,"
+            f" *.parquet), {DIGITS} or {PATHFINDER}",
+            "data.source",
         )
     return path
