@@ -174,12 +174,12 @@ def _walk(numbers: Ids, size: int, seed: int, epoch: int, network: _Network) -> 
     keys = (
         np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
     )
-    found = network(numbers.astype(np.uint64), bits, keys)
-    outside = np.flatnonzero(found >= size)
+    walked = network(numbers.astype(np.uint64), bits, keys)
+    outside = np.flatnonzero(walked >= size)
     while outside.size:
-        found[outside] = network(found[outside], bits, keys)
-        outside = outside[found[outside] >= size]
-    return found.astype(np.int64)
+        walked[outside] = network(walked[outside], bits, keys)
+        outside = outside[walked[outside] >= size]
+    return walked.astype(np.int64)
 
 
 def _inverse_feistel(
