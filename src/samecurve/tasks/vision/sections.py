@@ -155,6 +155,8 @@ class VisionModel(Section):
 
 def engines_of(model: VisionModel) -> tuple[str, ...]:
     """The engines that have a model."""
+    if model.backbone is not None:
+        return ("torch",)
     return ("torch", "jax") if model.cssm in TORCH_BLOCKS else ("jax",)
 
 

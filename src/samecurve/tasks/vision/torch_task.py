@@ -74,10 +74,9 @@ class TorchVision(VisionTask):
 
     def _logits(self, model: Any, batch: Arrays, *factors: Tensor | None) -> Tensor:
         """The model's answers. factors: of a model of ours, what dropout multiplies with."""
-        pixels = self._normalized(batch["pixels"])
+        pixels = self._normalized(model, batch["pixels"])
         if self.backbone is not None:
-            kind = next(iter(model.parameters())).dtype
-            pixels = pixels.to(kind).permute(0, 3, 1, 2)  # timm's models take channels first
+            pixels = pixels.permute(0, 3, 1, 2)  # timm's models take channels first
         return widened(model(pixels, *factors))
 
     def _mean(self, logits: Tensor, batch: Arrays) -> Mean:
