@@ -8,7 +8,8 @@ import pytest
 from class_pictures import make_folder
 
 from one_curve import check_one_curve
-from samecurve.core.determinism.data_order import Order, paired_ids, permute, positions_of
+from samecurve.core.determinism.data_order import Order, permute
+from samecurve.core.sample_pairs import paired_ids, positions_of
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.vision.augment_section import Augment

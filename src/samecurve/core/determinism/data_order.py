@@ -8,7 +8,6 @@ epoch may be short: no sample is repeated, none is dropped.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,52 +146,19 @@ def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     not below `size` is sent through the network again (cycle walking).
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
     """
-    return _walk(positions, size, seed, epoch, _feistel)
-
-
-def positions_of(ids: Ids, size: int, seed: int, epoch: int) -> Ids:
-    """The positions of sample ids in an epoch's stream: the inverse of permute()."""
-    return _walk(ids, size, seed, epoch, _inverse_feistel)
-
-
-def paired_ids(ids: Ids, size: int, seed: int, epoch: int) -> Ids:
-    """The other sample of each sample's pair: positions 2j and 2j+1 of an epoch's stream are one.
-
-    Neighbours of a stream are nearly always read at once. The last sample of an odd number has
-    itself for its other.
-    """
-    others = positions_of(ids, size, seed, epoch) ^ 1
-    return permute(np.where(others < size, others, size - 1), size, seed, epoch)
-
-
-_Network = Callable[[NDArray[np.uint64], int, NDArray[np.uint64]], NDArray[np.uint64]]
-
-
-def _walk(numbers: Ids, size: int, seed: int, epoch: int, network: _Network) -> Ids:
-    """Send numbers through a network until all are below `size`."""
     bits = max(2, (size - 1).bit_length())
-    keys = (
-        np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
-    )
-    walked = network(numbers.astype(np.uint64), bits, keys)
-    outside = np.flatnonzero(walked >= size)
+    keys = round_keys(seed, epoch)
+    ids = _feistel(positions.astype(np.uint64), bits, keys)
+    outside = np.flatnonzero(ids >= size)
     while outside.size:
-        walked[outside] = network(walked[outside], bits, keys)
-        outside = outside[walked[outside] >= size]
-    return walked.astype(np.int64)
+        ids[outside] = _feistel(ids[outside], bits, keys)
+        outside = outside[ids[outside] >= size]
+    return ids.astype(np.int64)
 
 
-def _inverse_feistel(
-    values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    low_bits = np.uint64(bits // 2)
-    low_mask = np.uint64((1 << (bits // 2)) - 1)
-    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    high, low = values >> low_bits, values & low_mask
-    for first, second in zip(keys[-2::-2], keys[::-2], strict=True):
-        low = low ^ (mix(high ^ second) & low_mask)
-        high = high ^ (mix(low ^ first) & high_mask)
-    return (high << low_bits) | low
+def round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The keys of the network's rounds, in the order in which permute() uses them."""
+    return np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64)
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,6 +4,7 @@ The model keeps timm's names, so its checkpoints are read by timm as they are.
 """
 
 import hashlib
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,10 +156,9 @@ def _stretched(read: Any, size: list[int], prefix: int) -> NDArray[Any]:
 
     size: rows and columns. prefix: positions before them, of class tokens
     """
-    from timm.layers import resample_abs_pos_embed
-
+    layers: Any = importlib.import_module("timm.layers")
     positions = torch.from_numpy(np.ascontiguousarray(read())).float()
-    stretched: torch.Tensor = resample_abs_pos_embed(
+    stretched: torch.Tensor = layers.resample_abs_pos_embed(
         positions, new_size=size, num_prefix_tokens=prefix
     )
     return stretched.numpy()

@@ -138,6 +138,5 @@ def create(name: str, **options: Any) -> nn.Module:
 def config_of(name: str) -> Any:
     """timm's own facts of a model: input_size, mean, std, fixed_input_size, classifier."""
     import_timm()
-    from timm.models import get_pretrained_cfg
-
-    return get_pretrained_cfg(name)
+    models: Any = importlib.import_module("timm.models")
+    return models.get_pretrained_cfg(name)

@@ -65,6 +65,7 @@ class TorchVision(VisionTask):
         del seed
         device = next(iter(model.parameters())).device
 
+        @torch.no_grad()
         def answer(rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
             batch = {"pixels": torch.from_numpy(np.ascontiguousarray(rows["pixels"])).to(device)}
             chances: NDArray[Any] = self._logits(model, batch).softmax(-1).cpu().numpy()

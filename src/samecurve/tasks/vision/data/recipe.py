@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids, paired_ids
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.sample_pairs import paired_ids
 from samecurve.tasks.vision.augment_section import Augment
 from samecurve.tasks.vision.data.operations import change_colors, random_operations
 from samecurve.tasks.vision.data.views import Box, OpenImage, Size, Views, as_pixels, middle
