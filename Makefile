@@ -28,6 +28,7 @@ VENV = @if test -x $(BIN)/python; then \
 .venv/.test: pyproject.toml constraints.txt
 	$(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps timm  # its torchvision has to fit torch
 	touch $@ .venv/.run
 
 demo: .venv/.run

@@ -143,7 +143,11 @@ def measure(kind: str, workers: int, rounds: int) -> dict[str, list[float]]:
         "feed": lambda: feed_batches(config, made, opened.train_data(), workers),
         "DataLoader": lambda: loader_batches(made, Pictures(heavy=kind == "heavy"), workers),
     }
-    return {name: [rate(side()) for _ in range(rounds)] for name, side in sides.items()}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):  # in turn, so that other work on the machine meets both
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            rates[name].append(rate(sides[name]()))
+    return rates
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ UNSHOWN = {
     "docs/guarantees.md": {"drift.py"},
     "docs/hangs.md": {"my.yaml"},
     "docs/speed.md": {"tiny.yaml"},
+    "docs/image-classifier.md": {"PICTURES", "vit_tiny.safetensors"},
     "docs/same-batch.md": {"same/same.yaml"},
     "docs/split-check.md": {"clip.yaml"},
     "docs/strategies.md": {"large.yaml", "greedy.py", "unused.py"},
@@ -77,6 +78,7 @@ OF_OTHERS = {
     "--local-rank",
     "--local-addr",
     *OF_BENCHMARKS,
+    "--no-deps",  # of pip
     "--help",
     "--version",
 }

@@ -13,7 +13,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
-from samecurve.tasks.adapter.columns import Collation
+from samecurve.tasks.adapter.columns import Collation, stacked
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
@@ -328,3 +328,26 @@ def test_what_collate_may_not_return_is_told(case: str) -> None:
     call, words = WRONG[case]
     text = said(call)
     assert [word for word in words if word not in text] == [], text
+
+
+def test_items_of_a_dataset_are_stacked_the_same_by_the_short_way_and_by_the_long() -> None:
+    """Dicts of arrays and numbers that are alike go the short way; a tensor among them does not."""
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    alike = [
+        {"x": pixels[n], "y": n, "z": n / 2, "flag": n > 0, "scalar": np.float32(n)}
+        for n in range(2)
+    ]
+    short = [{k: v for k, v in item.items() if k != "scalar"} for item in alike]
+    long = stacked([{**item, "t": torch.ones(2)} for item in alike], 2, "data")
+    for name, column in stacked(short, 2, "data").items():
+        assert column.dtype == long[name].dtype
+        np.testing.assert_array_equal(column, long[name])
+    assert stacked(short, 2, "data")["x"].base is not pixels
+    mixed = [{"x": pixels[0].astype(np.float32)}, {"x": pixels[0]}]
+    assert stacked(mixed, 2, "data")["x"].dtype == np.float32
+    with pytest.raises(UserError, match=r"unlike parts"):
+        stacked([{"x": 1, "y": 2}, {"x": 1, "z": 2}], 2, "data")
+    with pytest.raises(UserError, match=r"shapes \(1,\) and \(2,\)"):
+        stacked([{"x": np.ones(1)}, {"x": np.ones(2)}], 2, "data")
+    with pytest.raises(UserError, match="not as numbers"):
+        stacked([{"x": 1 << 70}, {"x": 2}], 2, "data")

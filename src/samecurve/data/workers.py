@@ -1,8 +1,9 @@
 """Processes that read samples, for sources that decode. Rows and their order stay the same.
 
-One process opens the sources and forks the workers, which share its memory; only ids and rows
-travel through pipes. Jobs go to the workers in turn and are answered in order, so a slow sample
-delays other samples but never changes their order.
+One process opens the sources and forks the workers, which share its memory. Ids go to a worker
+through a pipe; it lays rows into memory that it shares with the asking process (shared_rows.py).
+Jobs go to the workers in turn and are answered in order, so a slow sample delays other samples but
+never changes their order.
 """
 
 import json
@@ -12,20 +13,18 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import RowReader
+from samecurve.data.shared_rows import Rows, SharedReader, SharedWriter, open_shared
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.units import some
 
-Rows = Mapping[str, NDArray[Any]]
 _DEPTH = 2  # jobs under way for each worker
 _PATIENCE = 5.0  # seconds to wait for the exit status of a worker that ended
 _SHOWN = 8  # ids that an error names
@@ -43,17 +42,28 @@ class _Job:
 
 @dataclass(frozen=True)
 class Line:
-    """The ends of a worker's two pipes that the asking process holds, or that the worker holds."""
+    """The ends of a worker's two pipes that the asking process holds, or that the worker holds.
+
+    shared: file descriptor of the memory that both share
+    """
 
     jobs: Connection
     rows: Connection
+    shared: int
+
+    def close(self) -> None:
+        """Close the ends. What is mapped of the memory stays."""
+        self.jobs.close()
+        self.rows.close()
+        os.close(self.shared)
 
 
 def line() -> tuple[Line, Line]:
-    """Open a worker's pipes: the asking process's ends, and the worker's ends."""
+    """Open a worker's pipes and memory: the asking process's ends, and the worker's ends."""
     jobs, ask = _pipe()
     take, rows = _pipe()
-    return Line(ask, take), Line(jobs, rows)
+    shared = open_shared()
+    return Line(ask, take, shared), Line(jobs, rows, os.dup(shared))
 
 
 def _pipe() -> tuple[Connection, Connection]:
@@ -77,6 +87,7 @@ class Workers:
         self, lines: Sequence[Line], ended: Callable[[float], tuple[int, int] | None]
     ) -> None:
         self._lines, self._ended = lines, ended
+        self._memory = [SharedReader(each.shared) for each in lines]
         self._under_way: list[deque[_Job]] = [deque() for _ in lines]
         self._next = 0
         self._lock = threading.Lock()
@@ -106,7 +117,7 @@ class Workers:
             while job.rows is None:
                 first = self._under_way[job.worker][0]
                 try:
-                    first.rows = _receive(self._lines[job.worker].rows)
+                    first.rows = _receive(self._lines[job.worker].rows, self._memory[job.worker])
                 except (EOFError, OSError):
                     raise self._lost() from None
                 self._under_way[job.worker].popleft()
@@ -153,6 +164,7 @@ def serve(sources: Sequence[RowReader | None], pipes: Line) -> None:
             jobs.put(None)
 
     threading.Thread(target=listen, name="jobs", daemon=True).start()
+    memory = SharedWriter(pipes.shared)
     while (job := jobs.get()) is not None:
         which, ids, epoch = job
         source = sources[which]
@@ -162,10 +174,14 @@ def serve(sources: Sequence[RowReader | None], pipes: Line) -> None:
         except Exception as error:
             _send_error(pipes.rows, error, ids)
             continue
-        _send(pipes.rows, rows)
+        if (head := memory.write(rows)) is None:
+            _send(pipes.rows, rows)
+        else:
+            pipes.rows.send_bytes(json.dumps({"shared": head}).encode())
 
 
 def _send(pipe: Connection, rows: Rows) -> None:
+    """Send rows through the pipe, which copies them."""
     arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
     head = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
     pipe.send_bytes(json.dumps({"rows": head}).encode())
@@ -184,8 +200,10 @@ def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
     pipe.send_bytes(json.dumps(head).encode())
 
 
-def _receive(pipe: Connection) -> Rows:
+def _receive(pipe: Connection, memory: SharedReader) -> Rows:
     head = json.loads(pipe.recv_bytes())
+    if "shared" in head:
+        return memory.read(head["shared"])
     if "error" in head:
         kind = UserError if head["user"] else RunError
         raise kind(*head["error"])

@@ -33,7 +33,7 @@ class DataWorkers:
         pairs = [line() for _ in range(count)]
         theirs = [each for _, each in pairs]
         status, status_writer = os.pipe()
-        fds = [(each.jobs.fileno(), each.rows.fileno()) for each in theirs]
+        fds = [(each.jobs.fileno(), each.rows.fileno(), each.shared) for each in theirs]
         argument = {
             "parent": os.getpid(),
             "status": status_writer,
@@ -49,12 +49,12 @@ class DataWorkers:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "samecurve.worker.data_workers", json.dumps(argument)],
             stdin=subprocess.PIPE,
-            pass_fds=[status_writer, *(fd for pair in fds for fd in pair)],
+            pass_fds=[status_writer, *(fd for of_line in fds for fd in of_line)],
             env=environment,
         )
         os.close(status_writer)
         for each in theirs:
-            _close(each)
+            each.close()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as config_text:
             config_text.write(config.model_dump_json().encode())
@@ -77,11 +77,6 @@ class DataWorkers:
         self._process.wait()
 
 
-def _close(ends: Line) -> None:
-    ends.jobs.close()
-    ends.rows.close()
-
-
 def main(argument: str) -> None:
     """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
@@ -93,8 +88,8 @@ def main(argument: str) -> None:
     task = open_task(config, str(cache_home()))
     sources = [task.train_data(), task.eval_data(), task.test_data()]
     lines = [
-        Line(Connection(jobs, writable=False), Connection(rows, readable=False))
-        for jobs, rows in values["lines"]
+        Line(Connection(jobs, writable=False), Connection(rows, readable=False), shared)
+        for jobs, rows, shared in values["lines"]
     ]
     # warnings about threads that no worker uses
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
@@ -105,7 +100,7 @@ def main(argument: str) -> None:
     status = values["status"]
     pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:
-        _close(each)
+        each.close()
     while pids:
         pid, wait_status = os.wait()
         code = os.waitstatus_to_exitcode(wait_status)
@@ -127,7 +122,7 @@ def _fork(sources: Sequence[Any], lines: Sequence[Line], index: int, status: int
         os.close(status)
         for other, each in enumerate(lines):
             if other != index:
-                _close(each)
+                each.close()
         serve(sources, lines[index])
         os._exit(0)
     except BaseException as error:

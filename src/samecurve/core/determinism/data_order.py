@@ -147,15 +147,18 @@ def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = (
-        np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
-    )
+    keys = round_keys(seed, epoch)
     ids = _feistel(positions.astype(np.uint64), bits, keys)
     outside = np.flatnonzero(ids >= size)
     while outside.size:
         ids[outside] = _feistel(ids[outside], bits, keys)
         outside = outside[ids[outside] >= size]
     return ids.astype(np.int64)
+
+
+def round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The keys of the network's rounds, in the order in which permute() uses them."""
+    return np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64)
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,6 +4,7 @@ In errors, `origin` names the source: "the data of MyTask.train_data()", "MyTask
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import FORM, Columns, parameters_of
+
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
 class Collation:
@@ -57,6 +60,8 @@ def stacked(raw: Any, count: int, origin: str) -> Columns:
     _check_form(raw, count, origin)
     if not isinstance(raw, list):
         return columns_of(raw, count, origin)
+    if (columns := _alike(raw)) is not None:
+        return columns
     items = [_named(item) for item in raw]
     names = list(items[0])
     if any(list(item) != names for item in items):
@@ -67,6 +72,45 @@ def stacked(raw: Any, count: int, origin: str) -> Columns:
         )
     parts = {name: _stack(name, [item[name] for item in items], origin) for name in names}
     return columns_of(parts, count, origin)
+
+
+def _alike(items: list[Any]) -> Columns | None:
+    """The columns of dicts of arrays that are all alike, as a picture data set gives them.
+
+    None: the items are something else, which takes twice as long to stack, or is refused.
+    """
+    first = items[0]  # what follows runs once for each item, in C
+    if set(map(type, items)) != {dict} or len(set(map(len, items))) > 1:
+        return None
+    columns = {}
+    for name, value in first.items():
+        try:
+            values = list(map(itemgetter(name), items))
+        except KeyError:
+            return None
+        column = _alike_arrays(values) if type(value) is np.ndarray else _alike_numbers(values)
+        if type(name) is not str or column is None:
+            return None
+        columns[name] = column
+    return columns
+
+
+def _alike_arrays(values: list[Any]) -> NDArray[Any] | None:
+    """Arrays of numbers of one type and shape, stacked; None: they are not."""
+    if set(map(type, values)) != {np.ndarray}:
+        return None
+    kinds, shapes = set(map(_DTYPE, values)), set(map(_SHAPE, values))
+    if len(kinds) > 1 or len(shapes) > 1 or shapes == {()} or kinds.pop().kind not in "biufc":
+        return None
+    return np.concatenate(values).reshape(len(values), *shapes.pop())
+
+
+def _alike_numbers(values: list[Any]) -> NDArray[Any] | None:
+    """Python's numbers of one type as an array; None: they are something else."""
+    if len(kinds := set(map(type, values))) > 1 or not kinds <= {int, float, bool}:
+        return None
+    column = np.array(values)
+    return column if column.dtype.kind in "biuf" else None
 
 
 def columns_of(columns: Mapping[Any, Any], count: int, origin: str) -> Columns:

@@ -66,6 +66,7 @@ class TaskAdapter:
             "cache": Path(cache),
             "assets": assets,
             "engine": config.engine,
+            "seed": config.train.seed,
         }
         with _seeded(config.train.seed):
             with self.calling("__init__"):

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 
 from samecurve.core.config.section import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
+from samecurve.tasks.vision.augment_section import Augment
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -26,6 +27,12 @@ _ONLY = {  # fields of some blocks alone
     "steps": RECURRENT,
 }
 
+_OF_BACKBONES = ("path", "freeze_norms")
+_OF_ARCHS = (
+    *("arch", "cssm", "width", "depth", "patch", "heads", "steps", "kernel_size"),
+    "mlp_ratio",
+)
+
 
 class VisionModel(Section):
     """A classifier of images, whose blocks mix over space by attention or by a recurrence in the
@@ -44,6 +51,27 @@ class VisionModel(Section):
         description=(
             "what mixes over space: attention; no_gate, gated, hgru_bi: state spaces in the"
             " frequencies of the image; no_fft: nothing, a control (--cssm)"
+        ),
+    )
+    backbone: str | None = Field(
+        None,
+        description=(
+            "a model of timm by its name, such as resnet50 or vit_tiny_patch16_224, in place of"
+            " arch and its fields; torch (extra vision)"
+        ),
+    )
+    path: str | None = Field(
+        None,
+        description=(
+            "of a backbone: a file or directory with its weights; its last layer is made anew where"
+            " it has other classes. Random weights if not given; nothing is downloaded"
+        ),
+    )
+    freeze_norms: bool = Field(
+        False,
+        description=(
+            "of a backbone with path: BatchNorm layers keep the statistics of those weights, so"
+            " that they don't mix the samples of a batch"
         ),
     )
     width: Size = Field(64, description="channels of every block")
@@ -79,6 +107,22 @@ class VisionModel(Section):
     )
 
     @model_validator(mode="after")
+    def _fields_of_a_backbone(self) -> "VisionModel":
+        if self.backbone is None:
+            for name in _OF_BACKBONES:
+                if getattr(self, name):
+                    raise ValueError(f"{name} is of a backbone, and none is given")
+            return self
+        for name in _OF_ARCHS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is of arch, and the backbone {self.backbone} takes its place"
+                )
+        if self.freeze_norms and self.path is None:
+            raise ValueError("freeze_norms keeps the statistics of model.path, which is not given")
+        return self
+
+    @model_validator(mode="after")
     def _fields_of_these_blocks(self) -> "VisionModel":
         for field, blocks in _ONLY.items():
             is_default = getattr(self, field) == type(self).model_fields[field].default
@@ -111,6 +155,8 @@ class VisionModel(Section):
 
 def engines_of(model: VisionModel) -> tuple[str, ...]:
     """The engines that have a model."""
+    if model.backbone is not None:
+        return ("torch",)
     return ("torch", "jax") if model.cssm in TORCH_BLOCKS else ("jax",)
 
 
@@ -120,12 +166,16 @@ class VisionData(DataSection):
     source: str = Field(
         DIGITS,
         description=(
-            "digits (of scikit-learn, 8 x 8), pathfinder (drawn), or an .npz file of images and"
-            " labels"
+            "digits (of scikit-learn, 8 x 8), pathfinder (drawn), an .npz file of images and"
+            " labels, a folder with a folder of pictures for each class, or shards with pictures"
+            " (*.tar, *.parquet)"
         ),
     )
     resolution: Size | None = Field(
-        None, description=f"of pathfinder: pixels a side, {DRAWN_SIZE} if not given"
+        None,
+        description=(
+            f"pixels a side; if not given {DRAWN_SIZE} of pathfinder, 224 of pictures in files"
+        ),
     )
     contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")
     distractors: Annotated[int, Field(ge=0, le=4)] = Field(
@@ -152,10 +202,25 @@ class VisionData(DataSection):
         None,
         description="images an evaluation reads, spread over the held-out ones; all if not given",
     )
+    shown: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.875,
+        description=(
+            "of pictures in files: share of the shorter side that is seen, around the middle, in an"
+            " evaluation, and in training without augment.crop"
+        ),
+    )
+    broken: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="a picture in a folder that can't be read; skip: it is left out and named",
+    )
+    augment: Augment = Field(
+        Augment(), description="random changes of the images that are trained on"
+    )
     mean: list[float] | None = Field(
         None,
         description=(
-            "of each channel, where 1 is white; that of the images to train on if not given"
+            "of each channel, where 1 is white; if not given that of the images to train on, of"
+            " pictures in files ImageNet's"
         ),
     )
     std: list[PositiveFloat] | None = Field(

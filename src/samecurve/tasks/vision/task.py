@@ -16,6 +16,7 @@ from samecurve.core.protocols import Initial, Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes
+from samecurve.tasks.vision.data.augmentation import with_recipe
 from samecurve.tasks.vision.data.image_sets import ImageSets, JoinedRows
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
 from samecurve.tasks.vision.layout import Grid, first_values, grid_of
@@ -62,6 +63,7 @@ class VisionTask:
     cache: where images that are made are kept
     engine: the one that trains the model, torch or jax
     assets: the files that a run has kept, where its model is only used and needs no images
+    seed: of the run, by which images are augmented
 
     UserError: the engine has no such blocks.
     """
@@ -79,9 +81,17 @@ class VisionTask:
         model: VisionModel,
         data: VisionData,
         cache: Path,
+        *,
         engine: str = "torch",
         assets: Path | None = None,
+        seed: int = 0,
     ) -> None:
+        if engine != "torch" and model.backbone is not None:
+            raise UserError(
+                f"model.backbone {model.backbone} is a PyTorch model",
+                "--engine torch; or without it a model of Samecurve: model.arch, model.cssm",
+                "model.backbone",
+            )
         if engine not in engines_of(model):
             raise UserError(
                 f"model.cssm {model.cssm} has no PyTorch model, only a JAX one",
@@ -89,7 +99,12 @@ class VisionTask:
                 "model.cssm",
             )
         self.fields, self.data = model, data
-        self._cache, self._kept = cache, assets
+        self._cache, self._kept, self._seed = cache, assets, seed
+
+    @staticmethod
+    def first_weights(model: VisionModel) -> Path | None:
+        """The weights that a backbone begins from. UserError: there are none."""
+        return weights_path(model)
 
     @cached_property
     def images(self) -> ImageSets:
@@ -124,7 +139,9 @@ class VisionTask:
         return len(self.format.classes)
 
     def train_data(self) -> Source:
-        return self.images.train if self.data.like_run is None else self._all_images
+        if self.data.like_run is not None:  # to be measured, not trained on
+            return self._all_images
+        return with_recipe(self.images.train, self.data.augment, self._seed)
 
     @cached_property
     def _all_images(self) -> Source:
@@ -164,6 +181,8 @@ class VisionTask:
         return f"{self.images.sha256}/{self.format.to_json()}"
 
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+        if self.fields.backbone is not None:
+            return None  # timm's own
         return first_values(name, shape, self.fields)
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
@@ -208,3 +227,17 @@ class VisionTask:
             lines=[line.removeprefix("data ") for line in self.notes()],
             left_out=(),
         )
+
+
+def weights_path(model: VisionModel) -> Path | None:
+    """Where a backbone's weights are. UserError: there is nothing."""
+    if model.path is None:
+        return None
+    path = Path(model.path).expanduser()
+    if path.exists():
+        return path
+    raise UserError(
+        f"there is no {path}; a backbone's weights are never downloaded",
+        "the path of a .safetensors or .pt file, of a directory with one, or of a run",
+        "model.path",
+    )

@@ -1,36 +1,57 @@
 """The vision task with PyTorch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.core.protocols import Arrays, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import count_answers, widened
 from samecurve.tasks.forward_costs import forward_costs
+from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.vision.backbone import Backbone, unlike_backbone
 from samecurve.tasks.vision.layout import skip_rates
 from samecurve.tasks.vision.task import TOP, VisionTask
 from samecurve.tasks.vision.torch_model import Classifier
+from samecurve.tasks.vision.wrong_answers import wrong_answers
 
 
 class TorchVision(VisionTask):
+    @cached_property
+    def backbone(self) -> Backbone | None:
+        """The model of timm; None: the model is ours."""
+        if self.fields.backbone is None:
+            return None
+        return Backbone(self.fields, self.format.shape, self.num_classes)
+
     def model(self) -> nn.Module:
+        if self.backbone is not None:
+            return self.backbone.build()
         return Classifier(
             self.fields, self.grid, channels=self.format.shape[2], classes=self.num_classes
         )
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        kept, features = self._factors(batch)
-        logits = widened(model(self._normalized(model, batch["pixels"]), kept, features))
-        return self._mean(logits, batch)
+        factors = () if self.backbone is not None else self._factors(batch)
+        return self._mean(self._logits(model, batch, *factors), batch)
+
+    def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
+        """A source's arrays as the model has them; of a backbone with a head for these classes."""
+        return arrays if self.backbone is None else self.backbone.first_arrays(arrays)
+
+    def unlike(self, fields: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        return unlike_backbone(self.fields, fields)
 
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         """Loss, near answers, and confusion: how many images have each [label, answer]."""
-        logits, labels = widened(model(self._normalized(model, batch["pixels"]))), batch["labels"]
+        logits, labels = self._logits(model, batch), batch["labels"]
         counts = count_answers(labels, logits.argmax(-1), logits.shape[-1])
         likelier = (logits > logits.gather(-1, labels[:, None])).sum(-1)
         return {
@@ -38,6 +59,26 @@ class TorchVision(VisionTask):
             "confusion": Mean(counts, 1),
             "top5": Mean((likelier < TOP).sum(), labels.shape[0]),
         }
+
+    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+        """Held-out images that the model answers wrongly. seed: nothing is drawn"""
+        del seed
+        device = next(iter(model.parameters())).device
+
+        @torch.no_grad()
+        def answer(rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
+            batch = {"pixels": torch.from_numpy(np.ascontiguousarray(rows["pixels"])).to(device)}
+            chances: NDArray[Any] = self._logits(model, batch).softmax(-1).cpu().numpy()
+            return chances
+
+        return wrong_answers(self.images.validation, answer, self.format.classes)
+
+    def _logits(self, model: Any, batch: Arrays, *factors: Tensor | None) -> Tensor:
+        """The model's answers. factors: of a model of ours, what dropout multiplies with."""
+        pixels = self._normalized(model, batch["pixels"])
+        if self.backbone is not None:
+            pixels = pixels.permute(0, 3, 1, 2)  # timm's models take channels first
+        return widened(model(pixels, *factors))
 
     def _mean(self, logits: Tensor, batch: Arrays) -> Mean:
         """Cross-entropy; of a mixed image, with the share that each of its labels has."""
@@ -72,8 +113,13 @@ class TorchVision(VisionTask):
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        shape = (1, *self.format.shape)
-        return {
-            **forward_costs(self.model, lambda model: model(torch.zeros(shape))),
-            **self.about_images(),
-        }
+        height, width, channels = self.format.shape
+        shape = (1, height, width, channels)
+        about = self.about_images()
+        if self.backbone is not None:
+            shape = (1, channels, height, width)
+            lines = self.backbone.notes(self.format.mean, self.format.std)
+            about["notes"] = (*about["notes"], *lines)
+        # in eval mode: one sample may be too few for the statistics of a BatchNorm
+        costs = forward_costs(self.model, lambda model: model.eval()(torch.zeros(shape)))
+        return {**costs, **about}

@@ -5,18 +5,16 @@ character by character, whatever the locale and the file system.
 """
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.core.system.cache import stamp_file
-from samecurve.core.system.files import explain_os_error
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.data.picture_files import SUFFIXES, UNREADABLE
 from samecurve.tasks.diffusion.sections import DiffusionData
-from samecurve.tasks.text import is_run_directory
+from samecurve.tasks.pictures.picture_files import SUFFIXES, UNREADABLE
+from samecurve.tasks.pictures.walk import check_is_file, files_below
 from samecurve.units import counted, some
 
 METADATA = "metadata.jsonl"
@@ -65,7 +63,7 @@ def list_folder(source: str, data: DiffusionData) -> FolderFiles:
     """
     root = _folder(source)
     by_suffix: dict[str, list[Path]] = defaultdict(list)
-    for file in _files_below(root):
+    for file in files_below(root):
         by_suffix[file.suffix.lower()].append(file)
     masks = {
         file.with_name(file.stem.removesuffix(MASK)): file
@@ -95,19 +93,9 @@ def list_folder(source: str, data: DiffusionData) -> FolderFiles:
     metadata = tuple(file for file in by_suffix[".jsonl"] if file.name == METADATA)
     read = set(FolderFiles(root, pictures, metadata, ()).all_read())
     for file in sorted(read):
-        _check_is_file(file)
+        check_is_file(file)
     others = [file for files in by_suffix.values() for file in files if file not in read]
     return FolderFiles(root, pictures, metadata, tuple(sorted(others)))
-
-
-def _check_is_file(path: Path) -> None:
-    """UserError: to read it would wait for ever, or never end."""
-    if path.exists() and not path.is_file():
-        raise UserError(
-            f"{path} is a pipe, a socket or a device, and no file",
-            "remove it, or put a file in its place",
-            "data.source",
-        )
 
 
 def stamp_folders(data: DiffusionData) -> str:
@@ -133,31 +121,6 @@ def _folder(source: str) -> Path:
         " first; without data.source shapes are drawn",
         "data.source",
     )
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    """A folder's files, without hidden ones and run directories. Links to folders are followed.
-
-    UserError: a folder can't be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        place = Path(os.fsdecode(error.filename or root))
-        raise UserError(*explain_os_error(error, place, "start again"), "data.source") from None
-
-    seen = set()
-    for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
-        where = os.path.realpath(folder)
-        if where in seen:  # links that lead round in a circle
-            subfolders[:] = []
-            continue
-        seen.add(where)
-        subfolders[:] = sorted(
-            name
-            for name in subfolders
-            if not name.startswith(".") and not is_run_directory(Path(folder, name))
-        )
-        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _no_pictures(source: str, by_suffix: Mapping[str, Sequence[Path]]) -> UserError:

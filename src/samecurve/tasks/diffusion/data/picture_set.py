@@ -5,7 +5,6 @@ pictures.train, pictures.held_out         Samples by id (samples.py)
 pictures.lines                            for the user: what was read, and what became of it
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,11 @@ from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.data.scan import FolderScan, Picture, name_broken, scan_folders
 from samecurve.tasks.diffusion.data.shapes import VERSION, ensure_shapes
 from samecurve.tasks.diffusion.sections import DiffusionData, ImageFolder
+from samecurve.tasks.pictures.held_out import held_out
 from samecurve.units import some
 
 _SHOWN = 5  # names in a line
 _LEFT = 0.75  # share of a picture that its bucket leaves, below which a line says so
-_ALL = 1 << 64  # of the numbers by which pictures are held out
 
 
 @dataclass(frozen=True)
@@ -75,29 +74,6 @@ def open_pictures(
             *_picture_lines(scan, all_pictures, data),
         ),
     )
-
-
-def held_out(contents: set[str], validation: float) -> set[str]:
-    """Choose the contents, by their SHA-256, that no step trains on.
-
-    Each content has a number of its own, drawn by its hash; those below the share are held out. So
-    about that share is, equal files stay together, and adding or removing pictures moves no other
-    one. There are three exceptions, for small sets: if the share is less than one picture, none is
-    held out; else one is at least (the lowest number), and one at least is trained on.
-    """
-    if len(contents) * validation < 1 - 1e-9:
-        return set()
-    numbers = {content: _number(content) for content in contents}
-    ordered = sorted(contents, key=lambda content: (numbers[content], content))
-    held = {content for content in contents if numbers[content] < validation * _ALL}
-    held.add(ordered[0])
-    if len(contents) > 1 and len(held) == len(contents):
-        held.remove(ordered[-1])
-    return held
-
-
-def _number(content: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"held out/{content}".encode()).digest()[:8], "big")
 
 
 def _is_enlarged(picture: Picture, shape: Shape) -> bool:

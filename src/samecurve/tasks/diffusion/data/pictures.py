@@ -4,7 +4,6 @@ A cut is a plain value. Which cut a sample has is decided elsewhere (views.py); 
 from the file and the cut alone, so they have the same bits wherever they are made.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,16 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import explain_os_error
-from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.buckets import Shape
-from samecurve.tasks.diffusion.data.picture_files import BrokenPictureError, decode, decode_mask
-from samecurve.tasks.diffusion.data.scan import Picture, StoredPicture
+from samecurve.tasks.diffusion.data.scan import Picture
+from samecurve.tasks.pictures.picture_files import BrokenPictureError, decode, decode_mask
+from samecurve.tasks.pictures.stored import read_content, unreadable
 
 if TYPE_CHECKING:  # a start without pictures does not import Pillow
     from PIL import Image as Pillow
-
-_AGAIN = "put the file back as it was when this run began; or begin another run"
 
 
 @dataclass(frozen=True)
@@ -73,9 +69,9 @@ def read_pixels(picture: Picture, cut: Cut) -> NDArray[np.uint8]:
     from PIL.Image import Resampling
 
     try:
-        image = decode(_content(picture.file), picture.file.facts.orientation)
+        image = decode(read_content(picture.file), picture.file.facts.orientation)
     except BrokenPictureError as error:
-        raise _unreadable(picture.file, error) from None
+        raise unreadable(picture.file, error) from None
     pixels = np.asarray(_cut(image, cut, Resampling.LANCZOS))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -92,9 +88,9 @@ def read_mask(picture: Picture, cut: Cut, rest: float) -> NDArray[np.float32]:
     if picture.mask is None:
         return np.ones(cut.shape[::-1], np.float32)
     try:
-        image = decode_mask(_content(picture.mask), picture.mask.facts.orientation)
+        image = decode_mask(read_content(picture.mask), picture.mask.facts.orientation)
     except BrokenPictureError as error:
-        raise _unreadable(picture.mask, error) from None
+        raise unreadable(picture.mask, error) from None
     share = np.asarray(_cut(image, cut, Resampling.BOX)).astype(np.float32) / np.float32(255)
     return np.float32(rest) + (np.float32(1) - np.float32(rest)) * share
 
@@ -125,24 +121,3 @@ def _cut(image: "Pillow.Image", cut: Cut, how: "Pillow.Resampling") -> "Pillow.I
         scaled = scaled.transpose(Transpose.FLIP_LEFT_RIGHT)
     right, bottom = cut.left + cut.shape[0], cut.top + cut.shape[1]
     return scaled.crop((cut.left, cut.top, right, bottom))
-
-
-def _content(file: StoredPicture) -> bytes:
-    """The bytes of a file. UserError: they are not those that were scanned."""
-    try:
-        content = file.path.read_bytes()
-        status = file.path.stat()
-    except OSError as error:
-        raise UserError(*explain_os_error(error, file.path, _AGAIN), "data.source") from None
-    touched = (status.st_size, status.st_mtime_ns) != file.stamp
-    if touched and hashlib.sha256(content).hexdigest() != file.facts.sha256:
-        raise UserError(f"{file.path} has changed since the run began", _AGAIN, "data.source")
-    return content
-
-
-def _unreadable(file: StoredPicture, error: BrokenPictureError) -> UserError:
-    return UserError(
-        f"{file.path} can't be read any more: {error}",
-        f"{_AGAIN}, with the version of Pillow that it began with",
-        "data.source",
-    )

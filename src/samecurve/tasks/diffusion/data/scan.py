@@ -15,24 +15,12 @@ from samecurve.core.determinism.sample_keys import sample_rng
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.caption_files import Texts, read_captions
 from samecurve.tasks.diffusion.data.folders import FolderFiles, PictureFile, list_folder
-from samecurve.tasks.diffusion.data.picture_files import FileFacts
-from samecurve.tasks.diffusion.data.scan_cache import Scanned, Stamp, scan_files
 from samecurve.tasks.diffusion.sections import DiffusionData, ImageFolder
+from samecurve.tasks.pictures.scan_cache import Scanned, scan_files
+from samecurve.tasks.pictures.stored import StoredPicture
 from samecurve.units import some
 
 _SHOWN = 5  # names in a line
-
-
-@dataclass(frozen=True)
-class StoredPicture:
-    """A picture file as the scan found it: what its pixels are read by.
-
-    stamp: size and time of the file
-    """
-
-    path: Path
-    stamp: Stamp
-    facts: FileFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 from samecurve.core.system.files import directory_made_once, explain_os_error
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.folders import METADATA
-from samecurve.tasks.diffusion.data.picture_files import check_pillow
+from samecurve.tasks.pictures.picture_files import check_pillow
 
 if TYPE_CHECKING:  # a start without pictures does not import Pillow
     from PIL import Image as Pillow

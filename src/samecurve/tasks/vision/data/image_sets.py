@@ -72,6 +72,10 @@ class ImageRows:
     def labels(self) -> NDArray[np.int64]:
         return self._labels[self._ids]
 
+    def image(self, number: int) -> NDArray[Any]:
+        """The pixels of one image: [height, width, channels]."""
+        return np.asarray(self._pixels[self._ids[number]])
+
     def channels(self) -> tuple[list[float], list[float]]:
         """Mean and deviation of each channel, where 1 is white; a deviation of 0 counts as 1."""
         step = -(-len(self._ids) // _MEASURED)

@@ -17,7 +17,7 @@ from samecurve.core.system.cache import cache_key
 from samecurve.core.system.files import explain_os_error, one_at_a_time, write_json
 from samecurve.errors import UserError
 from samecurve.probe import cpu_cores
-from samecurve.tasks.diffusion.data.picture_files import (
+from samecurve.tasks.pictures.picture_files import (
     BrokenPictureError,
     FileFacts,
     check_pillow,

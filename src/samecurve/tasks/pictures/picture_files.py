@@ -83,8 +83,7 @@ def inspect_file(content: bytes, *, is_mask: bool = False) -> FileFacts:
     has_profile = any(image.info.get("icc_profile", b""))
     foreign = has_profile and not any(name in image.info["icc_profile"] for name in _SRGB)
     with _explained():
-        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # MPO: a phone's JPEG
-            raise BrokenPictureError(f"{getattr(image, 'n_frames', 1)} pictures in one file")
+        _check_still(image)
         if image.format == "JPEG" and not is_mask:
             image.draft(None, (width // _DRAFT, height // _DRAFT))
         image.load()
@@ -111,6 +110,18 @@ def inspect_file(content: bytes, *, is_mask: bool = False) -> FileFacts:
     )
 
 
+def upright_size(content: bytes) -> tuple[tuple[int, int], int]:
+    """Width and height of a picture as shown, and how EXIF says that it is turned; its pixels are
+    not decoded. BrokenPictureError: it is no picture, or several.
+    """
+    image = _opened(content)
+    with _explained():
+        _check_still(image)
+        orientation = _orientation(image)
+    width, height = image.size
+    return ((width, height) if orientation < 5 else (height, width)), orientation
+
+
 @contextmanager
 def only_errors() -> Iterator[None]:
     """Within the block, Pillow's warnings about odd metadata are not shown, and a picture that is
@@ -124,10 +135,18 @@ def only_errors() -> Iterator[None]:
         yield
 
 
-def decode(content: bytes, orientation: int) -> "Pillow.Image":
-    """The pixels of a file that inspect_file() has found whole: RGB, upright."""
+def decode(
+    content: bytes, orientation: int, least: tuple[int, int] | None = None
+) -> "Pillow.Image":
+    """The pixels of a file that inspect_file() has found whole: RGB, upright.
+
+    least: a width and height that are enough: a JPEG is then decoded with 2, 4 or 8 times fewer
+        pixels a side, if these are still as many
+    """
     image = _opened(content)
     with _explained():
+        if least is not None and image.format == "JPEG":
+            image.draft(None, least if orientation < 5 else least[::-1])
         image.load()
         return _upright(as_rgb(image), orientation)
 
@@ -235,6 +254,13 @@ def _upright(image: "Pillow.Image", orientation: int) -> "Pillow.Image":
         8: Transpose.ROTATE_90,
     }
     return image.transpose(methods[orientation]) if orientation in methods else image
+
+
+def _check_still(image: "Pillow.Image") -> None:
+    """BrokenPictureError: the file has several pictures. A phone's JPEG (MPO) may have others."""
+    count = getattr(image, "n_frames", 1)
+    if image.format != "MPO" and count > 1:
+        raise BrokenPictureError(f"{count} pictures in one file")
 
 
 def _check_mode(image: "Pillow.Image") -> None:

@@ -1,0 +1,219 @@
+"""Pictures in shards as the images of a run: tar in webdataset's naming, or parquet.
+
+A row has one picture and its class: in a tar the members `.jpg` (`.png`, `.webp`, ...) and `.cls`,
+in a parquet file the columns `image` and `label`. Classes are whole numbers from 0, or names.
+Labels are read once and kept in the cache; a picture is read when it is needed.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.system.cache import cache_key
+from samecurve.core.system.files import one_at_a_time, write_whole
+from samecurve.data.shards.source import Shards
+from samecurve.errors import UserError
+from samecurve.probe.progress import show_progress
+from samecurve.tasks.pictures.picture_files import (
+    SUFFIXES,
+    BrokenPictureError,
+    decode,
+    upright_size,
+)
+from samecurve.tasks.vision.data.folder_images import FOLDER_SIZE, image_sets_of
+from samecurve.tasks.vision.data.image_sets import ImageSets, split_ids
+from samecurve.tasks.vision.data.views import MiddleRows, OpenImage
+from samecurve.tasks.vision.sections import VisionData
+from samecurve.units import counted, some
+
+if TYPE_CHECKING:
+    from PIL import Image as Pillow
+
+_LABELS = ("cls", "label", "labels", "class")
+_PICTURES = ("image", "img", *(suffix.removeprefix(".") for suffix in SUFFIXES))
+_AT_ONCE = 4096  # labels that are read together
+_MOST_CLASSES = 1_000_000
+_SHOWN = 8
+
+
+def is_shards(source: str) -> bool:
+    """Whether a source names shards."""
+    return source.endswith((".tar", ".parquet"))
+
+
+class ShardViews:
+    """Pictures of shards by number.
+
+    picture: the name of a row's picture. ids: the rows that these are. place: words for the source
+    """
+
+    def __init__(
+        self, shards: Shards, pictures: Sequence[str], labels: NDArray[np.int64], ids: Ids
+    ) -> None:
+        self._shards, self._pictures, self._ids = shards, pictures, ids
+        self.labels = labels[ids]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def open(self, number: int) -> OpenImage:
+        row = int(self._ids[number])
+        values = self._shards[row]
+        content = _content(values, self._pictures)
+        place = f"row {row} ({values['__key__']})" if "__key__" in values else f"row {row}"
+        if content is None:
+            raise UserError(
+                f"{place} of the shards has no picture: it has {some(sorted(values), _SHOWN)}",
+                f"a picture under one of the names {', '.join(self._pictures)}",
+                "data.source",
+            )
+        try:
+            size, orientation = upright_size(content)
+        except BrokenPictureError as error:
+            raise _broken(place, error) from None
+
+        def read(least: tuple[int, int]) -> "Pillow.Image":
+            try:
+                return decode(content, orientation, least)
+            except BrokenPictureError as error:
+                raise _broken(place, error) from None
+
+        return OpenImage(size, read)
+
+    def digest(self) -> str:
+        """A digest of what the shards' index has read, of the labels, and of the rows' numbers."""
+        sha256 = hashlib.sha256(self._shards.fingerprint().encode())
+        sha256.update(np.ascontiguousarray(self._ids).tobytes())
+        sha256.update(np.ascontiguousarray(self.labels).tobytes())
+        return sha256.hexdigest()
+
+
+def read_shards(
+    data: VisionData,
+    cache: Path,
+    known: Sequence[str] | None = None,
+    say: Callable[[str], None] = show_progress,
+) -> ImageSets:
+    """The images of shards.
+
+    known: classes of a run: all rows are then of one split, which nothing is held out of
+
+    UserError: the shards can't be read, or have no pictures or no classes.
+    """
+    shards = Shards(data.source)
+    first = shards[0]
+    picture = next((name for name in _PICTURES if _content(first, [name]) is not None), None)
+    label = next((name for name in _LABELS if name in first), None)
+    if picture is None or label is None:
+        lacks = "no picture" if picture is None else "no class"
+        raise UserError(
+            f"{data.source}: the first row has {lacks}; it has {some(sorted(first), _SHOWN)}",
+            f"a picture called {', '.join(_PICTURES[:4])}, ... and a class called"
+            f" {' or '.join(_LABELS)}",
+            "data.source",
+        )
+    raw = _all_labels(shards, data.source, label, cache / "vision" / "labels", say)
+    classes, labels = _numbered(raw, data.source, known)
+    parts: dict[str, Ids] = {"train": np.arange(len(shards))}
+    if known is None and data.validation:
+        train, held_out = split_ids(len(shards), data.validation)
+        parts = {"train": train, **({"validation": held_out} if len(held_out) else {})}
+    columns = Shards(data.source, columns=[picture]) if _is_parquet(data.source) else shards
+    side = data.resolution or FOLDER_SIZE
+    names = [picture] if _is_parquet(data.source) else _PICTURES
+    rows = {
+        split: MiddleRows(ShardViews(columns, names, labels, ids), (side, side), data.shown)
+        for split, ids in parts.items()
+    }
+    lines = [f"{data.source}: {counted(len(shards), 'picture')} of {len(classes)} classes"]
+    trained_on = np.bincount(rows["train"].views.labels, minlength=len(classes))
+    without = [name for name, count in zip(classes, trained_on, strict=True) if not count]
+    if without:
+        lines.append(f"no picture to train on of {some(without, _SHOWN)}")
+    return image_sets_of(rows, classes=classes, shown=data.shown, lines=lines)
+
+
+def stamp_shards(data: VisionData) -> object:
+    """What the shards are made from: their index's digest. UserError: they can't be read."""
+    return Shards(data.source).fingerprint()
+
+
+def _is_parquet(source: str) -> bool:
+    return source.endswith(".parquet")
+
+
+def _content(row: Mapping[str, Any], names: Sequence[str]) -> bytes | None:
+    """The bytes of a row's picture. A column of Hugging Face has them in a dict."""
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("bytes")
+        if isinstance(value, bytes):
+            return value
+    return None
+
+
+def _all_labels(
+    shards: Shards, source: str, name: str, home: Path, say: Callable[[str], None]
+) -> list[str]:
+    """The label of each row as text, from the cache, or read now."""
+    kept = home / f"{cache_key([shards.fingerprint(), name])}.npy"
+    with one_at_a_time(kept.with_suffix(".lock")):  # ranks of one machine start together
+        if kept.is_file():
+            texts: list[str] = np.load(kept).tolist()
+            return texts
+        reader = Shards(source, columns=[name])
+        texts = []
+        for first in range(0, len(reader), _AT_ONCE):
+            ids = np.arange(first, min(first + _AT_ONCE, len(reader)))
+            texts += [_text(row[name]) for row in reader[ids]]
+            say(f"data   {len(texts):,} of {len(reader):,} labels read")
+        file = io.BytesIO()
+        np.save(file, np.array(texts))
+        write_whole(kept, file.getvalue())
+    return texts
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else str(value)
+
+
+def _numbered(
+    texts: Sequence[str], source: str, known: Sequence[str] | None
+) -> tuple[list[str], NDArray[np.int64]]:
+    """The classes, and each row's number. UserError: a number is no class."""
+    if known is None and all(text.lstrip("-").isdecimal() for text in texts):
+        numbers = np.array([int(text) for text in texts], np.int64)
+        row = int(numbers.argmin() if numbers.min() < 0 else numbers.argmax())
+        if numbers.min() < 0 or numbers.max() >= _MOST_CLASSES:
+            raise UserError(
+                f"{source}: row {row} has class {numbers[row]}",
+                f"whole numbers from 0 to {_MOST_CLASSES - 1}, or names",
+                "data.source",
+            )
+        return [str(number) for number in range(int(numbers.max()) + 1)], numbers
+    classes = sorted(set(texts)) if known is None else list(known)
+    number_of = {name: number for number, name in enumerate(classes)}
+    for row, text in enumerate(texts):
+        if text not in number_of:
+            raise UserError(
+                f"{source}: row {row} is of class {text}, which is none of the run's:"
+                f" {some(classes, _SHOWN)}",
+                "labels of the same names",
+                "data.source",
+            )
+    return classes, np.array([number_of[text] for text in texts], np.int64)
+
+
+def _broken(place: str, error: BrokenPictureError) -> UserError:
+    return UserError(
+        f"{place} of the shards can't be read as a picture: {error}",
+        "make the shard again without this row, or with a whole picture",
+        "data.source",
+    )
