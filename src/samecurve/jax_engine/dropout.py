@@ -144,7 +144,7 @@ def _looped_mask(jaxpr: Any, *, in_loop: bool) -> str | None:
         if in_loop and kind == "name" and name.startswith(_MARK):
             return name.removeprefix(_MARK)
         for inner in jax.core.jaxprs_in_params(equation.params):
-            found = _looped_mask(inner, in_loop=in_loop or kind in _LOOPS)
-            if found is not None:
-                return found
+            looped = _looped_mask(inner, in_loop=in_loop or kind in _LOOPS)
+            if looped is not None:
+                return looped
     return None

@@ -229,8 +229,8 @@ def _lead(
         try:
             code = 0
             if attempt.coordinator:
-                code, asked = _run_child(attempt, rank)
-                signals += asked if code == 0 else ()
+                code, stop_signals = _run_child(attempt, rank)
+                signals += stop_signals if code == 0 else ()
             else:
                 outcome = run_rank(attempt, rank, rendezvous=rendezvous, on_signal=stop)
             if signals:

@@ -25,10 +25,10 @@ from PIL import Image
 from samecurve.tasks.diffusion.data.about import about_pictures
 from samecurve.tasks.diffusion.data.picture_set import (
     PictureSet,
-    held_out,
     open_pictures,
     stamp_pictures,
 )
+from samecurve.tasks.pictures.held_out import held_out
 
 
 def test_no_picture_is_dropped_or_repeated(tmp_path: Path, cache: Path) -> None:

@@ -158,7 +158,8 @@ def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
 
 def round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
     """The keys of the network's rounds, in the order in which permute() uses them."""
-    return np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64)
+    state = np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64)
+    return state.astype(np.uint64, copy=False)  # numpy's types leave 32 bits open
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
