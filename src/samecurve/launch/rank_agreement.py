@@ -19,7 +19,7 @@ from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
 from samecurve.units import counted
-from samecurve.worker.meeting import wait_for_ranks
+from samecurve.worker.meeting import pace, wait_for_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -67,7 +67,8 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
     store.set(_IDENTITY, json.dumps(identity(loaded)))
     others = [index for index in range(rank.world_size) if index != rank.index]
     wait_for_ranks(store, lambda index: f"{_ANSWER}/{index}", others, rank.world_size)
-    answers = {index: store.get(f"{_ANSWER}/{index}").decode() for index in others}
+    texts = store.multi_get([f"{_ANSWER}/{index}" for index in others]) if others else []
+    answers = {index: text.decode() for index, text in zip(others, texts, strict=True)}
     different = {index: text for index, text in sorted(answers.items()) if text}
     if different:
         index, text = next(iter(different.items()))
@@ -117,7 +118,7 @@ def report_config(
                 "environment",
                 again=True,
             )
-        time.sleep(0.05)
+        time.sleep(pace(rank.world_size))
     try:
         text = differences(json.loads(store.get(_IDENTITY)), identity(read()))
     except (SamecurveError, OSError) as error:
