@@ -14,6 +14,7 @@ from chaos_commands import trial
 from chaos_jobs import HERE, SAVE, ChaosError, Job, Lab, Outcome, require
 
 from machines import Machine, machines, run
+from samecurve.errors import START_AGAIN
 from samecurve.observe.heartbeat import read_beat
 
 _PORT = 29500
@@ -124,7 +125,7 @@ class Pair:
         code = self.processes[1].poll()
         if code is not None:
             said = self._said(1)
-            require(code == 1 and "again" in said, f"node1 left with {code}: {said}")
+            require(code == START_AGAIN and "again" in said, f"node1 left with {code}: {said}")
             self.come_back(1)
 
     def _lost(self, done: int, moment: float) -> int | None:

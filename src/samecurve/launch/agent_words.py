@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.loop import Outcome
 from samecurve.core.system.files import write_json
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import ControlFile
@@ -22,7 +22,6 @@ from samecurve.worker.cluster_env import ENDED, LEAVES
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-START_AGAIN = 75  # the exit code of ranks that another start goes on from (EX_TEMPFAIL)
 _FRUITLESS = 3  # failures in a row before another save
 _ANYTHING = "samecurve/anything"  # a key that nobody sets
 _VERDICT = 2.5  # seconds in which the first rank says whether another start may help
@@ -48,6 +47,7 @@ def judge(error: SamecurveError, run: Run | None, attempt: Attempt | None) -> No
         if starts <= _FRUITLESS:
             _tell(START_AGAIN, run, attempt)
             return
+        error.give_up()
         error.remedy += f"; not started again: {starts} starts in a row failed before another save"
     _tell(error.exit_code, run, attempt)
     error.exit_code = end_for_good(error.exit_code)

@@ -17,9 +17,8 @@ from samecurve.core.protocols import Rank
 from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
-from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
+from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError, not_hiding
 from samecurve.launch.agent_words import (
-    START_AGAIN,
     code_after,
     end_for_good,
     goes_on,
@@ -53,7 +52,7 @@ from samecurve.worker.cluster_env import (
     is_first_of_host,
 )
 from samecurve.worker.leave_time import leave_seconds
-from samecurve.worker.meeting import Meeting, rendezvous_of
+from samecurve.worker.meeting import Meeting, pace, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def follow_leader(rank: Rank, store: "Store") -> int:
     until = time.monotonic() + _PREPARED
     answers = rank.hosts > 1 and is_first_of_host(rank)
     while not store.check([_DECISION]):
-        time.sleep(0.1)
+        time.sleep(max(0.1, pace(rank.world_size)))
         if answers:
             answers = not answer_shared(store, rank)
         if time.monotonic() > until:
@@ -310,7 +309,7 @@ def _follow_in_child(attempt: Attempt, rank: Rank) -> int:
             f" why; {log} has more",
             err=True,
         )
-    return 1 if code < 0 else code
+    return START_AGAIN if code < 0 else code
 
 
 def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:

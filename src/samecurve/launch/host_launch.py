@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
-from samecurve.errors import Interrupted, RunError
+from samecurve.errors import START_AGAIN, Interrupted, RunError
 from samecurve.launch.host_agent import HostAgent
 from samecurve.launch.host_ranks import HostRanks
 from samecurve.launch.network import use_interface
@@ -221,4 +221,4 @@ def _code_of(agent: HostAgent, result: RunResult) -> int:
         " terminal of rank 0's host says more; the same command goes on from the last save",
         err=True,
     )
-    return 1 if code < 0 else code
+    return START_AGAIN if code < 0 else code
