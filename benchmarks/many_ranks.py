@@ -4,15 +4,18 @@ cores. No rank trains here.
 - dummy ranks meet as ranks of several hosts do (worker/meeting.py, launch/rank_agreement.py), read
   their plan and beat once: threads in processes of this machine;
 - one rank of 1,024 is built for real over torch's fake process group, whose collectives do nothing,
-  and takes a step.
+  and takes steps;
+- what the first host's launcher and its hang watch read again and again: the state of torch's
+  rendezvous, and the files of all ranks.
 
-Run: python -m benchmarks.many_ranks [--ranks 16,32,64,128,256] [--world 1024]
+Run: python -m benchmarks.many_ranks [--ranks 16,64] [--world 2,64,1024] [--write]
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import pickle
 import resource
 import socket
 import statistics
@@ -21,14 +24,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from benchmarks.common import UNASKED
+from benchmarks.common import UNASKED, write
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.planning.machine import Machine
@@ -40,8 +47,11 @@ from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
+from samecurve.torch_engine.strategies.gather_order import GatherOrder
+from samecurve.watch import live_ranks
 from samecurve.worker.meeting import Meeting
 
+REPEATS = 20
 THREADS = 16  # dummy ranks of one process
 _DECISION = "benchmark/decision"
 
@@ -153,6 +163,7 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     ddp.sum_bucket = unsummed  # the fake group's future has no value
+    GatherOrder._agree = as_this_rank  # type: ignore[assignment, method-assign]  # noqa: SLF001
     began = time.perf_counter()
     config, made, task = make_plan(home, world, strategy)
     planned = time.perf_counter()
@@ -180,10 +191,56 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
     }
 
 
+def measure_hosts(_home: Path, hosts: int) -> Mapping[str, Any]:
+    """One sign of life of one host: read the state of all hosts, and write it again."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    backend = C10dRendezvousBackend(store, "hosts")
+    state = _RendezvousState()
+    for index in range(hosts):
+        host = _NodeDesc(f"10.0.{index // 256}.{index % 256}", 1000 + index, 0)
+        state.participants[host] = index
+        state.last_heartbeats[host] = datetime.now(UTC)
+    backend.set_state(pickle.dumps(state))
+    seconds, token = [], b""
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        read = backend.get_state()
+        assert read
+        bits, token = read
+        backend.set_state(pickle.dumps(pickle.loads(bits)), token)
+        seconds.append(time.perf_counter() - began)
+    return {
+        "hosts": hosts,
+        "state_bytes": len(token),
+        "sign_of_life_milliseconds": round(1e3 * statistics.median(seconds), 2),
+    }
+
+
+def measure_watch(home: Path, world: int) -> Mapping[str, Any]:
+    """One look of the hang watch at which ranks live, where they are on hosts of eight."""
+    logs = home / f"watch-{world}"
+    logs.mkdir()
+    for index in range(world):
+        values = {"pid": os.getpid(), "since": 0.0, "host": f"node{index // 8}"}
+        (logs / f"process-{index}.json").write_text(json.dumps(values))
+    seconds, foreign = [], set[str]()
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        live_ranks(logs, foreign)
+        seconds.append(time.perf_counter() - began)
+    return {"ranks": world, "look_milliseconds": round(1e3 * statistics.median(seconds), 2)}
+
+
 def unsummed(_group: Any, bucket: Any) -> Any:
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+def as_this_rank(order: GatherOrder, event: int) -> int:
+    """All ranks gather and sum as this one does: the fake group has no answer of theirs."""
+    order._order.append(event)  # noqa: SLF001
+    return event
 
 
 def in_child(function: Any, *arguments: Any) -> Mapping[str, Any]:
@@ -199,27 +256,32 @@ def numbers(text: str) -> Sequence[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=numbers, default=[16, 32, 64, 128, 256])
+    parser.add_argument("--ranks", type=numbers, default=[16, 64])
     parser.add_argument("--world", type=numbers, default=[2, 64, 1024])
-    parser.add_argument("--to", type=Path, help="a JSON file for the figures")
-    given = parser.parse_args()
-    result: dict[str, Any] = {"start": [], "one_of_many": []}
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
+    options = parser.parse_args()
+    result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
-        for world in given.ranks:
-            row = in_child(measure_start, home, world)
-            print("start", *(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
-            result["start"].append(row)
+
+        def measure(name: str, function: Any, *arguments: Any) -> None:
+            row = {**in_child(function, home, *arguments), "load": round(os.getloadavg()[0], 1)}
+            print(name, *(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
+            result.setdefault(name, []).append(row)
+
+        for world in options.world:
+            measure("watch", measure_watch, world)
+        for hosts in (2, 128, 1250):
+            measure("hosts", measure_hosts, hosts)
         for strategy in ("ddp", "fsdp", "hsdp"):
-            for world in given.world:
-                if strategy == "hsdp" and world < 4:
-                    continue
-                row = in_child(measure_one_of, home, world, strategy)
-                print("one of many", *(f"{k} {v}" for k, v in row.items()), sep="  ", flush=True)
-                result["one_of_many"].append(row)
-    if given.to:
-        given.to.write_text(json.dumps(result, indent=1) + "\n")
+            for world in options.world:
+                if strategy != "hsdp" or world >= 4:
+                    measure("one of many", measure_one_of, world, strategy)
+        for world in options.ranks:
+            measure("start", measure_start, world)
+    if options.write:
+        print(f"written: {write('many-ranks', result)}")
 
 
 if __name__ == "__main__":

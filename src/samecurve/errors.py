@@ -3,7 +3,8 @@
 SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
 │   └── InvalidConfigError     all the errors of one config, at once
-└── RunError             the run itself could not go on                         exit 1
+└── RunError             the run itself could not go on                         exit 1, or 75 where
+                         another start may help
 
 not_hiding() and closing_all() handle what fails while a failure is handled, or at the end.
 """
@@ -18,6 +19,7 @@ from samecurve.terminal import printable, shorten
 # characters: a failure takes one screen, whatever was put into its texts
 _MOST_CAUSE, _MOST_REMEDY, _MOST_WHERE, _MOST_OF_ONE = 1600, 1600, 400, 500
 MOST_ERRORS = 12  # of a config that are told
+START_AGAIN = 75  # the exit code after which the same command may go on (EX_TEMPFAIL)
 
 
 class SamecurveError(Exception):
@@ -129,6 +131,12 @@ class RunError(SamecurveError):
     ) -> None:
         super().__init__(cause, remedy, where)
         self.again, self.trace, self.log = again, trace, log
+        if again:
+            self.exit_code = START_AGAIN
+
+    def give_up(self) -> None:
+        """Note that another start was tried, and does not help."""
+        self.again, self.exit_code = False, 1
 
     def _lines_below(self) -> list[str]:
         lines = [f"  {line}" for line in self.trace.splitlines()]

@@ -14,11 +14,12 @@ from chaos_commands import trial
 from chaos_jobs import HERE, SAVE, ChaosError, Job, Lab, Outcome, require
 
 from machines import Machine, machines, run
+from samecurve.errors import START_AGAIN
 from samecurve.observe.heartbeat import read_beat
 
 _PORT = 29500
 _WAIT = 120.0  # seconds in which two machines have met and train
-_STEPS = 700
+_STEPS, _LONG = 700, 2000  # a machine that comes back imports its libraries meanwhile
 _PARTITION = 12  # seconds
 _FLOOR = 10  # of devices.hang_floor: where a machine is gone without a word, the hang watch sees it
 
@@ -124,7 +125,7 @@ class Pair:
         code = self.processes[1].poll()
         if code is not None:
             said = self._said(1)
-            require(code == 1 and "again" in said, f"node1 left with {code}: {said}")
+            require(code == START_AGAIN and "again" in said, f"node1 left with {code}: {said}")
             self.come_back(1)
 
     def _lost(self, done: int, moment: float) -> int | None:
@@ -214,7 +215,7 @@ def kill_ranks(node: Machine) -> None:
 
 def lose_machines(lab: Lab) -> list[Outcome]:
     """One or two machines: one is lost without a word, the other goes on; then it comes back."""
-    job = lab.job("two machines: one is lost, and comes back", _STEPS, floor=_FLOOR)
+    job = lab.job("two machines: one is lost, and comes back", _LONG, floor=_FLOOR)
     whats = ["lost", "back", "lost again", "back again"]
 
     def happen() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from commands import command, losses, ranks_of, started, steps_written, until
-from samecurve.errors import RunError
+from samecurve.errors import START_AGAIN, RunError
 from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
@@ -111,9 +111,9 @@ def test_a_rank_asleep_in_its_feed_is_named_and_the_run_goes_on(
 
 
 def test_a_stopped_rank_is_named_and_the_command_ends(tmp_path: Path) -> None:
-    """Without restarts: exit 1, the cause once, the next command goes on."""
+    """Without restarts: exit 75, the cause once, the next command goes on."""
     done = run(tmp_path, "SIGSTOP", restarts=0)
-    assert done.returncode == 1
+    assert done.returncode == START_AGAIN
     said = done.stdout + done.stderr
     assert said.count("rank 1 stopped (SIGSTOP") == 1
     assert done.stderr.startswith("error: rank 1 stopped (SIGSTOP, or a terminal's Ctrl-Z)")
@@ -124,7 +124,7 @@ def test_a_stopped_rank_is_named_and_the_command_ends(tmp_path: Path) -> None:
 
 def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
     done = run(tmp_path, "sleep", "--devices", "cpu", restarts=0, prefetch=0, env={"RANK": "1"})
-    assert done.returncode == 1
+    assert done.returncode == START_AGAIN
     assert re.match(
         r"error: rank 0 gave no sign for \d+ s \(limit \d+ s\): rank 0 in the feed: waiting\.py:\d+"
         r" __getitem__\(\)",
@@ -136,7 +136,7 @@ def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> None:
     """The starts asked for are used up, then the cause is said, once; what was saved stays."""
     done = run(tmp_path, "SIGTERM", once="no/such", steps=100)
-    assert done.returncode == 1
+    assert done.returncode == START_AGAIN
     assert done.stdout.count("again  rank 1 was ended by SIGTERM") == 1
     assert done.stderr.startswith("error: rank 1 was ended by SIGTERM\n")
     assert done.stderr.count("rank 1 was ended by") == 1

@@ -165,7 +165,7 @@ def test_a_batch_per_device_needs_a_fixed_number_of_machines(home: Path) -> None
     path = home / "own.yaml"
     path.write_text(path.read_text().replace("samples: 10", "per_device: 5"))
     place = f"127.0.0.1:{free_port()}"
-    done = samecurve(*train(home, "1:2", "--rdzv", place), cwd=home, code=2)
+    done = samecurve(*train(home, "1:2", "--rdzv", place), cwd=home, code=2, afresh=True)
     assert "error: batch.per_device: 5 on each device: with --nnodes MIN:MAX" in done.stderr
     assert "remedy: --global-batch N; 5 is what these devices would take" in done.stderr
     assert not (home / "run").exists()
@@ -277,6 +277,36 @@ def test_machines_that_differ_are_refused(home: Path) -> None:
         words = ("train", "-f", "own.yaml", "--nnodes", "2", "--rdzv", "nowhere:29500")
         said = [nodes[0].start(*words, cwd=home).communicate(timeout=60)[0]]
         assert "does not know the name nowhere" in said[0]
+
+
+@pytest.mark.long
+def test_a_newcomer_that_differs_is_refused_alone(home: Path) -> None:
+    """Another config, then other code: it leaves with 2, and the run never hears of it."""
+    config(home, steps=5000)
+    other = home / "elsewhere"
+    other.mkdir()
+    text, code = ((home / name).read_text() for name in ("own.yaml", "own.py"))
+    place = f"127.0.0.1:{free_port()}"
+    words = train(home, "1:2", "--rdzv", place)
+    abroad = ("train", "-f", "own.yaml", "--save-dir", home / "run", *words[5:])
+    with started(*words, cwd=home) as first:
+        reached(home, 30)
+        for config_text, code_text, difference in (
+            (text.replace("samples: 10", "samples: 12"), code, "batch.samples 12 instead of 10"),
+            (text, f"{code}\n# changed\n", "the file own.py"),
+        ):
+            (other / "own.yaml").write_text(config_text)
+            (other / "own.py").write_text(code_text)
+            with started(*abroad, cwd=other) as newcomer:
+                said = newcomer.communicate(timeout=120)[0]
+            assert newcomer.returncode == 2, said
+            assert difference in said, said
+            assert "the run goes on without this one" in said, said
+        reached(home, steps_written(home / "run") + 20)
+        first.send_signal(signal.SIGTERM)
+        assert first.communicate(timeout=60)[0].count("plan   world 1") == 1
+    assert first.returncode == 128 + signal.SIGTERM
+    assert starts(home) == 1
 
 
 def run_both(nodes: Sequence[Machine], homes: Sequence[Path], place: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from commands import free_port, losses, samecurve, started, steps_written, until, write_config
 from samecurve.checkpoint.format import load
+from samecurve.errors import START_AGAIN
 from slurm import free_slurm_job, slurm_variables
 
 ROOT = Path(__file__).parents[2]
@@ -210,7 +211,7 @@ def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -
         until(lambda: steps_written(tmp_path / "run") >= 25)
         second.kill()
         said = first.communicate(timeout=90)[0]
-    assert first.returncode == 1, said
+    assert first.returncode == START_AGAIN, said
     assert "Traceback" not in said
     assert "the same command again" in said
 

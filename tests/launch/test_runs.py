@@ -24,6 +24,7 @@ from commands import (
     until,
     write_config,
 )
+from samecurve.errors import START_AGAIN
 from samecurve.observe.journal import read_events
 
 
@@ -137,7 +138,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
         victim = next(pid for pid in ranks_of(tmp_path / "run") if _rank_of(pid) == 1)
         os.kill(victim, signal.SIGKILL)
         output, _ = live.communicate(timeout=60)
-    assert live.returncode == 1
+    assert live.returncode == START_AGAIN
     error = output[output.index("error: ") :].splitlines()
     assert (
         error[0] == "error: rank 1 was ended by SIGKILL; memory had not run out: a person or a"

@@ -103,7 +103,7 @@ def test_a_yaml_for_skypilot(config: Path) -> None:
     samecurve("submit", "skypilot", "-f", config.name, *GPUS, *words, cwd=config.parent)
     job = yaml.safe_load((config.parent / "tiny.sky.yaml").read_text())
     assert (job["num_nodes"], job["resources"]["accelerators"]) == (2, "H100:8")
-    assert job["resources"]["job_recovery"] == {"recover_on_exit_codes": [143]}
+    assert job["resources"]["job_recovery"] == {"recover_on_exit_codes": [75, 143]}
     assert job["volumes"] == {"/runs": "runs"}
     last = shlex.split(job["run"].splitlines()[-1])
     assert last[:5] == ["exec", "python3", "-m", "samecurve", "train"]

@@ -20,7 +20,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
-from samecurve.errors import RunError, UserError
+from samecurve.errors import START_AGAIN, RunError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.data_workers import DataWorkers
 
@@ -168,7 +168,7 @@ def test_a_run_goes_on_after_a_workers_death(tmp_path: Path) -> None:
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
     samecurve(*line, "whole", cwd=tmp_path)
     (tmp_path / "die").touch()
-    error = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
+    error = samecurve(*line, "run", cwd=tmp_path, code=START_AGAIN).stderr
     assert error.count("was ended by SIGKILL while it read samples") == 1
     assert "Traceback" not in error
     (tmp_path / "die").unlink()

@@ -6,6 +6,8 @@ without a traceback. In between, cli/main.py hears the signals.
 
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -31,6 +33,27 @@ def run() -> None:
         # everything is said: the interpreter has only to shut down, which takes a while with torch
         exit_code = code if isinstance(code, int) else 1
         _at_a_signal(lambda _: os._exit(exit_code))
+
+
+def run_words(*words: str) -> NoReturn:
+    """Run a command line in this process, which was forked for it.
+
+    The process ends without the interpreter's shutdown, which takes a while with torch.
+    """
+    sys.argv[1:] = words
+    code: object = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def _at_a_signal(leave: Callable[[int], NoReturn]) -> None:

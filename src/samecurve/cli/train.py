@@ -121,11 +121,19 @@ def _train_on_hosts(
     flags: dict[str, Any], nnodes: str, rdzv: str | None, node_rank: int | None, *, headless: bool
 ) -> NoReturn:
     """Train with the ranks of this host, and of others that run the same command."""
-    from samecurve.launch.nodes import read_hosts, run_on_hosts
+    from samecurve.launch.nodes import read_hosts, way_to
+    from samecurve.run.fork_server import WarmStart
 
     hosts = read_hosts(nodes=nnodes, rendezvous=rdzv, index=node_rank)
     loaded = load_config(flags, say=False, loud=False)
-    sys.exit(run_on_hosts(loaded, hosts, headless=headless))
+    with WarmStart() as warm_start:
+        if loaded.config.engine == "torch":
+            warm_start.begin()
+        way = way_to(hosts)
+        from samecurve.launch.host_launch import run_on_hosts  # imports torch
+
+        code = run_on_hosts(loaded, hosts, way, warm_start, headless=headless)
+    sys.exit(code)
 
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:

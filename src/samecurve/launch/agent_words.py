@@ -8,17 +8,22 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.core.loop import Outcome
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.core.system.files import write_json
+from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import ControlFile
 from samecurve.run.directory.run_directory import Run
 from samecurve.worker.cluster_env import ENDED, LEAVES
 
-START_AGAIN = 75  # the exit code of ranks that another start goes on from (EX_TEMPFAIL)
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
 _FRUITLESS = 3  # failures in a row before another save
+_ANYTHING = "samecurve/anything"  # a key that nobody sets
 _VERDICT = 2.5  # seconds in which the first rank says whether another start may help
 
 
@@ -31,7 +36,7 @@ def end_for_good(code: int, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def judge(error: SamecurveError, run: Run | None, attempt: Attempt | None) -> None:
-    """Decide, as the first rank, whether another start may help; if not, tell all ranks.
+    """Decide, as the first rank, whether another start may help, and tell all ranks.
 
     run, attempt: None: none has begun
     """
@@ -40,16 +45,25 @@ def judge(error: SamecurveError, run: Run | None, attempt: Attempt | None) -> No
     if isinstance(error, RunError) and error.again:
         starts = _fruitless_starts(run) if run else 0
         if starts <= _FRUITLESS:
+            _tell(START_AGAIN, run, attempt)
             return
+        error.give_up()
         error.remedy += f"; not started again: {starts} starts in a row failed before another save"
-    if run and attempt:
-        with suppress(OSError):
-            _verdict(run).write_text(json.dumps([attempt.name, error.exit_code]))
+    _tell(error.exit_code, run, attempt)
     error.exit_code = end_for_good(error.exit_code)
 
 
-def code_after(code: int, run: Run, attempt: Attempt) -> int:
-    """The exit code of a rank that has failed, or was torn down by another's failure."""
+def _tell(code: int, run: Run | None, attempt: Attempt | None) -> None:
+    if run and attempt:
+        with suppress(OSError):
+            write_json(_verdict(run), [attempt.name, code])
+
+
+def code_after(code: int, run: Run, attempt: Attempt, store: "Store") -> int:
+    """The exit code of a rank that has failed, or was torn down by another's failure.
+
+    store: served by the first rank, which judges as long as it lives
+    """
     if not code or ENDED not in os.environ:
         return code
     if code == UserError.exit_code:
@@ -59,7 +73,11 @@ def code_after(code: int, run: Run, attempt: Attempt) -> int:
         with suppress(OSError, ValueError):
             name, final = json.loads(_verdict(run).read_text())
             if name == attempt.name:
-                return end_for_good(int(final))
+                return code if final == START_AGAIN else end_for_good(int(final))
+        try:
+            store.check([_ANYTHING])
+        except RuntimeError:  # the first rank is gone
+            return code
         time.sleep(0.1)
     return code
 

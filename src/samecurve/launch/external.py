@@ -7,21 +7,18 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.loop import Outcome
-from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
-from samecurve.errors import RunError, SamecurveError, UserError, not_hiding
+from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError, not_hiding
 from samecurve.launch.agent_words import (
-    START_AGAIN,
     code_after,
     end_for_good,
     goes_on,
@@ -32,26 +29,30 @@ from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.network import interface_towards, resolve, use_interface
+from samecurve.launch.prepare_external import prepare_external, take_back
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.shared_directory import answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
-from samecurve.probe import oom_kills, oom_kills_since, probe
+from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.preconditions import check_port, remove_refused
-from samecurve.run.prepare import prepare
+from samecurve.run.preconditions import remove_refused
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import GROUP, LAUNCHER, LEAVES, is_first, is_first_of_host
+from samecurve.worker.cluster_env import (
+    LAUNCHER,
+    is_first,
+    is_first_of_host,
+)
 from samecurve.worker.leave_time import leave_seconds
-from samecurve.worker.meeting import Meeting, rendezvous_of
+from samecurve.worker.meeting import Meeting, pace, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
@@ -62,78 +63,6 @@ class ReadConfig(Protocol):
     """Reads the config. loud: notes about it are printed."""
 
     def __call__(self, *, loud: bool) -> LoadedConfig: ...
-
-
-def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> PreparedRun:
-    """Prepare a run for the processes that were started.
-
-    UserError: the config asks for other processes.
-    """
-    is_jax = loaded.config.engine == "jax"
-    machine = replace(probe(), started=rank.world_size, hosts=rank.hosts)
-    options = replace(options, group=os.environ.get(GROUP, ""))
-    loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
-    prepared = prepare(loaded, options, machine=machine)
-    if prepared.plan.layout.world_size != rank.world_size:
-        _take_back(prepared)
-        raise UserError(
-            f"strategy {prepared.plan.layout.strategy} is one process; {rank.world_size} were"
-            " started",
-            "one process, or --strategy ddp",
-            "devices.strategy",
-        )
-    batch = loaded.config.batch
-    if LEAVES in os.environ and batch.samples is None and prepared.journal_start == 0:
-        _take_back(prepared)
-        raise UserError(
-            f"{batch.per_device} on each device: with --nnodes MIN:MAX the hosts that come first"
-            " would decide how many samples a step has",
-            f"--global-batch N; {prepared.plan.batch.global_batch_size} is what these devices"
-            " would take",
-            "batch.per_device",
-        )
-    if is_jax and rank.world_size > 1:
-        # a port that can be known beforehand by a person who opens ports between hosts
-        port = int(os.environ["MASTER_PORT"]) + 1
-        check_port(port)
-        coordinator = f"{os.environ['MASTER_ADDR']}:{port}"
-        attempt = replace(prepared.attempt, coordinator=coordinator)
-        prepared = replace(prepared, attempt=attempt)
-    return prepared
-
-
-def _take_back(prepared: PreparedRun) -> None:
-    """Let go of a run that is refused, and remove it if it is new."""
-    prepared.lock.release()
-    if prepared.journal_start == 0:
-        remove_refused(prepared.run)
-
-
-def _on_ranks(loaded: LoadedConfig, count: int, *, may_differ: bool) -> LoadedConfig:
-    """The config with as many devices of this host as ranks were started on it.
-
-    may_differ: a rank may hold several devices.
-
-    UserError: the config asks for other devices.
-    """
-    devices = loaded.config.devices
-    gpus = len(probe().devices)
-    use = devices.use
-    if use in {"auto", "all"} and not gpus:
-        use = f"cpu:{count}"
-    elif use in {"auto", "all"} and not may_differ:
-        use = ",".join(map(str, range(count)))
-    elif use == "cpu":
-        use = f"cpu:{count}"
-    config = loaded.config.with_values(devices={"use": use})
-    chosen = len(choose_devices(config.devices, config.engine, probe()).value)
-    if chosen != count and not may_differ:
-        raise UserError(
-            f"torchrun started {count} ranks; devices {devices.use} names {chosen}",
-            f"--nproc_per_node={chosen}, or leave --devices out",
-            "devices.use",
-        )
-    return replace(loaded, config=config)
 
 
 _DECISION = "samecurve/word"  # the first rank's message to the others: what to do
@@ -198,7 +127,7 @@ def _share_directory(store: "Store", rank: Rank, prepared: PreparedRun) -> None:
         check_shared(store, rank, prepared.run)
     except UserError as error:
         with not_hiding(error):
-            _take_back(prepared)
+            take_back(prepared)
         raise
 
 
@@ -296,7 +225,7 @@ def follow_leader(rank: Rank, store: "Store") -> int:
     until = time.monotonic() + _PREPARED
     answers = rank.hosts > 1 and is_first_of_host(rank)
     while not store.check([_DECISION]):
-        time.sleep(0.1)
+        time.sleep(max(0.1, pace(rank.world_size)))
         if answers:
             answers = not answer_shared(store, rank)
         if time.monotonic() > until:
@@ -330,7 +259,7 @@ def follow_leader(rank: Rank, store: "Store") -> int:
     if not stop_asked.is_set() and goes_on(run, attempt, outcome):
         code = START_AGAIN
     elif code:
-        code = code_after(code, run, attempt)
+        code = code_after(code, run, attempt, store)
     os._exit(code)  # does not wait for a collective that a lost rank left hanging
 
 
@@ -380,7 +309,7 @@ def _follow_in_child(attempt: Attempt, rank: Rank) -> int:
             f" why; {log} has more",
             err=True,
         )
-    return 1 if code < 0 else code
+    return START_AGAIN if code < 0 else code
 
 
 def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:

@@ -6,6 +6,7 @@ compares them with its own, and answers with the differences in words, or with a
 
 import json
 import platform
+import socket
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -18,12 +19,13 @@ from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
 from samecurve.units import counted
-from samecurve.worker.meeting import wait_for_ranks
+from samecurve.worker.meeting import pace, wait_for_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _IDENTITY = "samecurve/identity"  # the first rank's identity
+_OF_HOSTS = "samecurve/identity of hosts"  # that of the first host
 _ANSWER = "samecurve/answer"  # another rank's answer; its number follows
 _COME = 1800.0  # seconds in which the first rank must say what it runs
 _SHOWN = 4  # differences of one rank that are named
@@ -65,7 +67,8 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
     store.set(_IDENTITY, json.dumps(identity(loaded)))
     others = [index for index in range(rank.world_size) if index != rank.index]
     wait_for_ranks(store, lambda index: f"{_ANSWER}/{index}", others, rank.world_size)
-    answers = {index: store.get(f"{_ANSWER}/{index}").decode() for index in others}
+    texts = store.multi_get([f"{_ANSWER}/{index}" for index in others]) if others else []
+    answers = {index: text.decode() for index, text in zip(others, texts, strict=True)}
     different = {index: text for index, text in sorted(answers.items()) if text}
     if different:
         index, text = next(iter(different.items()))
@@ -74,6 +77,25 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
         raise UserError(
             f"rank {index}{more} runs something else than rank {rank.index}: {text}",
             "the same command, files and installed versions for every rank",
+            "environment",
+        )
+
+
+def check_host_agrees(place: "Store", loaded: LoadedConfig, ranks: int) -> None:
+    """Compare what this host runs with what the first host has left at the place where they meet.
+
+    ranks: of this host
+
+    UserError: they differ. The other hosts have not heard of this one yet, and go on without it.
+    """
+    mine = {"ranks on a host": str(ranks), **identity(loaded)}
+    first = json.loads(place.compare_set(_OF_HOSTS, "", json.dumps(mine)))
+    if text := differences(first, mine):
+        raise UserError(
+            f"this host ({socket.gethostname()}) runs something else than the hosts that it would"
+            f" join: {text}",
+            "the same command, files and installed versions on every host; the run goes on without"
+            " this one",
             "environment",
         )
 
@@ -96,7 +118,7 @@ def report_config(
                 "environment",
                 again=True,
             )
-        time.sleep(0.05)
+        time.sleep(pace(rank.world_size))
     try:
         text = differences(json.loads(store.get(_IDENTITY)), identity(read()))
     except (SamecurveError, OSError) as error:

@@ -23,6 +23,7 @@ class RestartBudget:
     def __init__(self, allowed: int) -> None:
         """allowed: the number of restarts of the whole command."""
         self._allowed, self.used = allowed, 0
+        self.gave_up = False  # other starts were tried, and did not help
         self._saves: list[str | None] = []  # the checkpoint that each restart went on from
 
     def spend(self, failure: SamecurveError, save: str | None) -> str | None:
@@ -41,6 +42,7 @@ class RestartBudget:
             return f"not started again: that was done {times} (--max-restarts)"
         self._saves.append(save)
         if len(self._saves) > _FRUITLESS and len(set(self._saves[-_FRUITLESS - 1 :])) == 1:
+            self.gave_up = True
             return f"not started again: {_FRUITLESS} starts in a row failed before another save"
         self.used += 1
         return None
@@ -60,6 +62,8 @@ def prepare_restart(
     checkpoint, damaged = newest(run.checkpoints)
     resume = str(checkpoint) if checkpoint else _elsewhere(attempt.resume, run)
     reason = budget.spend(failure, resume)
+    if budget.gave_up and isinstance(failure, RunError):
+        failure.give_up()
     if reason is not None:
         return reason
     step = int(read_manifest(Path(resume))["step"]) if resume else 0

@@ -57,27 +57,36 @@ def check_installed(config: Config) -> None:
         )
 
 
-def describe(config: Config, server: ForkServer | None = None) -> Facts:
+def describe(
+    config: Config, server: ForkServer | None = None, *, kept: Path | None = None
+) -> Facts:
     """The facts of the config's task, from the cache or from a process that reads the task.
 
     server: forks that process; None: it is started
+    kept: a directory with the facts of an earlier start of the same command; the ranks find out
+        whether the data is still the same
 
     UserError: model or data are not as the config has them (missing file, empty corpus).
     """
     check_installed(config)
     cache = cache_home()
-    identity = _identity(config)
-    if identity is None:
+    stamp = entry_of(config.task).data_stamp(config)
+    if stamp is None and kept is None:
         return _facts_from_json(_in_subprocess(config, cache, server))
+    place = cache / "facts"
+    if stamp is None and kept:
+        stamp, place = entry_of(config.task).code_stamp(config), kept
+    identity = _identity(config, stamp)
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-    kept = cache / "facts" / f"{key}.json"
+    path = place / f"{key}.json"
     try:
-        value = json.loads(kept.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError):
         value = _in_subprocess(config, cache, server)
-        if _identity(config) == identity:  # no file changed while it was read
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, value)
+        if place == kept or entry_of(config.task).data_stamp(config) == stamp:
+            # no file changed while it was read
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, value)
     return _facts_from_json(value)
 
 
@@ -93,11 +102,8 @@ def _facts_from_json(value: Mapping[str, Any]) -> Facts:
     return Facts(**{**tuples, "arrays": arrays, "buckets": buckets})
 
 
-def _identity(config: Config) -> Any:
-    """All that the facts depend on, as JSON; None: nobody knows before the task is read."""
-    stamp = entry_of(config.task).data_stamp(config)
-    if stamp is None:
-        return None
+def _identity(config: Config, stamp: object) -> Any:
+    """All that the facts depend on, as JSON. stamp: of the data and the code."""
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
     groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
     return [

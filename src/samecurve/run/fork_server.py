@@ -47,6 +47,8 @@ _FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _ENGINE = "samecurve.torch_engine.engine"
 # a call waits for its own module, and so for all modules before it
 _DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.rank_main"
+# of a command that is one rank of several; the last of them is called
+_COMMAND = ("samecurve.launch.external", "samecurve.cli.train", "samecurve.cli.entry")
 
 
 class WarmStart:
@@ -95,6 +97,21 @@ class WarmStart:
         # imports numpy's masked arrays
         wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
+
+    def expect_command(self, libraries: Sequence[str]) -> None:
+        """Import what commands need that train as ranks of any strategy.
+
+        libraries: modules that the task imports
+        """
+        if self.server is None:
+            return
+        engine = (*libraries, _DESCRIBES, _ENGINE, "numpy.ma", "torch._dynamo", _TRAINS)
+        self.server.preload((*engine, *_COMMAND, "torch.distributed.fsdp"))
+
+    def wait_for_command(self) -> None:
+        """Wait until a command of expect_command() can start at once."""
+        if self.server:
+            self.server.wait(_COMMAND[-1])
 
 
 _SET_CHILD_SUBREAPER = 36  # of prctl
@@ -179,6 +196,12 @@ class ForkServer:
         with suppress(OSError):  # the server has ended: fork() says so
             self._socket.send(json.dumps({"modules": list(modules)}).encode())
 
+    def wait(self, module: str) -> None:
+        """Wait until a module is imported, and all before it, or the server has ended."""
+        with suppress(OSError):
+            self._socket.send(json.dumps({"wait": module}).encode())
+            self._socket.recv(_LARGEST)
+
     def fork(self, call: Call, stdio: Sequence[int]) -> ForkedProcess | None:
         """Fork a process that makes a call. stdio: its input, output and errors.
 
@@ -223,9 +246,13 @@ def main(descriptor: str, parent: str, *modules: str) -> None:
         if "modules" in request:
             to_import += request["modules"]
             continue
-        call = Call(**request["call"])
-        while to_import and call.module not in sys.modules:
+        call = Call(**request["call"]) if "call" in request else None
+        module = call.module if call else request["wait"]
+        while to_import and module not in sys.modules:
             import_ahead(to_import.pop(0))
+        if call is None:
+            requests.send(b"imported")
+            continue
         requests.send(str(_fork(call, stdio, requests)).encode())
         for file in stdio:
             os.close(file)

@@ -69,6 +69,7 @@ def prepare(
     machine: Machine | None = None,
     measure: Measure | None = None,
     warm_start: WarmStart | None = None,
+    kept_facts: Path | None = None,
 ) -> PreparedRun:
     """Decide everything, then write what the ranks read.
 
@@ -76,6 +77,7 @@ def prepare(
     machine: None: this one
     measure: measures the devices' speeds, once all else is accepted
     warm_start: imports the engine meanwhile
+    kept_facts: as describe() takes it
 
     UserError: the start can't be done as asked; the disk is then as it was before.
     """
@@ -88,6 +90,7 @@ def prepare(
             machine=machine,
             measure=measure,
             warm_start=warm_start,
+            kept_facts=kept_facts,
             claim=claim,
         )
     return replace(prepared, claim=claim)
@@ -101,6 +104,7 @@ def _prepare(
     machine: Machine | None,
     measure: Measure | None,
     warm_start: WarmStart | None,
+    kept_facts: Path | None,
     claim: "Claim | None",
 ) -> PreparedRun:
     """prepare(), with everything that options name on this machine."""
@@ -118,7 +122,8 @@ def _prepare(
         origin.notes += note_unmirrored(origin.run)
     loaded = _with_kept_defaults(loaded, origin)
     config = loaded.config
-    facts = facts or describe(config, warm_start.server if warm_start else None)
+    server = warm_start.server if warm_start else None
+    facts = facts or describe(config, server, kept=kept_facts)
     if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
         warm_start.stop()
     fixed = fixed_of(origin, options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.errors import START_AGAIN, UserError
 from samecurve.submit.engine import MADE_BY, Submission, yaml_text
 from samecurve.submit.job import AGAIN, PORT, Job
 from samecurve.submit.volume import Volume
@@ -71,7 +71,7 @@ def _resources(job: Job, options: SkyPilotOptions) -> dict[str, Any]:
                 "SkyPilot looks for machines by their GPU", "--gpu-type H100", "--gpu-type"
             )
         resources["accelerators"] = f"{job.nodes.gpu_type}:{job.nodes.gpus}"
-    resources["job_recovery"] = {"recover_on_exit_codes": [AGAIN]}
+    resources["job_recovery"] = {"recover_on_exit_codes": [START_AGAIN, AGAIN]}
     return resources
 
 

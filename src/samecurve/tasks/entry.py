@@ -149,12 +149,16 @@ class TaskEntry:
         if "model" in inspect.signature(stamp_of).parameters:
             sections.append(section_argument(config.model))
         stamp = stamp_of(*sections)
-        if self._is_ours or stamp is None:
-            return stamp
+        return stamp if self._is_ours or stamp is None else [*self.code_stamp(config), stamp]
+
+    def code_stamp(self, config: Config) -> list[object]:
+        """A stamp of all that the facts follow from beside the config and the data."""
+        if self._is_ours:
+            return []
         train = config.train  # a user's model, optimizer and schedule may be built by them
         built_by = [train.precision, train.seed, config.optimizer.lr]
         files = [hashlib.sha256(file.read_bytes()).hexdigest() for file in self._source_files()]
-        return [*built_by, *files, stamp]
+        return [*built_by, *files]
 
     def mentions(self, word: str) -> bool:
         """Whether the source of the task's classes has the word; True where it can't be read."""

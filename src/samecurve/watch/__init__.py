@@ -55,19 +55,25 @@ def announce(logs: Path, rank: int) -> None:
         write_json(logs / f"process-{rank}.json", values)
 
 
-def live_ranks(logs: Path) -> dict[int, int]:
+def live_ranks(logs: Path, foreign: set[str] | None = None) -> dict[int, int]:
     """The live processes of the ranks that were started on this host: rank -> process id.
+
+    foreign: the names of other hosts' files, which are not read again, since there may be thousands
 
     A process id that the system has given to another process since is left out: ranks may be killed
     by their process ids.
     """
     processes = {}
     for path in logs.glob("process-*.json"):
+        if foreign and path.name in foreign:
+            continue
         # another program's file, or the process has ended
         with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
             values = json.loads(read_file_bytes(path, _MOST_JSON))
             pid = int(values["pid"])
             if values["host"] != socket.gethostname():
+                if foreign is not None:
+                    foreign.add(path.name)
                 continue
             if abs(psutil.Process(pid).create_time() - values["since"]) < _CLOCK:
                 processes[int(path.stem.removeprefix("process-"))] = pid

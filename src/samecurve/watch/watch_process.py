@@ -93,10 +93,10 @@ def main(argument: str) -> None:
     watched = _Watched(**{**values, "limit": HangLimit(**values["limit"])})
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the end of its input ends it
         signal.signal(number, signal.SIG_IGN)
-    logs = Path(watched.logs)
+    logs, foreign = Path(watched.logs), set[str]()
     hangs = HangWatch(
         logs,
-        lambda: live_ranks(logs),
+        lambda: live_ranks(logs, foreign),
         world_size=watched.world_size,
         limit=watched.limit,
         spared=watched.process,

@@ -23,6 +23,7 @@ _SLURM = (
     "SLURM_JOB_ID",
 )
 ENDED = "SAMECURVE_ENDED"  # a file in which a rank leaves its agent the code it ended for good with
+FACTS = "SAMECURVE_FACTS"  # a directory in which a launcher keeps the facts for its next start
 LEAVES = "SAMECURVE_LEAVES"  # a host may leave, and the others go on without it
 GROUP = "SAMECURVE_GROUP"  # names the agents that start ranks together, for the run's lock
 _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet

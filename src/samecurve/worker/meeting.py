@@ -23,6 +23,7 @@ _JOIN = timedelta(minutes=30)
 _COME = _JOIN.total_seconds()  # in which all ranks must start
 _TRY = 3.0  # seconds for one connection
 _SAID = 5.0  # seconds after which missing ranks are named
+_PACE, _SHARE = 0.02, 0.0005  # seconds between a rank's questions, and for each rank of all
 _SHOWN = 4  # missing ranks that are named
 _CALL = "samecurve/call"  # the name of the first rank's meeting
 _HERE = "here"  # another rank's answer; its number follows
@@ -73,15 +74,19 @@ def wait_for_ranks(
     RunError: some ranks never came.
     """
     missing, began, announced = list(ranks), time.monotonic(), False
-    while missing:
-        missing = [index for index in missing if not store.check([keys(index)])]
+
+    def find_missing() -> list[int]:
+        return [index for index in missing if not store.check([keys(index)])]
+
+    # all at once: asking for each of many ranks, again and again, would keep the store busy
+    while missing and not store.check([keys(index) for index in missing]):
         waited = time.monotonic() - began
-        if missing and waited > _SAID and not announced:
+        if waited > _SAID and not announced and (missing := find_missing()):
             _say(_waiting(missing, world_size))
             announced = True
-        if missing and waited > patience:
+        if waited > patience:
             raise RunError(
-                f"{world_size - len(missing)} of {world_size} ranks came within"
+                f"{world_size - len(find_missing())} of {world_size} ranks came within"
                 f" {show_seconds(patience)}",
                 "start the same command for every rank",
                 "environment",
@@ -89,7 +94,7 @@ def wait_for_ranks(
             )
         time.sleep(0.02)
     if announced:
-        _say(f"all {world_size} ranks came, in {show_seconds(waited)}")
+        _say(f"all {world_size} ranks came, in {show_seconds(time.monotonic() - began)}")
 
 
 def _call(base: "Store", rank: Rank, patience: float) -> "Store":
@@ -105,8 +110,11 @@ def _call(base: "Store", rank: Rank, patience: float) -> "Store":
     others = [index for index in range(rank.world_size) if index != rank.index]
     base.set(_CALL, name)
     wait_for_ranks(store, lambda index: f"{_HERE}/{index}", others, rank.world_size, patience)
-    for index in others:
-        store.set(f"{_GO}/{index}", store.get(f"{_HERE}/{index}").decode())
+    if others:
+        answers = store.multi_get([f"{_HERE}/{index}" for index in others])
+        store.multi_set(  # type: ignore[attr-defined]  # torch's stubs lack it
+            [f"{_GO}/{index}" for index in others], answers
+        )
     return store
 
 
@@ -132,7 +140,15 @@ def _answer(base: "Store", rank: Rank) -> "Store":
                 "environment",
                 again=True,
             )
-        time.sleep(0.02)
+        time.sleep(pace(rank.world_size))
+
+
+def pace(world_size: int) -> float:
+    """Seconds between two questions of one rank to the first rank's store.
+
+    All ranks together ask it no more than 2,000 times a second, however many they are.
+    """
+    return max(_PACE, world_size * _SHARE)
 
 
 def _open_store(rank: Rank) -> "Store":
