@@ -68,15 +68,6 @@ def configured(**sections: object) -> LoadedConfig:
     return load(Document({"batch": {"samples": 1}, **sections}), Tasks())
 
 
-def later_tasks(sentence: str) -> None:
-    """Check that the tasks that the sentence names are refused as tasks of a later version."""
-    tasks = re.findall(r"`task: (\w+)`", sentence)
-    assert tasks, "the sentence names a task, as `task: NAME`"
-    for task in tasks:
-        with pytest.raises(UserError, match="is not in this version"):
-            configured(task=task)
-
-
 def later_verbs(sentence: str) -> None:
     """Check that the verbs that the sentence names are refused as verbs of a later version."""
     verbs = re.findall(r"`(\w+)`", sentence)
@@ -108,7 +99,6 @@ CLAIMS: dict[str, Check] = {
     "DeepSpeed, Megatron-LM, TPUs": nothing_named("deepspeed", "megatron", "tpu"),
     "`deepspeed`, `push_to_hub`": nothing_named("deepspeed", "push_to_hub"),
     "other callbacks, TPUs": nothing_named("callback", "tpu"),
-    "`task: ": later_tasks,
     "Commands of later versions": later_verbs,
     "ControlNet and video": nothing_named("controlnet", "video", "train text"),
     "Adapters .* `masked` and `embed`": objectives_of_adapters,
