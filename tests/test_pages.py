@@ -39,6 +39,8 @@ GPUS = Machine(
     cores=128,
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+# whose plans take long: models of billions of weights; 22,000 images to draw. test-long has them
+SLOW = {"huggingface-memory", "vision"}
 PLANNED = {"train", "plan", "verify", "bench", "profile"}
 Neutral = Callable[[str], str]  # a line without what may differ
 # in lines that are no command yet: what stands for what
@@ -177,10 +179,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "page",
     [
-        # its models of billions of weights take long to be described; the next test has it, too
-        pytest.param(
-            page, id=name, marks=[pytest.mark.long] if page.stem == "huggingface-memory" else []
-        )
+        pytest.param(page, id=name, marks=[pytest.mark.long] if page.stem in SLOW else [])
         for page, name in zip(PAGES, NAMES, strict=True)
     ],
 )

@@ -11,13 +11,21 @@ from samecurve.cli.main import cli
 
 SOURCE = Path(__file__).parents[2] / "src/samecurve"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
-OF_OTHERS = {  # of git, tar, pip, containers, torchrun, job engines, XLA, the hub and kohya
+OF_OTHERS = {  # of git, tar, pip, containers, torchrun, job engines, XLA, the hub, kohya, drivers
     *("--abbrev", "--always", "--dirty", "--exclude", "--no-optional-locks"),
     *("--dereference", "--hard-dereference", "--keep", "--sort"),
-    *("--index-url", "--python", "--ipc", "--share", "--shm-size", "--upgrade"),
+    *("--index-url", "--python", "--ipc", "--pids-limit", "--share", "--shm-size", "--upgrade"),
+    *("--gpu-reset", "--showmeminfo", "--showproductname", "--showuniqueid", "--ulimit"),
     *("--config-file", "--dataset-config", "--local-dir"),
     *("--local-rank", "--master-addr", "--master-port", "--nproc-per-node"),
-    *("--array", "--gres", "--gpus-per-task", "--kill-on-bad-exit", "--ntasks-per-node"),
+    *(
+        "--array",
+        "--cpus-per-task",
+        "--gres",
+        "--gpus-per-task",
+        "--kill-on-bad-exit",
+        "--ntasks-per-node",
+    ),
     *("--chdir", "--constraint", "--job-name", "--open-mode", "--requeue", "--signal"),
     *("--detach-run", "--filename", "--working-dir", "--yes"),
     *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from noise_pictures import write_pictures
+from PIL import Image
 from tiny_pipelines import save_sd15
 
 from samecurve.cli.load_config import load_config
@@ -46,6 +47,7 @@ LLAMA = {
 }
 BERT = {**LLAMA, "model_type": "bert", "architectures": ["BertModel"]}
 PICTURES = [name for name, preset in all_presets().items() if preset.task == "diffusion"]
+SLOW = {"chat-24gb", "gpt2-class-language-model"}  # their plans build large models
 # what presets need of the user
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "small-language-model": {"data.source": "squares.txt"},
@@ -79,6 +81,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
         "data.resolution": 64,
         "devices.offload_frozen": 1.0,
     },
+    "picture-classes": {"data.source": "classes"},
 }
 
 
@@ -95,6 +98,11 @@ def root(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     shutil.copy(SOURCE / "examples/number-names.jsonl", home)
     rows = [{"text": f"number {n}", "label": "even" if n % 2 else "odd"} for n in range(40)]
     (home / "labels.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for name in ("light", "dark"):
+        (home / "classes" / name).mkdir(parents=True)
+        for number in range(4):
+            grey = number + (200 if name == "light" else 0)
+            Image.new("RGB", (32, 32), (grey,) * 3).save(home / "classes" / name / f"{number}.png")
     return home
 
 
@@ -132,7 +140,14 @@ def errors_of(worker: PlanWorker, base: object, values: Mapping[str, Any]) -> li
     return errors
 
 
-@pytest.mark.parametrize("name", [name for name in all_presets() if name not in PICTURES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name in all_presets()
+        if name not in PICTURES
+    ],
+)
 def test_every_preset_has_a_form_and_a_plan(worker: PlanWorker, name: str) -> None:
     check_preset(worker, name)
 

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_with_the_first_difference(
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [
-        ("test_efficientnet", ["ddp:2"]),
+        pytest.param("test_efficientnet", ["ddp:2"], marks=pytest.mark.long),
         pytest.param("test_resnet", ["ddp:3", "dp:2", "fsdp:2"], marks=pytest.mark.long),
     ],
 )
