@@ -88,6 +88,7 @@ def check_loss(home: Path, name: str, *flags: object, **adapter: Any) -> str:
     return str(begun.stdout)
 
 
+@pytest.mark.long
 def test_an_adapter_of_peft_is_gone_on_from(home: Path) -> None:
     """On two ranks; and what this program exports is read again."""
     base = library_model("llama", **{**MODELS["llama"], "vocab_size": 256}).state_dict()

@@ -39,7 +39,7 @@ STEPS = 6
 is_there = find_spec("bitsandbytes") is not None
 needs_library = pytest.mark.skipif(not is_there, reason="bitsandbytes is not installed")
 _PACKED = [
-    pytest.param("4bit", marks=needs_library),
+    pytest.param("4bit", marks=[needs_library, pytest.mark.long]),
     pytest.param("8bit", marks=[needs_library, pytest.mark.long]),
 ]
 

@@ -134,6 +134,7 @@ def test_a_run_that_was_killed_at_once_begins_with_the_same_adapter(
     assert bench.loss("killed") == pytest.approx(bench.loss("first"), rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_metadata", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_file_of_diffusers_own(bench: Bench, kohya: Path, *, has_metadata: bool) -> None:
     """As save_lora_weights() writes it: alpha is in its metadata, or else counts as the rank."""

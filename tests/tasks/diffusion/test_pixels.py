@@ -70,6 +70,7 @@ def test_each_objective_has_one_curve(
     check_one_curve(config(folder, model), layouts, pool, tmp_path, steps=6, near=1e-10)
 
 
+@pytest.mark.long
 def test_exact_bits(folder: Path, pool: Pool, tmp_path: Path) -> None:
     here = config(folder, precision="f32", exact=True)
     check_one_curve(here, ["ddp:3"], pool, tmp_path, steps=4, near=0.0)
