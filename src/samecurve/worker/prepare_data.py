@@ -6,6 +6,7 @@ for a request to stop between two files, and agree whether the run begins.
 
 import time
 from contextlib import closing, suppress
+from itertools import chain, islice
 from typing import Any
 
 from samecurve.core.events import Event
@@ -41,7 +42,10 @@ def prepare_data(
     began = shown = time.monotonic()
     counts: list[tuple[int, float]] = []  # files that are there, and since when
     with closing(task.prepare(engine.device, part)) as progress:
-        for done, total in progress:
+        # each rank looks what is there before any of them makes a file: so the count is exact
+        first = list(islice(progress, 1))
+        engine.preflight()
+        for done, total in chain(first, progress):
             heartbeat(0, "start")
             is_stopping = stop.is_asked()
             if is_stopping:
