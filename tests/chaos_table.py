@@ -1,7 +1,7 @@
 """The table of the fault campaign, in the result file, on the screen and in docs/guarantees.md."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 _HEAD = (
@@ -63,8 +63,7 @@ def table(result: Mapping[str, Any]) -> str:
 def campaign_text(result: Mapping[str, Any]) -> str:
     """What docs/guarantees.md says of a campaign: a sentence, the table, the bare restarts."""
     bare = "".join(
-        f"| {name} | {statistics.median(seconds):.2f} | {max(seconds):.2f} |\n"
-        for name, seconds in result["bare_restart_seconds"].items()
+        _bare_row(name, seconds) for name, seconds in result["bare_restart_seconds"].items()
     )
     return (
         f"{result['recovered']} of {result['injected']} faults were recovered, in"
@@ -73,8 +72,16 @@ def campaign_text(result: Mapping[str, Any]) -> str:
         f" {result['save_every']} steps).\n\n{table(result)}\n"
         "Beside it, a bare restart by torch's elastic launcher in the same campaign, from the death"
         " of a rank to the second beginning of the script (which reads and trains nothing):\n\n"
-        f"| torchrun | seconds, median | worst |\n|---|---:|---:|\n{bare}"
+        "| torchrun | tried | came back | seconds, median | worst |\n"
+        f"|---|---:|---:|---:|---:|\n{bare}"
     )
+
+
+def _bare_row(name: str, tries: Sequence[float | None]) -> str:
+    """None: it did not come back within its limit."""
+    seconds = [each for each in tries if each is not None]
+    times = (f"{statistics.median(seconds):.2f}", f"{max(seconds):.2f}") if seconds else ("", "")
+    return f"| {' | '.join((name, str(len(tries)), str(len(seconds)), *times))} |\n"
 
 
 def show(result: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from chaos_machines import are_possible
 from machines import machines
 
 _TIMES = 3
+_LIMIT = 120  # seconds for a script that sleeps for two
 # writes down when it begins; rank 1 dies once, and its death is written down too
 _EMPTY = """
 import os, signal, sys, time
@@ -29,10 +30,13 @@ dist.barrier()
 _ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def bare_restarts(home: Path) -> dict[str, list[float]]:
-    """Seconds from a rank's death to the second beginning of both ranks, several times."""
+def bare_restarts(home: Path) -> dict[str, list[float | None]]:
+    """Seconds from a rank's death to the second beginning of both ranks, several times.
+
+    None: the command had not ended after two minutes.
+    """
     sides = {"empty script": _EMPTY, "ranks that meet over gloo": _MEETING}
-    found = {
+    found: dict[str, list[float | None]] = {
         f"one machine, {name}": [_on_one(home, script) for _ in range(_TIMES)]
         for name, script in sides.items()
     }
@@ -47,20 +51,20 @@ def _words(*more: str) -> list[str]:
     return [*torchrun, "--monitor-interval=0.1", *more, "script.py", "at-"]
 
 
-def _on_one(home: Path, script: str) -> float:
+def _on_one(home: Path, script: str) -> float | None:
     _prepare(home, script)
-    subprocess.run(
-        _words("--standalone", "--nproc-per-node=2"),
-        cwd=home,
-        check=True,
-        capture_output=True,
-        timeout=120,
-        env={**os.environ, **_ENVIRONMENT},
-    )
+    words = _words("--standalone", "--nproc-per-node=2")
+    environment = {**os.environ, **_ENVIRONMENT}
+    try:
+        subprocess.run(
+            words, cwd=home, check=True, capture_output=True, timeout=_LIMIT, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return _seconds(home)
 
 
-def _on_two(home: Path, script: str) -> float:
+def _on_two(home: Path, script: str) -> float | None:
     _prepare(home, script)
     with machines(2, home) as nodes:
         place = f"{nodes[0].address}:29500"
@@ -68,8 +72,11 @@ def _on_two(home: Path, script: str) -> float:
         for node in nodes:
             environment = {**_ENVIRONMENT, "GLOO_SOCKET_IFNAME": node.link}
             node.start_command(words, cwd=home, env=environment, names=True)
-        for node in nodes:
-            node.processes[0].wait(120)
+        try:
+            for node in nodes:
+                node.processes[0].wait(_LIMIT)
+        except subprocess.TimeoutExpired:
+            return None
     return _seconds(home)
 
 

@@ -13,6 +13,7 @@ from chaos_rows import write_features
 from planted import Plant
 
 from samecurve.core.events import Beat
+from samecurve.errors import START_AGAIN
 from samecurve.observe.heartbeat import read_beat
 
 _PHASES = ("start", "step", "save", "evaluate")
@@ -201,15 +202,19 @@ def commands_again(
     mend: Callable[[], object] = lambda: None,
     *,
     unfailed: Path,
+    code: int = 1,
 ) -> list[Outcome]:
-    """Each fault ends the command with a cause; somebody mends it, and gives the command again."""
+    """Each fault ends the command with a cause; somebody mends it, and gives the command again.
+
+    code: the exit code of the command that failed
+    """
     whats = [f"{plant.how} of rank {plant.rank}, {plant.where}" for plant in plants]
 
     def run() -> None:
         for number, what in enumerate(whats):
             job.plant(plants[: number + 1])
             ended = job.train()
-            check_failed(job, ended, says)
+            check_failed(job, ended, says, code)
             fired = job.fired(number)
             require(fired is not None, "it did not happen")
             assert fired is not None
@@ -228,9 +233,9 @@ def commands_again(
     return trial(job, whats, run)
 
 
-def check_failed(job: Job, ended: Ended, says: str) -> None:
-    """ChaosError: the command has not failed, or does not say why, once."""
-    require(ended.code == 1, f"exit code {ended.code}: {ended.text[-1500:]}")
+def check_failed(job: Job, ended: Ended, says: str, code: int = 1) -> None:
+    """ChaosError: the command has not failed with this exit code, or does not say why, once."""
+    require(ended.code == code, f"exit code {ended.code}: {ended.text[-1500:]}")
     errors = [line for line in ended.text.splitlines() if line.startswith("error: ")]
     require(len(errors) == 1 and bool(re.search(says, errors[0])), f"said: {ended.text[-1500:]}")
     job.check_no_orphans()
@@ -260,9 +265,9 @@ def cut_data(lab: Lab) -> list[Outcome]:
     """The data's file is cut while the run trains; it is put back."""
     kind, steps = "a data file cut while training", 40
     outcomes = []
-    for mapped, says in (
-        ("false", r"chaos_task\.py:\d+: the data of Task\.train_data\(\): ValueError"),
-        ("true", r"was ended by SIGBUS: a file that it had mapped lost its room"),
+    for mapped, code, says in (
+        ("false", 1, r"chaos_task\.py:\d+: the data of Task\.train_data\(\): ValueError"),
+        ("true", START_AGAIN, r"was ended by SIGBUS: a file that it had mapped lost its room"),
     ):
         job = lab.job(kind, steps, data=f"{{file: rows.bin, mapped: {mapped}}}")
         rows = job.home / "rows.bin"
@@ -274,6 +279,7 @@ def cut_data(lab: Lab) -> list[Outcome]:
             says,
             partial(write_features, rows),
             unfailed=lab.unfailed(steps),
+            code=code,
         )
     return outcomes
 
