@@ -64,6 +64,7 @@ def test_each_example_is_short(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", QUICK)
 def test_each_example_is_one_curve(one: str, pool: Pool, tmp_path: Path) -> None:
     """On other devices, in accumulation steps, moved from one strategy to another."""

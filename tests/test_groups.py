@@ -117,7 +117,14 @@ def plain(
     )
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "jax-fsdp:2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=[pytest.mark.long] if layout == "jax:1" else [])
+        for layout in LAYOUTS
+        if layout != "jax-fsdp:2"
+    ],
+)
 def test_groups_are_one_curve(
     layout: str, *, plain: Any, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +143,7 @@ def test_groups_are_one_curve(
     } == before.keys() - set(frozen)
 
 
+@pytest.mark.long
 def test_a_run_with_groups_moves_between_engines(
     plain: Any, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:

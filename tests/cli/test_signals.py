@@ -79,14 +79,11 @@ CASES = {
         "run --nproc 2 sleeps.py", SCRIPT, r"stop   by SIG\w+; logs runs/sleeps-.*/logs", "runs"
     ),
 }
-QUICK = {
-    *(("plan", HUP), ("eval", TERM), ("sample", INT), ("export", TERM), ("report", HUP)),
-    *(("compare", INT), ("convert", TERM), ("har", HUP), ("run", HUP)),
-}
+QUICK = {("plan", HUP), ("eval", TERM), ("sample", INT), ("compare", INT), ("run", HUP)}
 
 
 def cases() -> Iterator[Any]:
-    """Each verb once and each signal several times; what is not quick is long."""
+    """Each signal on some verbs; all of them on all verbs in make test-long."""
     for name in CASES:
         for number in (INT, TERM, HUP):
             marks = () if (name, number) in QUICK else pytest.mark.long

@@ -48,6 +48,7 @@ def start(script: str, home: Path, run: str, *before: str, code: int = 0) -> str
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_plain_start_trains_the_batch_that_it_prints(tmp_path: Path, corpus: Path) -> None:
     write_config(tmp_path, corpus)
     printed = start("run_hf_standalone.py", tmp_path, "plain", sys.executable)

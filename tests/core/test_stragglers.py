@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
@@ -40,6 +42,7 @@ def slow(index: int, group: Any, argument: str) -> None:
         rehearse(index, group, argument)
 
 
+@pytest.mark.long
 def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> None:
     """For its data, and for its forward pass, once each."""
     prepared = start(

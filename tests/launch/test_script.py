@@ -132,10 +132,15 @@ def test_an_old_script_is_given_its_local_rank(tmp_path: Path) -> None:
     [
         ("raise", 1, "ValueError: a planted fault"),
         ("import", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
-        ("exit", 3, f"rank 1 left by sys.exit(3), at {FAULTS}:"),
-        ("text", 1, "rank 1: a planted word"),
         ("hanging", 1, "ValueError: a planted fault"),
-        ("interrupt", 130, "KeyboardInterrupt"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("exit", 3, f"rank 1 left by sys.exit(3), at {FAULTS}:"),
+                ("text", 1, "rank 1: a planted word"),
+                ("interrupt", 130, "KeyboardInterrupt"),
+            )
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_the_run(how: str, code: int, says: str, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_run_goes_on_from_the_store_alone(
     assert not any(secret.encode() in text for text in texts for secret in KEYS.values())
 
 
+@pytest.mark.long
 def test_a_broken_checkpoint_in_the_store(
     s3: S3, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

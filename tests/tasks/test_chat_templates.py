@@ -162,8 +162,20 @@ HOSTILE = {
     "long": "{# " + "a" * 300_000 + " #}",
 }
 
+# each a second or more, and ended by what ends another one, too: make test-long
+LIKE_OTHERS = {
+    *("nested text", "nested text in a list", "nested json", "nested equality", "nested test"),
+    *("nested in", "nested item", "nested get", "recursive loop", "join"),
+}
 
-@pytest.mark.parametrize("name", HOSTILE)
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in LIKE_OTHERS else [])
+        for name in HOSTILE
+    ],
+)
 def test_a_hostile_template_ends_in_words(name: str) -> None:
     """In bounded time and memory."""
     template = HOSTILE[name]

@@ -109,6 +109,7 @@ def test_a_kept_class_is_what_the_session_had(session: dict[str, Any], tmp_path:
     assert task_class.first is method
 
 
+@pytest.mark.long
 def test_one_code_has_one_digest_in_every_process(tmp_path: Path) -> None:
     """As ranks compare it that others started."""
     for home, text in (("a", SESSION), ("b", SESSION), ("c", SESSION.replace("WIDTH if", "7 if"))):

@@ -418,6 +418,7 @@ def test_a_loss_that_looks_into_its_model_leaves_rows_as_they_are_read(
     assert "as they are read" in words
 
 
+@pytest.mark.long
 def test_the_old_form_still_works(tmp_path: Path) -> None:
     done = samecurve("data", "har", "--synthetic", "set", cwd=tmp_path)
     assert (tmp_path / "set/activity_labels.txt").is_file()

@@ -74,8 +74,8 @@ def config(
     ("model", "rows", "layouts"),
     [
         ("llama", "Packed", ["fsdp:2/4"]),
-        ("qwen2", "Ragged", ["ddp:2/4"]),
-        ("mixtral", "Padded", ["ddp:3"]),
+        pytest.param("qwen2", "Ragged", ["ddp:2/4"], marks=pytest.mark.long),
+        pytest.param("mixtral", "Padded", ["ddp:3"], marks=pytest.mark.long),
         pytest.param("llama", "Packed", ["ddp:3", "hsdp:4"], marks=pytest.mark.long),
         pytest.param("qwen2", "Ragged", ["dp:2", "fsdp:2"], marks=pytest.mark.long),
         pytest.param("mixtral", "Padded", ["fsdp:2/4"], marks=pytest.mark.long),

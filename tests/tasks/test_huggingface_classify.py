@@ -60,6 +60,7 @@ def values(texts: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [

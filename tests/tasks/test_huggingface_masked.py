@@ -88,6 +88,7 @@ def values(texts: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
     return hf_runs.values(fields, data, BATCH, **sections)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [

@@ -164,6 +164,7 @@ def described(cache: Path) -> Callable[[Row], Facts]:
     return lambda row: of_length(row.length, all_logits=row.all_logits)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row",
     [

@@ -113,6 +113,7 @@ def test_no_bit_of_a_run_changes(name: str, tmp_path: Path, cache: Path) -> None
     assert plain["sampled"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "first", "then"),
     [

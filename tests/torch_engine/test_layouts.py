@@ -126,6 +126,7 @@ def test_offloaded_state_changes_nothing(
     assert offloaded.losses == plain.losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "compress",
     [

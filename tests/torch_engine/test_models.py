@@ -199,10 +199,10 @@ def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     ("task", "name"),
     [
         ("Task", "adamw"),
-        ("Own", "adamw"),
         *(
             pytest.param(task, name, marks=pytest.mark.long)
             for task, name in [
+                ("Own", "adamw"),
                 ("Phased", "adamw"),
                 *(("Task", name) for name in ("sgd", "muon", "adafactor")),
             ]

@@ -34,6 +34,10 @@ from worlds import Pool
 HERE = Path(__file__).parent
 ASKED = [0] * len(REQUESTS)
 RATES = {"adafactor": 0.02, "muon": 0.02, "adamw8bit": 0.005}
+# one of them in make test, all in make test-long
+FIRST_OF_THEM = [
+    pytest.param(name, marks=[pytest.mark.long] if name != "muon" else []) for name in RATES
+]
 # of the model; rows of blocks of 64 and of 256 numbers, and rows without
 SIZES = {"adamw8bit": {"width": 64, "inner": 70}}
 # Every strategy, worlds that divide no parameter, and moves between them in mid-run
@@ -222,7 +226,7 @@ def test_adamw8bit_is_torchaos(monkeypatch: pytest.MonkeyPatch) -> None:
     check_plain_loop(config_of("adamw8bit", train={"precision": "f32"}), make, near=5e-4)
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", FIRST_OF_THEM)
 @pytest.mark.parametrize(
     "layouts", [LAYOUTS, pytest.param(MORE, marks=pytest.mark.long)], ids=["main", "more"]
 )
@@ -299,7 +303,7 @@ def with_local_statistics(
         return function(index, group, *arguments)
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", FIRST_OF_THEM)
 def test_statistics_of_a_shard_alone_are_seen(name: str, pool: Pool, tmp_path: Path) -> None:
     faulty: Any = Faulty(pool)
     (verdict,) = compare(config_of(name), ["fsdp:2"], faulty, tmp_path, steps=3, near=1e-6)

@@ -57,11 +57,16 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     ("kind", "task", "layouts"),
     [
         ("RAdam", "Elementwise", ["ddp:2", "fsdp:2..single..ddp:2"]),
-        ("Adagrad", "Elementwise", ["dp:2..fsdp:2"]),
         ("NAdam", "Brings", ["ddp:2..single"]),
-        ("Signs", "Elementwise", ["fsdp:2..single"]),
-        ("Groups", "Brings", ["ddp:2..single"]),
-        ("Adam fused", "Elementwise", ["dp:2..fsdp:2"]),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("Adagrad", "Elementwise", ["dp:2..fsdp:2"]),
+                ("Signs", "Elementwise", ["fsdp:2..single"]),
+                ("Groups", "Brings", ["ddp:2..single"]),
+                ("Adam fused", "Elementwise", ["dp:2..fsdp:2"]),
+            )
+        ),
     ],
 )
 def test_a_tasks_own_optimizer_is_one_curve(

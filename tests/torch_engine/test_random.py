@@ -411,6 +411,7 @@ def test_numbers_that_backward_cannot_know_are_refused(harness: Harness) -> None
 
 
 # torch hides it where warnings are no errors
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_code_is_served(

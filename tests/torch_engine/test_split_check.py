@@ -259,7 +259,7 @@ def said_under_fsdp(_index: int, group: dist.ProcessGroup, kind: str) -> str:
 
 @pytest.mark.parametrize(
     "precision",
-    ["f64", "bf16", *(pytest.param(other, marks=pytest.mark.long) for other in ("f32", "f16"))],
+    ["f64", *(pytest.param(other, marks=pytest.mark.long) for other in ("f32", "bf16", "f16"))],
 )
 def test_what_adds_up_is_not_refused(precision: str) -> None:
     for kind in SOUND:
@@ -269,8 +269,11 @@ def test_what_adds_up_is_not_refused(precision: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("late_draw", "two_views", "many_views", "views_of_tokens", "pairs_of_rows"),
-        *("padded_nodes", "seeded"),
+        *("late_draw", "many_views", "padded_nodes"),
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("two_views", "views_of_tokens", "pairs_of_rows", "seeded")
+        ),
     ],
 )
 def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:

@@ -128,6 +128,7 @@ def test_queued_jobs_run_in_order_and_after_a_restart_of_the_server(
     assert began.time > ended.time
 
 
+@pytest.mark.long
 @needs_chromium
 def test_an_error_stands_beside_its_field(tmp_path: Path, corpus: Path) -> None:
     root = tmp_path / "root"

@@ -47,7 +47,11 @@ LLAMA = {
 }
 BERT = {**LLAMA, "model_type": "bert", "architectures": ["BertModel"]}
 PICTURES = [name for name, preset in all_presets().items() if preset.task == "diffusion"]
-SLOW = {"chat-24gb", "gpt2-class-language-model"}  # their plans build large models
+# their plans build large models, or read a library's
+SLOW = {
+    *("chat-24gb", "gpt2-class-language-model", "continue-pretraining-lora"),
+    *("small-language-model", "picture-classes"),
+}
 # what presets need of the user
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "small-language-model": {"data.source": "squares.txt"},
@@ -468,6 +472,7 @@ def test_the_worker_survives_code_that_raises_ends_or_hangs(root: Path, cache: P
         worker.close()
 
 
+@pytest.mark.long
 def test_a_task_that_hangs_holds_up_few_requests_and_no_end(root: Path, cache: Path) -> None:
     """Requests that wait for the same task share its error; too many are refused at once."""
     del cache

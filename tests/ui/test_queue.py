@@ -115,6 +115,7 @@ def test_runs_that_are_added_at_once_have_names_of_their_own(queue: Queue, tmp_p
     assert len({job.run for job in queue.jobs()}) == 16
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_once_at_a_time(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a"
     desk = Desk(Catalogue([Root.of(tmp_path)]))
@@ -164,6 +165,7 @@ def test_a_job_that_moves_while_it_is_listed_is_listed_once(
     listed.path.unlink()  # nothing has started it
 
 
+@pytest.mark.long
 def test_outcomes(queue: Queue, tmp_path: Path) -> None:
     """Success, an exit code, a signal, a stop, and a command that is not there."""
     codes = {

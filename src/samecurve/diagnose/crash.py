@@ -44,7 +44,7 @@ _RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a 
 _SIGNAL_MEANS = {
     "SIGABRT": "; a library did so: its last words are below, if it had any",
     "SIGSEGV": ": native code failed",
-    "SIGBUS": ": a file that it had mapped lost its room, often /dev/shm",
+    "SIGBUS": ": a file that it had mapped lost its room, often in /dev/shm, or was cut",
     "SIGILL": ": a library was built for another CPU",
 }
 
@@ -53,7 +53,8 @@ _SIGNAL_MEANS = {
 _SIGNAL_REMEDIES = {
     "SIGSEGV": "PYTHONFAULTHANDLER=1 before the same command: the log then has the line of Python"
     " that called the native code",
-    "SIGBUS": "see `df -h /dev/shm` and `df -h`; a container gets more by docker run --shm-size=8g",
+    "SIGBUS": "see `df -h /dev/shm` and `df -h`; a container gets more by docker run --shm-size=8g;"
+    " data files may not change while a run reads them",
     "SIGILL": "install torch, and other packages with native code, as built for this CPU (`lscpu`)",
 }
 
