@@ -20,8 +20,8 @@ from samecurve.cli.main import find_verb
 from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
+from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
-from samecurve.ui.form.bases import all_presets
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
 
 SOURCE = Path(__file__).parents[2]

@@ -4,7 +4,6 @@ Comments above the new config say what became of each field; what our config sti
 returned as errors.
 """
 
-import os
 from pathlib import Path
 
 from samecurve.convert import SHAPES
@@ -12,6 +11,7 @@ from samecurve.convert import convert as read
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
+from samecurve.core.system.files import write_new
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
@@ -47,10 +47,8 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
 
 def _write(path: Path, text: str) -> None:
     """Write a new file, whole or not at all; a file that exists is never replaced."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(text, encoding="utf-8")
-        os.link(scratch, path)  # unlike a rename, never over another file
+        write_new(path, text.encode())
     except FileExistsError:
         raise UserError(f"{path} exists", "another name, or remove it first", "--to") from None
     except OSError as error:
@@ -59,5 +57,3 @@ def _write(path: Path, text: str) -> None:
             "a directory that exists and takes files",
             "--to",
         ) from None
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 from samecurve.core.planning.machine import Machine
 from samecurve.errors import UserError
 from samecurve.probe import cpu_cores, cpu_name, host_memory, probe
+from samecurve.probe.detected import detected
 from samecurve.probe.links import Links, find_links
 from samecurve.probe.sensors import Sensors
 from samecurve.ui.plan_file import PlanFile
-from samecurve.units import counted
 
 _MOST = 64  # devices of a run
 _FRESH = 1.0  # seconds in which a reading counts
@@ -88,18 +88,6 @@ class Devices:
             }
             for place, device in enumerate(devices)
         ]
-
-
-def detected(machine: Machine) -> str:
-    """'Detected 2 GPUs: NVIDIA H100', or why there is none."""
-    if not machine.devices:
-        return (
-            "No GPU found: no driver of NVIDIA or AMD answers on this machine; runs train on"
-            f" {counted(machine.cores, 'CPU core')}"
-        )
-    names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.devices))
-    unfit = [f"{engine}: {why.cause}; {why.remedy}" for engine, why in machine.unfit.items()]
-    return "; ".join([f"Detected {counted(len(machine.devices), 'GPU')}: {names}", *unfit])
 
 
 def device_readings(plan: PlanFile, values: Mapping[str, object]) -> list[dict[str, Any]]:

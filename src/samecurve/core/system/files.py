@@ -87,6 +87,16 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file, whole or not at all. FileExistsError: there is one, which stays."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{token_hex(4)}.part")
+    try:
+        scratch.write_bytes(content)
+        os.link(scratch, path)  # unlike a rename, never over another file
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def sync_directory(path: Path) -> None:
     """Put the names in a directory on disk, so that a rename outlives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

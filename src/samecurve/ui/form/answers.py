@@ -13,10 +13,10 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.strategies import strategies_of
 from samecurve.errors import SamecurveError, UserError
 from samecurve.probe import probe
+from samecurve.probe.detected import detected
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.prepare import make_plan
 from samecurve.tasks import entry_of
-from samecurve.ui.devices import detected
 from samecurve.ui.form.bases import BaseName, Bases
 from samecurve.ui.form.draft import Draft, each, error_json, make_draft
 from samecurve.ui.form.fields import table

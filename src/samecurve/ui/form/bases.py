@@ -5,8 +5,6 @@ task.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +12,7 @@ from samecurve.core.config.document import Document, parse, read_file
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
+from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import find_pickled_class
 from samecurve.ui.form.places import Roots
@@ -182,54 +181,7 @@ def _recognise(path: Path) -> dict[str, str] | None:
     tool, keys = tool_of(document), document.value.keys()
     if tool is None and not ({"task", "batch"} & keys and len(_SECTIONS & keys) > 1):
         return None
-    comment = re.match(r"#\s*(.+)", text)
+    comment = re.match(r"(?:#\s*yaml-language-server:.*\n)*#\s*(.+)", text)
     title = comment[1].strip() if comment else path.stem
     task = tool or str(document.value.get("task", "language"))
     return {"task": task, "title": title[:160]}
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A config that comes with the page."""
-
-    id: str
-    title: str
-    about: str
-    task: str
-    text: str  # YAML
-    needs: tuple[str, ...] = ()  # keys that the user has to give
-
-    @property
-    def row(self) -> dict[str, str]:
-        return {"id": self.id, "title": self.title, "text": self.about, "task": self.task}
-
-
-@cache
-def all_presets() -> Mapping[str, Preset]:
-    """The presets by id, in the order of their files.
-
-    A file's comments on top are its title (the first line), the text of whom it is for, and the
-    keys that it needs.
-    """
-    presets = {}
-    folder = files("samecurve.ui.form") / "presets"
-    names = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
-    for file in sorted(names, key=lambda file: int(file.name.partition("-")[0])):
-        text = file.read_text(encoding="utf-8")
-        comments = re.match(r"(?:#.*\n)+", text)
-        assert comments is not None
-        title, *about = [line.lstrip("# ") for line in comments[0].splitlines()]
-        needs: list[str] = []
-        if about[-1].startswith("needs:"):
-            needs = about.pop().removeprefix("needs:").replace(",", " ").split()
-        name = re.sub(r"^\d+-", "", file.name.removesuffix(".yaml"))
-        task = str(parse(text, file.name).value["task"])
-        presets[name] = Preset(
-            id=name,
-            title=title,
-            about=" ".join(about),
-            task=task,
-            text=text,
-            needs=tuple(needs),
-        )
-    return presets

@@ -1,0 +1,1 @@
+"""Configs for new runs: the presets to begin from."""
