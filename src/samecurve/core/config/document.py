@@ -19,6 +19,8 @@ from samecurve.errors import UserError
 
 Key = tuple[str | int, ...]
 
+SCHEMA_KEY = "$schema"  # for editors; at the top of a config
+
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 50
@@ -169,6 +171,7 @@ def parse(text: str, name: str, *, list_key: str | None = None) -> Document:
                 _mark(node, name),
             )
         document.value = builder.value(node, (), 0)
+        _leave_out_schema(document)
         return document
     except yaml.MarkedYAMLError as error:
         raise _broken(error, name) from None
@@ -180,6 +183,13 @@ def parse(text: str, name: str, *, list_key: str | None = None) -> Document:
         raise UserError(
             f"nested deeper than {_MOST_DEPTH} levels", "a config is two levels deep", name
         ) from None
+
+
+def _leave_out_schema(document: Document) -> None:
+    """Leave out the key with which an editor finds the config's JSON Schema: it is no value."""
+    if isinstance(document.value.get(SCHEMA_KEY), str):
+        del document.value[SCHEMA_KEY]
+        del document.origins[SCHEMA_KEY,]
 
 
 def _broken(error: yaml.MarkedYAMLError, name: str) -> UserError:
@@ -201,9 +211,15 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
-def dump(value: dict[str, Any]) -> str:
-    """The text of a document; parse() reads the same values back."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+def dump(value: dict[str, Any], *, compact: bool = False) -> str:
+    """The text of a document; parse() reads the same values back.
+
+    compact: what holds plain values alone stands in one line, as people write it
+    """
+    style = None if compact else False
+    return yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=style, sort_keys=False, allow_unicode=True
+    )
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:

@@ -8,11 +8,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from samecurve.core.config.loading import Registry, config_class
+from samecurve.core.config.document import SCHEMA_KEY
+from samecurve.core.config.loading import DEFAULT_TASK, Registry, TaskSections, config_class
 from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
+from samecurve.core.config.sections import FreeData, FreeModel
 
 Schema = dict[str, Any]  # JSON Schema
 _REF = "#/$defs/"
+_OWN = "a class of your own"
+_OWN_TASK = {
+    "type": "string",
+    "pattern": "^.+:[^:]+$",
+    "title": "Task",
+    "description": "path/to/file.py:MyTask or package.module:MyTask",
+}
 _TABLE_HEAD = ("| key | value | default | meaning |", "|---|---|---|---|")
 # values with a syntax of their own: its pattern -> what the table calls it, with an example
 _WRITTEN = {
@@ -23,8 +32,18 @@ _WRITTEN = {
 
 
 def json_schema(registry: Registry) -> Schema:
-    """The schema of all tasks, which differ in `task` and share definitions at the root."""
+    """The schema of all tasks, which differ in `task` and share definitions at the root.
+
+    With several tasks, a class of the user's own, whose sections take any field, is one of them.
+    """
     schemas = {task: _schema_of(registry, task) for task in registry.names()}
+    if len(schemas) > 1:
+        for task, schema in schemas.items():
+            if task != DEFAULT_TASK:
+                schema["required"] = ["task", *schema.get("required", ())]
+        schemas[_OWN] = _schema_of_own_class()
+    for schema in schemas.values():
+        _finish(schema)
     definitions = {task: schema.pop("$defs", {}) for task, schema in schemas.items()}
     apart = _names_apart(list(definitions.values()))
     merged: Schema = {}
@@ -71,6 +90,26 @@ def as_table(registry: Registry) -> str:
 def _schema_of(registry: Registry, task: str) -> Schema:
     schema = config_class(task, registry.sections(task)).model_json_schema()
     return {**schema, "title": f"Samecurve config, task {task}"}
+
+
+def _schema_of_own_class() -> Schema:
+    """The schema of a config whose task is a class that declares no sections."""
+    schema = config_class(_OWN, TaskSections(FreeModel, FreeData)).model_json_schema()
+    schema["properties"]["task"] = _OWN_TASK
+    required = ["task", *schema.get("required", ())]
+    return {**schema, "title": f"Samecurve config, {_OWN}", "required": required}
+
+
+def _finish(schema: Schema) -> None:
+    """Allow what the loader allows: the key for editors, and no section where none is needed."""
+    schema["properties"] = {
+        SCHEMA_KEY: {"type": "string", "description": "for editors; Samecurve ignores it"},
+        **schema["properties"],
+    }
+    for name in ("model", "data"):
+        target = schema["properties"][name].get("$ref", "").rpartition("/")[2]
+        if not schema["$defs"][target].get("required"):
+            schema["required"].remove(name)
 
 
 def _names_apart(definitions: list[Schema]) -> set[str]:

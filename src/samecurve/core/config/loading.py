@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 DEFAULT_TASK = "language"
-_SEE_TABLE = "`samecurve schema --table` says what each key takes"
+SEE_TABLE = "`samecurve schema --table` says what each key takes"
 # fields of other programs' configs that the chosen task may lack, and the task that has them
 _EXPERTS = ("a mixture of experts", "huggingface")
 _LATENT = ("latent attention", "huggingface")
@@ -166,7 +166,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             return UserError(f"{name}: missing", "give it in the file, or with --set", where)
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            remedy = suggest(str(value).lower(), expected.split(", ")) or _SEE_TABLE
+            remedy = suggest(str(value).lower(), expected.split(", ")) or SEE_TABLE
             return UserError(f"{name}: {_short(value)} is not one of {expected}", remedy, where)
         case "model_type":
             text = "should be a section of `key: value`"
@@ -175,7 +175,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             text = text.replace("Input should", "should").replace("a valid tuple", "a list")
     if not isinstance(value, dict):
         text += f" (is {_short(value)})"
-    return UserError(f"{name}: {text}", _SEE_TABLE, where)
+    return UserError(f"{name}: {text}", SEE_TABLE, where)
 
 
 def _without_forms(location: Key, value: Any) -> Key:

@@ -206,7 +206,7 @@ class Section(BaseModel):
         """Spell a word as the field does: NCCL -> nccl."""
         if not isinstance(value, str) or info.field_name is None:
             return value
-        words = list(_words(cls.model_fields[info.field_name].annotation))
+        words = list(words_of(cls.model_fields[info.field_name].annotation))
         alike = [word for word in words if word.casefold() == value.casefold()]
         if value in words or len(alike) != 1:
             return value
@@ -232,13 +232,13 @@ class Section(BaseModel):
         return [name for name in names if getattr(self, name) != fields[name].get_default()]
 
 
-def _words(annotation: Any) -> Iterator[str]:
+def words_of(annotation: Any) -> Iterator[str]:
     """The words that a field's type lists."""
     if get_origin(annotation) is Literal:
         yield from (word for word in get_args(annotation) if isinstance(word, str))
         return
     for inner in get_args(annotation):
-        yield from _words(inner)
+        yield from words_of(inner)
 
 
 def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:

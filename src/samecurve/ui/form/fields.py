@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 import yaml
 
+from samecurve.core.config.document import SCHEMA_KEY
 from samecurve.core.config.json_schema import Schema, json_schema
 from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.strategies import strategies_of
@@ -171,7 +172,7 @@ def _walk(
     """The fields of a section of the schema, those of sections within it included."""
     for name, node in schema.get("properties", {}).items():
         key = prefix + name
-        if key == "task":
+        if key in {"task", SCHEMA_KEY}:
             continue
         inner = _definition(node, definitions)
         if inner is not None:
