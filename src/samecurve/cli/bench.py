@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import ConfigVerb
 from samecurve.terminal import echo
@@ -57,7 +58,7 @@ from samecurve.terminal import echo
 )
 @click.option(
     "--to",
-    type=Path,
+    type=PATH,
     metavar="DIR",
     help=(
         "where bench.json and bench.html go; bench/NAME-TIME if not given; of a suite"

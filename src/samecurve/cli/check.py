@@ -6,13 +6,18 @@ from pathlib import Path
 
 import click
 
+from samecurve.cli.completion import PATH, words_of_key
 from samecurve.cli.options import Option, Verb
 from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
 @click.option(
-    "--devices", default="auto", show_default=True, help="auto, all, cpu, cpu:N, or indices: 0,1"
+    "--devices",
+    default="auto",
+    show_default=True,
+    shell_complete=words_of_key("devices.use"),
+    help="auto, all, cpu, cpu:N, or indices: 0,1",
 )
 @click.option(
     "--gpus",
@@ -24,7 +29,7 @@ from samecurve.terminal import echo
 )
 @click.option(
     "--save-dir",
-    type=Path,
+    type=PATH,
     default=Path("runs"),
     show_default=True,
     metavar="PATH",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb, run_place
+from samecurve.cli.options import RUN_PLACE, Verb
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command("compare-runs", cls=Verb)
-@click.argument("first", type=run_place, metavar="RUN")
-@click.argument("second", type=run_place, metavar="RUN")
+@click.argument("first", type=RUN_PLACE, metavar="RUN")
+@click.argument("second", type=RUN_PLACE, metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
 def compare_runs(first: "Path | ObjectUrl", second: "Path | ObjectUrl", *, as_json: bool) -> None:
     """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
-@click.argument("old", type=Path)
+@click.argument("old", type=PATH)
 @click.option(
     "--to",
     "new",
-    type=Path,
+    type=PATH,
     required=True,
     metavar="NEW.yaml",
     help="the file to write; one that exists is refused",

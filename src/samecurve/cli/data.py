@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import ConfigVerb, HelpContext, Verb
 from samecurve.errors import InvalidConfigError, SamecurveError
@@ -32,7 +33,7 @@ def data() -> None:
 @click.option(
     "--synthetic",
     "directory",
-    type=Path,
+    type=PATH,
     required=True,
     metavar="DIR",
     help="a new directory, in which a synthetic set is written in the data set's own layout",
@@ -47,7 +48,7 @@ def har(*, directory: Path) -> None:
 
 
 @data.command(cls=Verb)
-@click.argument("directory", type=Path, metavar="DIR")
+@click.argument("directory", type=PATH, metavar="DIR")
 @click.option(
     "--count",
     type=click.IntRange(1, 1_000_000),
@@ -82,7 +83,7 @@ def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
 
 
 @data.command(cls=Verb)
-@click.argument("directory", type=Path, metavar="DIR")
+@click.argument("directory", type=PATH, metavar="DIR")
 @click.option(
     "--count",
     type=click.IntRange(2, 10_000_000),

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, add_typed, best_option, run_place, trust_option
+from samecurve.cli.completion import words_of_key
+from samecurve.cli.options import RUN_PLACE, Verb, add_typed, best_option, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("eval", cls=Verb)
-@click.argument("run", type=run_place)
+@click.argument("run", type=RUN_PLACE)
 @click.option(
     "-d",
     "--data",
@@ -32,12 +33,22 @@ if TYPE_CHECKING:
     help="what was held back, or what the run trained on",
 )
 @click.option(
-    "--devices", type=str, help="auto, all, cpu, cpu:N, or indices: 0,1; the run's own if not given"
+    "--devices",
+    type=str,
+    shell_complete=words_of_key("devices.use"),
+    help="auto, all, cpu, cpu:N, or indices: 0,1; the run's own if not given",
 )
 @click.option("--gpus", type=str, metavar="0,1", help="GPUs by index")
-@click.option("--strategy", type=str, help=strategy_help())
-@click.option("--engine", type=str, help="torch, jax")
-@click.option("--dtype", type=str, help="f32, bf16, f16, f64")
+@click.option(
+    "--strategy", type=str, shell_complete=words_of_key("devices.strategy"), help=strategy_help()
+)
+@click.option("--engine", type=str, shell_complete=words_of_key("engine"), help="torch, jax")
+@click.option(
+    "--dtype",
+    type=str,
+    shell_complete=words_of_key("train.precision"),
+    help="f32, bf16, f16, f64",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value")
 @click.option(
     "--json", "as_json", is_flag=True, help="the metrics as JSON, and nothing else on stdout"

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb, best_option, run_place, trust_option
+from samecurve.cli.completion import PATH
+from samecurve.cli.options import RUN_PLACE, Verb, best_option, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.argument("run", type=run_place)
+@click.argument("run", type=RUN_PLACE)
 @click.option(
     "--to",
     required=True,
-    type=Path,
+    type=PATH,
     metavar="DIR",
     help="where to; a directory that is not there yet, or is empty",
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.completion import PATH, PlaceType, words_of_key
 from samecurve.core.strategies import strategy_help
 from samecurve.errors import UserError
 from samecurve.terminal import width_of, wrapped
@@ -85,6 +86,8 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)
+        if ctx.resilient_parsing:  # a line that is being typed
+            return super().parse_args(ctx, args)
         own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
             try:
@@ -144,6 +147,7 @@ class ConfigOption(Option):
                 return sets if typed else None
             return typed if typed is None or convert is None else convert(typed)
 
+        attributes.setdefault("shell_complete", words_of_key(key))
         super().__init__(
             names.split(), help=help_option, hidden=not help_option, callback=value, **attributes
         )
@@ -188,7 +192,7 @@ _number = partial(ConfigOption, type=float)
 _switch = partial(ConfigOption, sets=True)
 CONFIG_OPTIONS = (
     # what is trained, on what, and where
-    _option("-f --file --config-path", "", "the config, YAML or JSON", type=Path),
+    _option("-f --file --config-path", "", "the config, YAML or JSON", type=PATH),
     _option(
         "-d --data",
         "data.source",
@@ -323,20 +327,23 @@ def run_place(text: str) -> "Path | ObjectUrl":
     return parse_url(text, "")
 
 
+RUN_PLACE = PlaceType(run_place)
+
+
 def _save_dir(kind: Any, help_option: str) -> Callable[[Any], Any]:
     names = ("--save-dir", "--checkpoint-dir", "save_dir")
     return click.option(*names, cls=Option, type=kind, metavar="PATH", help=help_option)
 
 
-save_dir_option = _save_dir(Path, "the run directory; runs/NAME-TIME if not given")
+save_dir_option = _save_dir(PATH, "the run directory; runs/NAME-TIME if not given")
 run_place_option = _save_dir(
-    run_place,
+    RUN_PLACE,
     "the run directory; runs/NAME-TIME if not given. s3://BUCKET/NAME: mirrored to a store",
 )
 
 init_from_option = click.option(
     "--init-from",
-    type=run_place,
+    type=RUN_PLACE,
     metavar="PATH",
     help=(
         "begin with these weights, without state: a run, a checkpoint, safetensors, a .pt; the same"

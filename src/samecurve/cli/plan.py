@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import (
     ConfigVerb,
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "bench",
-    type=Path,
+    type=PATH,
     metavar="BENCH.json",
     help="--machine: the share that `samecurve bench` measured on one device",
 )
 @click.option(
     "--chart",
-    type=Path,
+    type=PATH,
     metavar="FILE.png",
     help="--machine: efficiency over 1 to 1,024 devices, drawn",
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import ConfigVerb, speed_measure
 
@@ -27,7 +28,7 @@ from samecurve.cli.options import ConfigVerb, speed_measure
 )
 @click.option(
     "--trace",
-    type=Path,
+    type=PATH,
     metavar="PATH",
     help=(
         "write a Chrome trace: the first rank's into PATH.json or PATH.json.gz, or every rank's"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import ConfigVerb, HelpContext, Verb, save_dir_option
 from samecurve.errors import keeping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _queue_option = click.option(
     "--queue",
     "home",
-    type=Path,
+    type=PATH,
     default=Path("queue"),
     show_default=True,
     metavar="DIR",

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import Verb, run_place
+from samecurve.cli.completion import PATH
+from samecurve.cli.options import RUN_PLACE, Verb
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.argument("runs", nargs=-1, required=True, type=run_place, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=RUN_PLACE, metavar="RUN...")
 @click.option(
     "--to",
-    type=Path,
+    type=PATH,
     metavar="DIR|FILE.html",
     help="where to write; the run's own directory for one run, report/ for several, if not given",
 )

@@ -1,11 +1,11 @@
 """`samecurve run`."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.options import TORCHRUN_HINTS, Option, rank_count
 from samecurve.terminal import echo
 
@@ -57,7 +57,7 @@ def _several_hosts(flag: str) -> click.UsageError:
 )
 @click.option(
     "--log-dir",
-    type=Path,
+    type=PATH,
     metavar="DIR",
     help="rank-N.log of every rank; runs/SCRIPT-TIME/logs if not given",
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, run_place, trust_option
+from samecurve.cli.options import RUN_PLACE, Verb, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 
@@ -29,7 +29,7 @@ class Finite(click.FloatRange):
 
 
 @click.command(cls=Verb)
-@click.argument("run", type=run_place)
+@click.argument("run", type=RUN_PLACE)
 @click.option("--prompt", help="what the text begins with, or what the picture shows")
 @click.option(
     "--tokens",

@@ -2,6 +2,7 @@
 
 import click
 
+from samecurve.cli.completion import task_names, words
 from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
@@ -11,6 +12,7 @@ from samecurve.terminal import echo
     "--task",
     type=str,
     metavar="TASK",
+    shell_complete=words(task_names, files=True),
     help="of this task alone: a name, or path/to/file.py:Class with sections of its own",
 )
 @click.option("--table", is_flag=True, help="as a table of keys, defaults and meanings (Markdown)")

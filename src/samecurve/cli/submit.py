@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import ConfigVerb, HelpContext, dashes
 from samecurve.cli.train import train
@@ -37,7 +38,7 @@ _JOB_OPTIONS = [
         help="which GPUs they are, as H100: the plan is made for them",
     ),
     click.Option(["--dry-run"], is_flag=True, help="write the file and say where; submit nothing"),
-    click.Option(["--write"], type=Path, metavar="FILE", help="where the job's file is written"),
+    click.Option(["--write"], type=PATH, metavar="FILE", help="where the job's file is written"),
     click.Option(
         ["--save-seconds"],
         type=click.IntRange(min=20),

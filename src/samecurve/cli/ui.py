@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from samecurve.cli.completion import PATH
 from samecurve.cli.options import Verb
 from samecurve.errors import UserError
 
 
 @click.command(cls=Verb)
-@click.argument("directories", nargs=-1, type=Path, metavar="[DIR]...")
+@click.argument("directories", nargs=-1, type=PATH, metavar="[DIR]...")
 @click.option(
     "--host",
     default="127.0.0.1",
