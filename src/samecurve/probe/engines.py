@@ -63,9 +63,12 @@ def _unfit_torch(vendor: str) -> UnfitEngine | None:
         return None
     cause = f"the installed torch {build.version} is built without {_PLATFORM[vendor]}"
     if vendor == AMD:
-        return UnfitEngine(cause, "torch's build for ROCm, by the command on its own start page")
+        return UnfitEngine(
+            cause,
+            "install torch's build for ROCm: PyTorch's page \"Start Locally\" prints the command",
+        )
     if installed_by_conda("torch"):
-        return UnfitEngine(cause, "conda's CUDA build of pytorch in this environment")
+        return UnfitEngine(cause, "install conda's CUDA build of pytorch in this environment")
     package = f"torch=={build.version.partition('+')[0]}"
     commands = f"{pip_command('uninstall', 'torch')} && {pip_command('install', package)}"
     return UnfitEngine(cause, f"{commands} puts the CUDA build in its place")

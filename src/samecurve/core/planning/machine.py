@@ -162,12 +162,13 @@ def _cpu_ranks(use: str, count: int, machine: Machine, reason: str) -> DevicesDe
 
 
 def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> DevicesDecision:
-    here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
-    here = here or "no GPU; --devices cpu:2 runs two CPU ranks"
+    here = f"here: {', '.join(f'{gpu.index} ({gpu.name})' for gpu in gpus)}"
+    if not gpus:
+        here = "there is no GPU here; --devices cpu:2 runs two CPU ranks"
     if not re.fullmatch(r"\d+(\s*,\s*\d+)*", use):
         raise UserError(
             f"devices {use!r} is neither auto, all, cpu, cpu:N nor a list of indices",
-            f"for example --gpus 0,1; here: {here}",
+            f"for example --gpus 0,1; {here}",
             "devices.use",
         )
     wanted = [int(part) for part in use.split(",")]
@@ -175,9 +176,7 @@ def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> DevicesDecision:
     missing = [str(index) for index in wanted if index not in by_index]
     if missing:
         verb = "does" if len(missing) == 1 else "do"
-        raise UserError(
-            f"GPU {', '.join(missing)} {verb} not exist", f"here: {here}", "devices.use"
-        )
+        raise UserError(f"GPU {', '.join(missing)} {verb} not exist", here, "devices.use")
     if len(set(wanted)) < len(wanted):
         raise UserError(f"devices {use} names a GPU twice", "each one once", "devices.use")
     reason = f"{len(wanted)} of {len(gpus)} visible devices, as asked"

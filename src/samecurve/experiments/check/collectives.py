@@ -151,7 +151,10 @@ class CollectiveTests:
             figure = f"GPU {devices[0].index} computes: a step's gradients are right"
             checks = [passed("GPU step", figure)]
         else:
-            remedy = "the lines above say what is wrong with the GPU or with torch"
+            remedy = (
+                "look at the lines above that are not PASS: they name what is wrong with the GPU or"
+                " with torch. If all are PASS: samecurve check --report, in a bug report"
+            )
             checks = [failed("GPU step", alone.figure(), remedy)]
         return CollectiveResult(checks=checks, variables={}, backend="none" if alone.works else "")
 
@@ -201,7 +204,7 @@ class CollectiveTests:
             )
         more = f"; {WITHOUT_PEERS}=1 does not help" if again else ""
         other = "--sync-backend cpu works, slowly; " if gloo.works else ""
-        remedy = f"{other}NCCL_DEBUG=INFO samecurve check --report has NCCL's own words"
+        remedy = f"{other}NCCL_DEBUG=INFO samecurve check --report shows what NCCL itself says"
         return [failed(name, figure + more, remedy)], {}, False
 
     def _pairs_text(self, whole: Attempt, variables: Mapping[str, str]) -> str:

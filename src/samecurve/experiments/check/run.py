@@ -92,7 +92,7 @@ class MachineCheck:
         yield from check_torch(torch, gpus)
         yield from check_jax(_facts(trials, jax) if jax else None, gpus)
         if "version" not in torch:
-            self.next_line = "mend torch first, then: samecurve check"
+            self.next_line = "samecurve check, once torch works: the remedy of its line says how"
             return
         usable = torch["available"] and len(torch["names"]) >= len(gpus.devices)
         devices = self._asked if usable or self._asked[0].kind == "cpu" else self._two_cpu_ranks()
@@ -174,7 +174,7 @@ def _untested(gpus: int, *, usable: bool) -> Check:
         figure = "not tested: no GPU. Only Gloo between CPU ranks was tried"
     elif not usable:
         figure = "not tested: torch can't use the GPUs, as said above"
-        remedy = "mend that first, then: samecurve check"
+        remedy = "do first what the lines of torch above say; then: samecurve check"
     elif gpus == 1:
         figure = "not tested: one GPU has nobody to exchange anything with"
     else:

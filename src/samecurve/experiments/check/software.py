@@ -26,7 +26,11 @@ def check_python(version: Sequence[int] = sys.version_info[:2]) -> Check:
     shown = f"{platform.python_version()}, samecurve {samecurve.__version__}"
     if tuple(version) > _NEWEST_TRIED:
         newest = ".".join(map(str, _NEWEST_TRIED))
-        return warned("Python", f"{shown}: newer than what was tried", f"Python {newest} was tried")
+        return warned(
+            "Python",
+            f"{shown}: newer than what was tried",
+            f"nothing needs to be done; if a library fails, use Python {newest}, which was tried",
+        )
     return passed("Python", shown)
 
 
@@ -68,8 +72,8 @@ def _unusable(facts: TorchFacts, build: str, gpus: Gpus) -> tuple[str, str]:
     if driver and wanted and int(newest) < int(needed):
         return (
             f"{build}; the driver {gpus.devices[0].driver} runs CUDA {driver} at most",
-            f"install a newer driver, or the torch that is built for CUDA {newest} (torch's own"
-            " start page has its line)",
+            f"install a newer driver, or the torch that is built for CUDA {newest} (PyTorch's page"
+            ' "Start Locally" prints the command)',
         )
     why = facts.get("error") or "it gives no reason"
     return (
@@ -133,8 +137,8 @@ def _nccl(facts: TorchFacts) -> list[Check]:
         failed(
             word,
             f"this torch is built without {word}, which adds up gradients between GPUs",
-            "install torch's own build for this GPU; --sync-backend cpu goes through host memory,"
-            " slowly",
+            'install the torch that PyTorch\'s page "Start Locally" names for this GPU; until then'
+            " --sync-backend cpu goes through host memory, slowly",
         )
     ]
 

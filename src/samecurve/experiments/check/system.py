@@ -74,7 +74,7 @@ def _cores(host: Host) -> Check:
         "CPU cores",
         f"{figure}: ranks take turns on a core, and all wait for the last",
         "give this process more cores (a container: --cpus; Slurm: --cpus-per-task), or use fewer"
-        " devices",
+        " devices, such as --devices cpu:1 or --gpus 0",
     )
 
 

@@ -82,7 +82,8 @@ def _peers(paths: Paths) -> list[Check]:
             f"GPUs {join_words(apart)} don't read each other's memory (no P2P): their data goes"
             " through the host, more slowly",
             "a GeForce card has none, and needs nothing done (NCCL_P2P_DISABLE=1 keeps NCCL from"
-            " trying); other cards have it where they sit at one processor",
+            " trying); other cards have it if they are"
+            " plugged in at the same processor (`nvidia-smi topo -m` shows which)",
         )
     ]
 
@@ -103,7 +104,7 @@ def _translation(states: Sequence[GpuState], root: Path) -> list[Check]:
             f"the IOMMU translates the addresses of GPU {join_words(translated)}; copies between"
             " GPUs over PCIe may be slow, hang or lose data",
             "add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub, and"
-            " restart. A virtual machine needs the IOMMU as it is: leave it there",
+            " restart. In a virtual machine leave the IOMMU as it is",
         )
     ]
 
@@ -122,8 +123,8 @@ def _access_control(root: Path) -> list[Check]:
             "PCIe ACS",
             f"{len(redirecting)} PCIe bridges send what GPUs say to each other through the"
             f" processor ({redirecting[0]} is one): slower, and some machines hang",
-            "switch ACS off in the BIOS; a virtual machine needs it. The test of collectives below"
-            " says whether it hurts",
+            "see first whether the test of collectives below passes: then nothing needs to be done."
+            " Otherwise switch ACS off in the BIOS, but not in a virtual machine, which needs it",
         )
     ]
 
