@@ -84,7 +84,6 @@ def test_a_rank_alone_imports_nothing_of_several(tmp_path: Path, corpus: Path) -
         ("trian", "there is no verb trian; did you mean train?"),
         ("compare_run", "there is no verb compare_run; did you mean compare-runs?"),
         ("hallo", "there is no verb hallo; here: bench, check, compare-runs, "),
-        ("init", "samecurve init is not in this version; here: bench, "),
     ],
 )
 def test_a_verb_that_is_not_there(

@@ -27,7 +27,6 @@ from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
-_LATER_VERBS = {"init"}
 
 
 # each verb and its file in cli/, in alphabetical order; the click command is named as the file
@@ -47,7 +46,7 @@ def find_verb(name: str) -> click.Command:
 
 
 class Verbs(click.Group):
-    """`samecurve -f FILE` is `samecurve train -f FILE`; verbs yet to come are refused by name."""
+    """`samecurve -f FILE` is `samecurve train -f FILE`."""
 
     context_class = HelpContext
 
@@ -65,11 +64,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb = dashes(args[0]) if args else ""
-        if verb in _LATER_VERBS:
-            raise click.UsageError(
-                f"samecurve {args[0]} is not in this version; here: {', '.join(VERBS)}"
-            )
+        verb = dashes(args[0]) if args and not ctx.resilient_parsing else ""
         if verb and verb not in VERBS:
             near = get_close_matches(verb, VERBS, 1)
             hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(VERBS)}"
