@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-import click
 import pytest
 
-from samecurve.cli.main import VERBS, cli, find_verb
+from samecurve.cli.main import VERBS, find_verb
 from samecurve.core.config.document import Document
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import LoadedConfig, load
@@ -68,15 +67,6 @@ def configured(**sections: object) -> LoadedConfig:
     return load(Document({"batch": {"samples": 1}, **sections}), Tasks())
 
 
-def later_verbs(sentence: str) -> None:
-    """Check that the verbs that the sentence names are refused as verbs of a later version."""
-    verbs = re.findall(r"`(\w+)`", sentence)
-    assert verbs, "the sentence names verbs"
-    for verb in verbs:
-        with pytest.raises(click.UsageError, match="is not in this version"):
-            cli.main([verb], standalone_mode=False)
-
-
 def objectives_of_adapters(sentence: str) -> None:
     """Check that an adapter is refused with the objectives that the sentence names."""
     for objective in re.findall(r"`(\w+)`", sentence):
@@ -99,13 +89,11 @@ CLAIMS: dict[str, Check] = {
     "DeepSpeed, Megatron-LM, TPUs": nothing_named("deepspeed", "megatron", "tpu"),
     "`deepspeed`, `push_to_hub`": nothing_named("deepspeed", "push_to_hub"),
     "other callbacks, TPUs": nothing_named("callback", "tpu"),
-    "Commands of later versions": later_verbs,
     "ControlNet and video": nothing_named("controlnet", "video", "train text"),
     "Adapters .* `masked` and `embed`": objectives_of_adapters,
     "AMD GPUs.*: they are found": only_nvidias_sensors,
     "readings while a run goes": only_nvidias_sensors,
     "What this version has": all_tasks,
-    "Planned features .* are refused by name": lambda _: later_verbs("`init`"),
 }
 
 

@@ -1,6 +1,7 @@
 """`samecurve init` by its flags alone, and what it does where nobody can be asked."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,24 @@ def test_flags_that_say_nothing_about_a_new_task_are_refused(home: Path) -> None
         with pytest.raises(UserError, match=f"{flag} says nothing about the new task"):
             interview(Answers({"--task": "new.py", flag: "x"}, asks=False), schema=True)
     assert names(home) == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a directory read-only")
+def test_a_directory_that_takes_no_files_is_refused_before_any_question(home: Path) -> None:
+    mount = "mkdir ro && mount --bind ro ro && mount -o remount,ro,bind ro && exec"
+    init = shlex.join([sys.executable, "-m", "samecurve", "init", "ro/c.yaml", "--yes"])
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} {init}"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "error: FILE: ro: its file system is read-only" in done.stderr
+    assert "mount it writable again, and give the name again; or another name" in done.stderr
+    assert done.stdout == ""
+    assert names(home) == {"ro"}
 
 
 def test_files_are_written_all_or_none(home: Path) -> None:

@@ -112,7 +112,7 @@ def init(
     by_flag |= {"FILE": str(new)} if new is not None else {}
     by_flag |= {"--replace": "yes"} if replace else {}
     by_flag |= {"--start": "yes" if start else "no"} if start is not None else {}
-    asks = sys.stdin.isatty() and not yes
+    asks = sys.stdin is not None and sys.stdin.isatty() and not yes
     if not asks and not yes:
         _check_complete(by_flag)
     answers = Answers(by_flag, asks=asks)
