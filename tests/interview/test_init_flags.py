@@ -85,12 +85,13 @@ def test_all_flags_ask_nothing_and_the_line_stands(home: Path) -> None:
 
 
 def test_yes_takes_the_defaults(home: Path) -> None:
-    written = interview(
-        Answers({"--data": "squares.txt", "--preset": "small-language-model"}, asks=False),
-        schema=False,
-    )
+    by_flag = {flag: GIVEN[flag] for flag in ("--data", "--preset")}
+    by_flag["--set"] = "train.steps=7 'data.prompts=[a b]'"
+    written = interview(Answers(by_flag, asks=False), schema=False)
     assert written.files == [Path("small-language-model.yaml")]
     assert read_file(home / "small-language-model.yaml").value["batch"] == {"samples": 32}
+    config = read_file(home / "small-language-model.yaml").value
+    assert (config["train"]["steps"], config["data"]["prompts"]) == (7, ["a b"])
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,10 @@ def test_yes_takes_the_defaults(home: Path) -> None:
         ({"--scale-lr": "cubic"}, "schedule.scale_lr: 'cubic' is not one of"),
         ({"--scale-lr": "linear", "--base-batch": "x"}, "schedule.base_batch"),
         ({"--launcher": "mpirun"}, "'mpirun' is no launcher"),
+        ({"--base-batch": "32"}, "--base-batch says nothing where"),
+        ({"--set": "train.stps=3"}, "train.stps: unknown key"),
+        ({"--set": "batch.samples=3"}, "--set batch.samples: --batch says it"),
+        ({"--set": "train.steps"}, "not KEY=VALUE"),
         ({"FILE": "c.json"}, "a config is YAML"),
         ({"FILE": "there.yaml"}, "there.yaml exists"),
         ({"--task": "new.py", "--preset": "digits"}, "of task vision, and --task says new.py"),

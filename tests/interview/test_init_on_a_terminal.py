@@ -1,6 +1,5 @@
 """`samecurve init` as a person meets it: on a terminal, with wrong answers, Ctrl-C and Ctrl-D."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ DEVICES, TASK, DATA, PRESET = "Devices: .*", "Task .*", "Data: .*", "Preset: .*"
 BATCH, SCALE, LAUNCHER = "Batch: .*", "Scale .*", "Launcher: .*"
 FILE, START = "Config file .*", "Start it now.*"
 SMALL = ("--preset", "small-language-model", "--data", "squares.txt")
+VALUES = "model.width=16 data.samples=300 train.steps=40"
 KNOWN = (
     "--devices",
     "cpu",
@@ -177,10 +177,12 @@ def test_the_printed_line_trains(home: Path, launcher: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "samecurve", "init", "--task", "points.py"], cwd=home, check=True
     )
-    talk = Talk(home, "two.yaml", "--task", "points.py:Points2", "--launcher", launcher)
-    assert "no class Points2" in talk.answer(DEVICES, "cpu:2") + talk.end(2)
     talk = Talk(home, "two.yaml", "--task", "points.py:Points", "--launcher", launcher)
-    for prompt in (DEVICES, BATCH, SCALE):
+    talk.answer(DEVICES, "cpu:2")
+    talk.answer("Values that the class reads: .*")
+    missing = talk.answer("Values that the class reads: .*", VALUES)
+    assert "Points.__init__(): KeyError: 'width'" in missing
+    for prompt in (BATCH, SCALE):
         talk.answer(prompt)
     line = printed_line(talk.answer(START))
     talk.end()
@@ -204,4 +206,4 @@ def test_a_preset_trains_some_steps_as_its_line_stands(home: Path) -> None:
     run.close()
     assert run.exitstatus == 130
     assert "saved  step" in str(run.before)
-    assert os.listdir(home / "runs") == ["small"]
+    assert len(list(home.glob("runs/small-*/checkpoints/step-*"))) == 1

@@ -75,6 +75,13 @@ def _presets() -> list[str]:
     help="samecurve or torchrun: what starts the ranks",
 )
 @click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="any other config value: --set train.steps=1000",
+)
+@click.option(
     "--schema/--no-schema",
     default=True,
     show_default=True,
@@ -88,6 +95,7 @@ def _presets() -> list[str]:
 def init(
     *,
     new: Path | None,
+    settings: tuple[str, ...],
     schema: bool,
     replace: bool,
     yes: bool,
@@ -110,6 +118,7 @@ def init(
         f"--{name.replace('_', '-')}": value for name, value in flags.items() if value is not None
     }
     by_flag |= {"FILE": str(new)} if new is not None else {}
+    by_flag |= {"--set": shlex.join(settings)} if settings else {}
     by_flag |= {"--replace": "yes"} if replace else {}
     by_flag |= {"--start": "yes" if start else "no"} if start is not None else {}
     asks = sys.stdin is not None and sys.stdin.isatty() and not yes

@@ -1,6 +1,7 @@
 """The questions of `samecurve init` in their order, from the devices to the launcher."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,17 @@ from samecurve.units import counted, join_words
 
 LAUNCHERS = ("samecurve", "torchrun")
 EXAMPLE, NO_MODEL = "example", "none"  # answers
-_BACK = "back"
+_BACK, _NO_SETTINGS = "back", "none"
 _OWN_BATCH = 32  # samples, where no preset says it
+_ASKED = {  # keys that a question of their own answers
+    "task": "--task",
+    "devices.use": "--devices",
+    "data.source": "--data",
+    "model.path": "--model",
+    "batch.samples": "--batch",
+    "schedule.scale_lr": "--scale-lr",
+    "schedule.base_batch": "--base-batch",
+}
 
 
 class Questions:
@@ -99,6 +109,7 @@ class Questions:
 
     def _choose_preset(self, task: str) -> Candidate:
         """The preset that the user takes, planned with the user's data."""
+        self._values |= _settings(self._answers.by_flag("--set") or _NO_SETTINGS)
         flagged = self._preset_by_flag()
         presets = [flagged] if flagged else _presets_of(task)
         while True:
@@ -168,9 +179,23 @@ class Questions:
         document = Document()
         document.set("task", task, "--task")
         document.set("batch.samples", _OWN_BATCH, "--batch")
-        if (data := self._answers.by_flag("--data")) not in {None, EXAMPLE}:
-            self._values["data.source"] = data, "--data"
-        return self._planner.plan(with_values(document, self._values))
+        for flag, key, nothing in (
+            ("--data", "data.source", EXAMPLE),
+            ("--model", "model.path", NO_MODEL),
+        ):
+            if (value := self._answers.by_flag(flag)) not in {None, nothing}:
+                self._values[key] = value, flag
+        question = Question(
+            "--set",
+            "Values that the class reads: KEY=VALUE, such as model.width=64 data.samples=1000",
+            _NO_SETTINGS,
+        )
+
+        def check(answer: str) -> Planned:
+            values = {**self._values, **_settings(answer)}
+            return self._planner.plan(with_values(document, values))
+
+        return self._answers.ask(question, check)
 
     def _ask_batch(self, planned: Planned, usual: int, why: str) -> Planned:
         question = Question(
@@ -208,6 +233,12 @@ class Questions:
 
         scaled = self._answers.ask(question, check)
         if scaled.loaded.config.schedule.scale_lr == "none":
+            if self._answers.by_flag("--base-batch") is not None:
+                raise UserError(
+                    "--base-batch says nothing where the learning rate is not scaled",
+                    "--scale-lr linear or sqrt, or leave it out",
+                    "--base-batch",
+                )
             return scaled
         if base is None or self._answers.by_flag("--base-batch") is not None:
             scaled = self._ask_base(scaled, base or batch)
@@ -245,6 +276,21 @@ def _about_scaling(rate: float, batch: int, base: int | None) -> str:
     if base is None:
         return f"{words}; yours is {batch}."
     return f"{words}: {rate:g} was found for {base}, and yours is {batch}."
+
+
+def _settings(answer: str) -> dict[str, tuple[object, str]]:
+    """The values of `KEY=VALUE KEY=VALUE`. UserError: another form, or the key of a question."""
+    values: dict[str, tuple[object, str]] = {}
+    try:
+        words = [] if answer == _NO_SETTINGS else shlex.split(answer)
+    except ValueError as error:
+        raise UserError(f"{answer}: {error}", "close each quotation mark", "--set") from None
+    for word in words:
+        key, value = parse_setting(word)
+        if key in _ASKED:
+            raise UserError(f"--set {key}: {_ASKED[key]} says it", f"use {_ASKED[key]}", "--set")
+        values[key] = value, f"--set {key}"
+    return values
 
 
 def _presets_of(task: str) -> list[Preset]:

@@ -25,7 +25,7 @@ from samecurve.interview.new_files import (
 from samecurve.tasks import Tasks
 
 _BATCH = "50"  # samples, of the skeleton's own 1000
-_UNUSED = ("--data", "--model", "--preset", "--scale-lr", "--base-batch")
+_UNUSED = ("--data", "--model", "--preset", "--scale-lr", "--base-batch", "--set")
 
 
 @dataclass(frozen=True)
