@@ -12,8 +12,7 @@ from samecurve.api.arguments import Configured, command_line
 from samecurve.api.process import Progress, error_of, run_verb
 from samecurve.api.results import Run as Run
 from samecurve.api.results import Verified as Verified
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import probe_facts, speed_measure
+from samecurve.cli.load_config import load_config, probe_facts, speed_measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.machine import predict, read_request
 from samecurve.run.prepare import make_plan

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb
+from samecurve.cli.options import PATH, ConfigVerb
 from samecurve.terminal import echo
 
 

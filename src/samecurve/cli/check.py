@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.completion import PATH, words_of_key
-from samecurve.cli.options import Option, Verb
+from samecurve.cli.completion import words_of_key
+from samecurve.cli.options import PATH, Option, Verb
 from samecurve.terminal import echo
 
 

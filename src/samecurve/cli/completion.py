@@ -4,12 +4,10 @@ docs/completion.md says how a shell is told to ask.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-from click.types import FuncParamType
 
 Words = Callable[[], Iterable[str]]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -18,17 +16,9 @@ _KNOWN = {"devices.use": ("auto", "all", "cpu", "cpu:2", "cpu:4")}
 _FILES = {"data.source"}
 
 
-class PlaceType(FuncParamType):  # type: ignore[type-arg]  # click 8.1 has it without arguments
-    """An option's type that a function makes of a text which names a file or a folder."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        del ctx, param
-        return [CompletionItem(incomplete, type="file")]
-
-
-PATH = PlaceType(Path)
+def file(incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the name of a file."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def words(give: Words, *, files: bool = False) -> Completer:
@@ -39,17 +29,21 @@ def words(give: Words, *, files: bool = False) -> Completer:
     ) -> list[CompletionItem]:
         fitting = [CompletionItem(word) for word in give() if word.startswith(incomplete)]
         if files and not fitting:
-            return [CompletionItem(incomplete, type="file")]
+            return file(incomplete)
         return fitting
 
     return complete
 
 
-def words_of_key(key: str) -> Completer | None:
-    """Complete an option with the words that a key of the config takes. None: it sets no key."""
-    if not key:
-        return None
-    return words(lambda: _words_of(key), files=key in _FILES)
+def words_of_key(key: str) -> Completer:
+    """Complete an option with the words that a key of the config takes."""
+    return lambda _context, _parameter, incomplete: complete_key(key, incomplete)
+
+
+def complete_key(key: str, incomplete: str) -> list[CompletionItem]:
+    """The words, of those that a key of the config takes, with this beginning; or a file's name."""
+    fitting = [CompletionItem(word) for word in _words_of(key) if word.startswith(incomplete)]
+    return file(incomplete) if key in _FILES and not fitting else fitting
 
 
 def task_names() -> tuple[str, ...]:

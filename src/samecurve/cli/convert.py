@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.completion import PATH
-from samecurve.cli.options import Verb
+from samecurve.cli.options import PATH, Verb
 from samecurve.terminal import echo
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.completion import PATH, task_names, words, words_of_key
-from samecurve.cli.options import Option, Verb
+from samecurve.cli.completion import task_names, words, words_of_key
+from samecurve.cli.options import PATH, Option, Verb
 from samecurve.errors import UserError, keeping
 from samecurve.terminal import echo
 

@@ -1,6 +1,7 @@
 """Make one config of a file, --set and the options of the command line.
 
-The later wins: default < file < --set < option.
+The later wins: default < file < --set < option. What a config or a flag has measured before a plan
+is here, too.
 """
 
 import re
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
+    from samecurve.core.planning.facts import Facts, Measure
 
 
 def load_config(
@@ -202,3 +204,19 @@ def apply_batch(document: "Document", typed: Typed) -> str | None:
         f"--batch-size is per device: it replaces the config's {old['samples']} samples over all"
         " devices (--global-batch fixes those)"
     )
+
+
+def probe_facts(loaded: "LoadedConfig") -> "Facts":
+    """The facts for --probe-batch: how many samples at once fitted."""
+    from samecurve.experiments.probe_batch import probe_batch
+
+    return probe_batch(loaded.config)
+
+
+def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
+    """The function that measures the devices' speeds; None: the config does not ask for that."""
+    if loaded.config.devices.balance != "measured":
+        return None
+    from samecurve.experiments.balance import measure_speeds
+
+    return measure_speeds

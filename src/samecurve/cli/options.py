@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.types import FuncParamType
 
-from samecurve.cli.completion import PATH, PlaceType, words_of_key
 from samecurve.core.strategies import strategy_help
 from samecurve.errors import UserError
 from samecurve.terminal import width_of, wrapped
 
 if TYPE_CHECKING:
-    from samecurve.core.config.loading import LoadedConfig
-    from samecurve.core.planning.facts import Facts, Measure
+    from click.shell_completion import CompletionItem
+
     from samecurve.storage.url import ObjectUrl
 
 Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not typed
@@ -118,6 +118,21 @@ class Option(click.Option):
             self.opts = names
 
 
+class PlaceType(FuncParamType):  # type: ignore[type-arg]  # click 8.1 has it without arguments
+    """An option's type that a function makes of a text which names a file or a folder."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        from samecurve.cli.completion import file
+
+        del ctx, param
+        return file(incomplete)
+
+
+PATH = PlaceType(Path)
+
+
 class ConfigOption(Option):
     """An option of every verb that reads a config. Its value is what the config's key is set to."""
 
@@ -147,10 +162,16 @@ class ConfigOption(Option):
                 return sets if typed else None
             return typed if typed is None or convert is None else convert(typed)
 
-        attributes.setdefault("shell_complete", words_of_key(key))
         super().__init__(
             names.split(), help=help_option, hidden=not help_option, callback=value, **attributes
         )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """The words that the config lists for the key, or what the type completes."""
+        from samecurve.cli.completion import complete_key
+
+        items = complete_key(self.key, incomplete) if self.key else []
+        return items or super().shell_complete(ctx, incomplete)
 
 
 def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:
@@ -371,19 +392,3 @@ probe_option = click.option(
     is_flag=True,
     help="first try, in throw-away processes, how many samples at once fit, and plan from that",
 )
-
-
-def probe_facts(loaded: "LoadedConfig") -> "Facts":
-    """The facts for --probe-batch: how many samples at once fitted."""
-    from samecurve.experiments.probe_batch import probe_batch
-
-    return probe_batch(loaded.config)
-
-
-def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
-    """The function that measures the devices' speeds; None: the config does not ask for that."""
-    if loaded.config.devices.balance != "measured":
-        return None
-    from samecurve.experiments.balance import measure_speeds
-
-    return measure_speeds

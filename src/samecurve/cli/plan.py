@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.completion import PATH
-from samecurve.cli.load_config import load_config
+from samecurve.cli.load_config import load_config, probe_facts, speed_measure
 from samecurve.cli.options import (
+    PATH,
     ConfigVerb,
     init_from_option,
-    probe_facts,
     probe_option,
-    speed_measure,
 )
 from samecurve.terminal import echo
 

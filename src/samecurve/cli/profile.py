@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli.completion import PATH
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, speed_measure
+from samecurve.cli.load_config import load_config, speed_measure
+from samecurve.cli.options import PATH, ConfigVerb
 
 
 @click.command(cls=ConfigVerb)

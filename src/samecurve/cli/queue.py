@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.completion import PATH
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import ConfigVerb, HelpContext, Verb, save_dir_option
+from samecurve.cli.options import PATH, ConfigVerb, HelpContext, Verb, save_dir_option
 from samecurve.errors import keeping
 from samecurve.terminal import echo
 

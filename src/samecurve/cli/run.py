@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli.completion import PATH
-from samecurve.cli.options import TORCHRUN_HINTS, Option, rank_count
+from samecurve.cli.options import PATH, TORCHRUN_HINTS, Option, rank_count
 from samecurve.terminal import echo
 
 

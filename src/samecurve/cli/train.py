@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from samecurve.cli.load_config import load_config
+from samecurve.cli.load_config import load_config, probe_facts, speed_measure
 from samecurve.cli.options import (
     ConfigVerb,
     init_from_option,
-    probe_facts,
     probe_option,
     run_place_option,
-    speed_measure,
 )
 from samecurve.errors import Interrupted, keeping
 from samecurve.terminal import echo
