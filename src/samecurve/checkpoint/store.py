@@ -46,6 +46,7 @@ class Published:
     bytes: int
     seconds: float  # from before the copies to the rename
     blocked: float  # the part of these seconds in which training stood still
+    manifest_hash: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +108,18 @@ class Store:
                 if not self._publisher:
                     return
                 meta = {**self._publisher.meta(step), "loop": dict(loop)}
-                size = self._publish(self._publisher, step, scratch, meta)
-                if size is None:
+                manifest = self._publish(self._publisher, step, scratch, meta)
+                if manifest is None:
                     return
                 path, seconds = self._home / name_of(step), time.perf_counter() - began
-                save = Published(step, str(path), size, seconds=seconds, blocked=blocked)
+                save = Published(
+                    step,
+                    str(path),
+                    sum(int(file["bytes"]) for file in manifest["files"].values()),
+                    seconds=seconds,
+                    blocked=blocked,
+                    manifest_hash=manifest["hash"],
+                )
                 self._publisher.published(save)
                 prune(self._home, self._publisher.keep, self._publisher.best)
             except BaseException as error:  # check() raises it in the loop
@@ -180,17 +188,18 @@ class Store:
 
     def _publish(
         self, publisher: Publisher, step: int, scratch: Path, meta: Mapping[str, object]
-    ) -> int | None:
+    ) -> Mapping[str, Any] | None:
         """Wait for all ranks, write the manifest, and rename.
 
-        Returns the checkpoint's bytes; None: the save was abandoned.
+        Returns the manifest; None: the save was abandoned.
         """
         markers = [scratch / _marker(index) for index in range(self._rank.world_size)]
         while not all(marker.exists() for marker in markers):
             if self._abandoned.wait(_POLL):
                 return None
         written = [json.loads(marker.read_text()) for marker in markers]
-        write_json(scratch / MANIFEST, make_manifest(meta, written))
+        manifest = make_manifest(meta, written)
+        write_json(scratch / MANIFEST, manifest)
         for marker in markers:
             marker.unlink()
         sync_directory(scratch)
@@ -200,7 +209,7 @@ class Store:
             _remove(final)
         scratch.rename(final)
         sync_directory(self._home)
-        return sum(int(rank["bytes"]) for rank in written)
+        return manifest
 
 
 def _marker(rank: int) -> str:

@@ -77,7 +77,7 @@ def evaluate(
         path = best_checkpoint(path)
     evaluated = evaluate_run(
         path,
-        _changed_settings(flags),
+        changed_settings(flags),
         data,
         on,
         lambda line: echo(line, err=True),
@@ -95,7 +95,7 @@ def evaluate(
         echo(_line(evaluated))
 
 
-def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+def changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     """The settings that replace the run's own: config key -> (value, the flag that gave it).
 
     UserError: two flags set the same key

@@ -20,6 +20,7 @@ Kind = Literal[
     "uploaded",
     "sampled",
     "hashed",
+    "sealed",
     "sensors",
     "slow",
     "warned",

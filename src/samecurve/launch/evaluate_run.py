@@ -19,7 +19,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
-from samecurve.observe.event_lines import console_lines
+from samecurve.observe.console import WarningsAlone
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
 from samecurve.run.changes import other_arrays
@@ -47,21 +47,6 @@ class Evaluated:
     metrics: Mapping[str, Any]
     plan: Plan  # the devices, and how they are used
     seconds: float  # of the evaluation itself
-
-
-class _Warnings:
-    """Shows the warnings of an evaluation, and nothing else."""
-
-    def __init__(self, plan: Plan, run: Run, say: Callable[[str], None]) -> None:
-        self._plan, self._run, self._say = plan, run, say
-
-    def show(self, event: Event) -> None:
-        if event.kind == "warned":
-            for line in console_lines(event, self._plan, self._run.home):
-                self._say(line)
-
-    def close(self) -> None:
-        pass
 
 
 def evaluate(
@@ -210,7 +195,7 @@ def _launch(
     server: ForkServer | None,
 ) -> dict[str, Any]:
     """Evaluate. Returns the values of the `evaluated` line."""
-    screen = _Warnings(prepared.plan, prepared.run, say)
+    screen = WarningsAlone(prepared.plan, prepared.run.home, say)
     code = launch(prepared, devices, headless=False, screen=screen, server=server)
     journal = read_events(prepared.run.journal)
     evaluated = [event for event in journal if event.kind == "evaluated"]

@@ -49,6 +49,24 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
+class WarningsAlone:
+    """Shows a run's warnings, and nothing else.
+
+    say: shows a line.
+    """
+
+    def __init__(self, plan: Plan, home: Path, say: Callable[[str], None]) -> None:
+        self._plan, self._home, self._say = plan, home, say
+
+    def show(self, event: Event) -> None:
+        if event.kind == "warned":
+            for line in console_lines(event, self._plan, self._home):
+                self._say(line)
+
+    def close(self) -> None:
+        pass
+
+
 class JsonLines:
     """JSON lines on stdout."""
 

@@ -6,11 +6,13 @@ Every line is written whole, in one O_APPEND write. Lines of kind `step` are wri
 second late, all others at once.
 """
 
+import hashlib
 import json
 import math
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,6 +73,7 @@ class Journal:
         self._descriptor = _open(path)
         self._step = 0  # of the last event
         self._lines: list[bytes] = []
+        self._running = RunningHash()
         self._pending = b""  # the rest of earlier lines that could not be written yet
         self._error: RunError | None = None
         self._lock = threading.Lock()
@@ -119,6 +122,7 @@ class Journal:
             text = f"{self._path.name} was replaced while the run wrote it: lines go on there"
         before, self._descriptor = self._descriptor, _open(self._path)
         os.close(before)
+        self._running = RunningHash()  # of the file that is there now
         warning = line_of(Event("warned", self._step, {"text": text}))
         self._pending = warning.encode() + self._pending
 
@@ -131,10 +135,17 @@ class Journal:
         self.flush()
         os.fsync(self._descriptor)
 
+    def head(self) -> "Head":
+        """The hash of all that is written so far, by whomever, once it is on disk."""
+        self.sync()
+        with self._lock:
+            return self._running.after(self._descriptor)
+
     def close(self) -> None:
+        """Write the rest, and a last line with the hash of all lines before it."""
         self._closed.set()
         self._thread.join()
-        self.flush()
+        self.record(Event("sealed", self._step, self.head().to_json()))
 
     def _flush_now_and_then(self) -> None:
         while not self._closed.wait(_MAX_DELAY):
@@ -142,6 +153,39 @@ class Journal:
                 self.flush()
             except RunError as error:
                 self._error = error  # unwritten lines stay pending; record() raises the error
+
+
+@dataclass(frozen=True)
+class Head:
+    """The hash of a journal's first bytes."""
+
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, int | str]:
+        return asdict(self)
+
+
+class RunningHash:
+    """The hash of a file that grows, of which each byte is read once."""
+
+    def __init__(self) -> None:
+        self._hash, self._position = hashlib.sha256(), 0
+
+    def after(self, descriptor: int, end: int | None = None) -> Head:
+        """Read on to the byte `end`; None: to the end of the last whole line."""
+        rest = b""
+        while end is None or self._position < end:
+            most = _BLOCK if end is None else min(_BLOCK, end - self._position)
+            block = os.pread(descriptor, most, self._position + len(rest))
+            rest += block
+            whole = len(rest) if end is not None else rest.rfind(b"\n") + 1
+            self._hash.update(rest[:whole])
+            self._position += whole
+            rest = rest[whole:]
+            if not block:
+                break
+        return Head(self._position, self._hash.hexdigest())
 
 
 def _open(path: Path) -> int:

@@ -64,6 +64,7 @@ def checkpoint_store(
     plan, config_values = context.plan, flatten(context.config)
 
     def meta(step: int) -> dict[str, object]:
+        assert journal
         position = plan.order.position(step)
         return {
             "step": step,
@@ -72,6 +73,7 @@ def checkpoint_store(
             "config": config_values,
             "fixed": plan.to_json()["fixed"],
             "versions": versions(plan.layout.engine),
+            "journal": journal.head().to_json(),
         }
 
     def published(save: Published) -> None:
@@ -80,6 +82,7 @@ def checkpoint_store(
             "bytes": save.bytes,
             "seconds": save.seconds,
             "blocked_seconds": save.blocked,
+            "manifest": save.manifest_hash,
         }
         requests.saved(save.blocked)
         record(Event("saved", save.step, values))
