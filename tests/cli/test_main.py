@@ -83,7 +83,7 @@ def test_a_rank_alone_imports_nothing_of_several(tmp_path: Path, corpus: Path) -
     [
         ("trian", "there is no verb trian; did you mean train?"),
         ("compare_run", "there is no verb compare_run; did you mean compare-runs?"),
-        ("hallo", "there is no verb hallo; here: bench, check, compare-runs, "),
+        ("hallo", "there is no verb hallo; here: audit, bench, check, "),
     ],
 )
 def test_a_verb_that_is_not_there(
