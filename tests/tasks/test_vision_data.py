@@ -13,7 +13,7 @@ from commands import samecurve
 from samecurve.core.protocols import Part
 from samecurve.errors import UserError
 from samecurve.tasks.vision.data import pathfinder_set
-from samecurve.tasks.vision.data.pathfinder import draw_image
+from samecurve.tasks.vision.data.pathfinder import draw_image, draw_scene
 from samecurve.tasks.vision.data.pathfinder_set import SHEET
 from samecurve.tasks.vision.data.sources import open_images, stamp_images
 from samecurve.tasks.vision.sections import VisionData, VisionModel
@@ -155,6 +155,24 @@ def _distances(pixels: Any) -> Any:
         second = np.array(np.unravel_index(np.where(apart > 4, image, 0).argmax(), image.shape))
         distances.append(np.linalg.norm(first - second))
     return np.array(distances)
+
+
+@pytest.mark.long
+def test_the_places_of_the_dots_do_not_tell_the_label() -> None:
+    """A linear model of 8 x 8 places is at chance on other scenes; so is each end's share."""
+    scenes = [draw_scene(number, contour=9, distractors=0) for number in range(6000)]
+    by_label = np.array([scene.dots for scene in scenes]).swapaxes(0, 1)  # [labels, scenes, 2, 2]
+    cells = (by_label * 8).astype(int) @ [8, 1]
+    counts = (cells[..., None] == np.arange(64)).sum(2)
+    signs = np.broadcast_to(np.array([-1, 1])[:, None], counts.shape[:2])
+    half = len(scenes) // 2
+    rows, answers = counts[:, :half].reshape(-1, 64), signs[:, :half].ravel()
+    weights = np.linalg.solve(rows.T @ rows + 30 * np.eye(64), rows.T @ answers)
+    right = ((counts[:, half:] @ weights > 0) == (signs[:, half:] > 0)).mean()
+    assert abs(right - 0.5) < 3 * 0.5 / np.sqrt(2 * half)
+    ends = np.array([[contour[[0, -1]] for contour in scene.long] for scene in scenes])
+    has_dot = (ends[None, :, :, :, None] == by_label[:, :, None, None]).all(-1).any(-1)
+    assert np.abs(has_dot.mean(1) - 0.5).max() < 3.5 * 0.5 / np.sqrt(len(scenes))
 
 
 def test_each_rank_draws_a_part_before_the_first_step(
