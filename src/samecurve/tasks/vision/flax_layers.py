@@ -88,7 +88,8 @@ class DepthwiseConv(nnx.Module):
             x, taps, bias = (array.astype(self.narrow) for array in (x, taps, bias))
         by_place = taps.reshape(-1, 9).T
         weighted = [values * tap for values, tap in zip(_neighbours(x), by_place, strict=True)]
-        return sum(weighted[1:], weighted[0]) + bias
+        convolved: jax.Array = sum(weighted[1:], weighted[0]) + bias
+        return convolved
 
 
 def _neighbours(x: jax.Array) -> Sequence[jax.Array]:
