@@ -1,6 +1,9 @@
 """Seconds a step of engine jax, beside a hand-written jit loop of the same model, data and
 optimizer, alternating in one process.
 
+Models: two language models and two of task vision (cssm gated), a small one each, whose time is
+overhead, and a larger one, whose time is arithmetic.
+
 The raw loop is a careful script's: one jitted shard_map with donated state, whole batches (no vmap
 over rows), a mean over all tokens, optax's clip and AdamW, batches gathered and sent ahead by a
 thread, the loss of each step read one step late. Prints each side's median, the ratio, and how busy
@@ -37,32 +40,55 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.worker.join import join_warm
 
 ALTERNATIONS, WARM = 5, 5
-SIZES = {  # model, batch, steps: one whose time is overhead, one whose time is arithmetic
-    "small": ({"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}, 8, 150),
-    "tiny": (
-        {
-            "hidden_size": 128,
-            "num_layers": 4,
-            "num_heads": 4,
-            "kv_heads": 2,
-            "intermediate_size": 512,
-            "max_seq_len": 128,
-            "tie_embeddings": True,
+_LANGUAGE = {"data": {"source": "text.txt", "eval_samples": 0}}
+_IMAGES = {"task": "vision", "data": {"source": "images.npz", "validation": 0.0}}
+SIZES: dict[str, tuple[dict[str, Any], int, int]] = {  # config, batch, steps
+    "small": (  # its time is overhead
+        _LANGUAGE
+        | {"model": {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}},
+        8,
+        150,
+    ),
+    "tiny": (  # its time is arithmetic
+        _LANGUAGE
+        | {
+            "model": {
+                "hidden_size": 128,
+                "num_layers": 4,
+                "num_heads": 4,
+                "kv_heads": 2,
+                "intermediate_size": 512,
+                "max_seq_len": 128,
+                "tie_embeddings": True,
+            }
         },
         16,
         30,
     ),
+    "gated, small": (
+        _IMAGES | {"model": {"cssm": "gated", "width": 16, "depth": 1, "patch": 4}},
+        8,
+        150,
+    ),
+    "gated": (
+        _IMAGES | {"model": {"cssm": "gated", "width": 32, "depth": 4, "patch": 2}},
+        32,
+        30,
+    ),
 }
+Columns = tuple[Any, Any]  # what a model reads, and its labels
 
 
 def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
-    model, batch, steps = SIZES[size]
-    text = home / "text.txt"
-    text.write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
+    values, batch, steps = SIZES[size]
+    (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (2000, 32, 32), np.uint8)
+    np.savez(home / "images.npz", images=pixels, labels=np.arange(2000) % 2)
     values = {
+        **values,
         "engine": "jax",
-        "model": model,
-        "data": {"source": str(text), "eval_samples": 0},
+        "data": {**values["data"], "source": str(home / values["data"]["source"])},
         "batch": {"samples": batch},
         "train": {"steps": steps},
         "devices": {"use": devices},
@@ -72,10 +98,20 @@ def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
     return config, task, plan(config, probe(), task.facts())
 
 
-def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
+def columns_of(rows: dict[str, Any]) -> Columns:
+    """A batch as a script for this task sends it."""
+    inputs = rows["pixels"] if "pixels" in rows else rows["tokens"].astype(np.int32)
+    return inputs, rows["labels"].astype(np.int32)
+
+
+def raw_step(
+    model: Any, fields: Any, mesh: Any, read: Callable[[Any], Any]
+) -> tuple[Callable[[], Any], Callable[..., Any]]:
     """A function that makes an initial state, and the compiled step.
 
-    The step is (state, tokens, labels, lr) -> (state, loss).
+    The step is (state, inputs, labels, lr) -> (state, loss).
+
+    read: inputs as sent -> as the model takes them
     """
     import jax
     import jax.numpy as jnp
@@ -93,11 +129,11 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
         ),
     )
 
-    def step(state: Any, tokens: Any, labels: Any, lr: Any) -> Any:
+    def step(state: Any, inputs: Any, labels: Any, lr: Any) -> Any:
         params, moments = state
 
         def total(params: Any) -> Any:
-            logits = nnx.merge(graph, params)(tokens)
+            logits = nnx.merge(graph, params)(read(inputs))
             real = labels != IGNORED
             return (
                 jnp.where(
@@ -130,6 +166,17 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
     ), jax.jit(mapped, donate_argnums=0)
 
 
+def reader(task: Any) -> Callable[[Any], Any]:
+    """How a script makes a batch into what the model takes: pixels are normalised, of mean and
+    deviation.
+    """
+    images = getattr(task.task, "format", None)
+    if images is None:
+        return lambda tokens: tokens
+    mean, std = images.mean[0], images.std[0]
+    return lambda pixels: (pixels.astype(np.float32) / 255 - mean) / std
+
+
 def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
     """Batches that a thread gathers and sends two steps ahead."""
     import jax
@@ -138,12 +185,7 @@ def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
 
     def work() -> None:
         for ids in made.order.ids(range(made.steps)):
-            rows = data[ids]
-            ready.put(
-                jax.device_put(
-                    (rows["tokens"].astype(np.int32), rows["labels"].astype(np.int32)), place
-                )
-            )
+            ready.put(jax.device_put(columns_of(data[ids]), place))
         ready.put(None)
 
     threading.Thread(target=work, daemon=True).start()
@@ -155,10 +197,10 @@ def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) 
     from jax.sharding import NamedSharding, PartitionSpec
 
     times, owed = [], None
-    for number, (tokens, labels) in enumerate(
+    for number, (inputs, labels) in enumerate(
         batches(task, made, NamedSharding(mesh, PartitionSpec("data")))
     ):
-        state, loss = step(state, tokens, labels, np.float32(made.lr_at(number)))
+        state, loss = step(state, inputs, labels, np.float32(made.lr_at(number)))
         if owed is not None:
             float(owed)
             times.append(time.perf_counter())
@@ -181,7 +223,7 @@ def programs(
             Feed(made, made.layout.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
         )
     )[1]
-    tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
+    inputs, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
     state, step = peer
     own, ratios = engine.init(), []
     for number in range(made.steps):
@@ -190,7 +232,7 @@ def programs(
         stats.read()
         between = time.perf_counter()
         state, _ = jax.block_until_ready(
-            step(state, tokens, labels, np.float32(made.lr_at(number)))
+            step(state, inputs, labels, np.float32(made.lr_at(number)))
         )
         ratios.append((between - began) / (time.perf_counter() - between))
     return statistics.median(ratios[WARM:])
@@ -209,7 +251,8 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     flax_model, _ = open_model(
         task, made.compute.precision, made.compute.recompute, made.fixed.seed
     )
-    begin, step = raw_step(flax_model.merge(engine.init()["params"]), config.optimizer, mesh)
+    model = flax_model.merge(engine.init()["params"])
+    begin, step = raw_step(model, config.optimizer, mesh, reader(task))
     busy = []
     for _ in range(ALTERNATIONS):
         psutil.cpu_percent()

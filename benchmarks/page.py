@@ -196,7 +196,8 @@ def jax_step(found: Result) -> str:
             *(f"{statistics.median(times) * 1e3:.2f}" for times in found[size]["seconds"].values()),
             f"{found[size]['ratio']:.3f}",
         ]
-        for size in ("small", "tiny")
+        for size in ("small", "tiny", "gated, small", "gated")
+        if size in found
     ]
     return table(["model", "ours, ms a step", "raw optax loop, ms", "ours beside it"], rows)
 

@@ -39,8 +39,7 @@ GPUS = Machine(
     cores=128,
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-# whose plans take long: models of billions of weights; 22,000 images to draw. test-long has them
-SLOW = {"huggingface-memory", "vision"}
+SLOW = {"huggingface-memory"}  # whose plans take long: models of billions of weights
 PLANNED = {"train", "plan", "verify", "bench", "profile"}
 Neutral = Callable[[str], str]  # a line without what may differ
 # in lines that are no command yet: what stands for what

@@ -10,11 +10,14 @@ import pytest
 from PIL import Image
 
 from commands import samecurve
+from samecurve.core.protocols import Part
 from samecurve.errors import UserError
-from samecurve.tasks.vision.data.pathfinder import draw_image
+from samecurve.tasks.vision.data import pathfinder_set
+from samecurve.tasks.vision.data.pathfinder import draw_image, draw_scene
 from samecurve.tasks.vision.data.pathfinder_set import SHEET
 from samecurve.tasks.vision.data.sources import open_images, stamp_images
-from samecurve.tasks.vision.sections import VisionData
+from samecurve.tasks.vision.sections import VisionData, VisionModel
+from samecurve.tasks.vision.task import VisionTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,18 +157,81 @@ def _distances(pixels: Any) -> Any:
     return np.array(distances)
 
 
-def test_drawn_each_time_or_once_is_the_same(cache: Path) -> None:
-    kept, drawn = (
-        open_images(VisionData.model_validate({**PATHS, "cached": cached}), cache)
-        for cached in (True, False)
-    )
-    assert kept.sha256 == drawn.sha256
-    assert kept.mean == drawn.mean
-    for one, other in ((kept.train, drawn.train), (kept.test, drawn.test)):
+@pytest.mark.long
+def test_the_places_of_the_dots_do_not_tell_the_label() -> None:
+    """A linear model of 8 x 8 places is at chance on other scenes; so is each end's share."""
+    scenes = [draw_scene(number, contour=9, distractors=0) for number in range(6000)]
+    by_label = np.array([scene.dots for scene in scenes]).swapaxes(0, 1)  # [labels, scenes, 2, 2]
+    cells = (by_label * 8).astype(int) @ [8, 1]
+    counts = (cells[..., None] == np.arange(64)).sum(2)
+    signs = np.broadcast_to(np.array([-1, 1])[:, None], counts.shape[:2])
+    half = len(scenes) // 2
+    rows, answers = counts[:, :half].reshape(-1, 64), signs[:, :half].ravel()
+    weights = np.linalg.solve(rows.T @ rows + 30 * np.eye(64), rows.T @ answers)
+    right = ((counts[:, half:] @ weights > 0) == (signs[:, half:] > 0)).mean()
+    assert abs(right - 0.5) < 3 * 0.5 / np.sqrt(2 * half)
+    ends = np.array([[contour[[0, -1]] for contour in scene.long] for scene in scenes])
+    has_dot = (ends[None, :, :, :, None] == by_label[:, :, None, None]).all(-1).any(-1)
+    assert np.abs(has_dot.mean(1) - 0.5).max() < 3.5 * 0.5 / np.sqrt(len(scenes))
+
+
+def test_each_rank_draws_a_part_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks make blocks in turn, which are the bytes that an image drawn alone has. A damaged
+    block is drawn again.
+    """
+    monkeypatch.setattr(pathfinder_set, "_BLOCK", 16)
+
+    def opened(*, cached: bool) -> VisionTask:
+        data = VisionData.model_validate({**PATHS, "cached": cached})
+        return VisionTask(VisionModel(), data, tmp_path)
+
+    drawn = opened(cached=False)
+    assert not hasattr(drawn, "prepare")
+    task = opened(cached=True)
+    assert task.fingerprint() == drawn.fingerprint()
+    assert not list(tmp_path.rglob("*.npy"))  # a plan draws no more than it looks at
+    ranks = [task.prepare(None, Part(number, 2)) for number in (0, 1)]
+    assert [next(rank) for rank in ranks] == [(0, 5), (0, 5)]
+    steps = [next(rank) for rank in (*ranks, *ranks)]  # 3 blocks to train on, 1 held out, 1 to test
+    assert steps == [(1, 5), (1, 5), (2, 5), (2, 5)]
+    assert list(ranks[0])[-1] == list(ranks[1])[-1] == (5, 5)
+    assert not list(task.prepare(None, Part(0, 1)))
+    files = sorted(tmp_path.rglob("pixels.npy"))
+    assert len(files) == 5
+    for one, other in (
+        (task.images.train, drawn.images.train),
+        (task.images.validation, drawn.images.validation),
+        (task.images.test, drawn.images.test),
+    ):
         for name, array in every(one).items():
             np.testing.assert_array_equal(array, every(other)[name])
-    assert kept.validation is not None
-    assert not (every(kept.validation)["pixels"] == every(kept.test)["pixels"]).all()
+    assert (every(task.images.validation)["pixels"] != every(task.images.test)["pixels"]).any()
+    before = files[0].read_bytes()
+    files[0].write_bytes(before[:-1] + b"\7")
+    assert list(opened(cached=True).prepare(None, Part(0, 1)))[-1] == (5, 5)
+    assert files[0].read_bytes() == before
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_images_are_drawn_by_the_ranks_of_a_run(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("SAMECURVE_CACHE", str(cache))
+    model = "model={cssm: gated, width: 8, depth: 1, patch: 8}"
+    data = "data={source: pathfinder, samples: 60, validation: 0.1}"
+    line = ("--set", "task=vision", "--set", model, "--set", data, "--engine", engine)
+    more = ("--global-batch", 20, "--max-steps", 2, "--devices", "cpu:2")
+    planned = samecurve("plan", *line, *more, cwd=tmp_path).stdout
+    assert "60 to train on; 6 held out; 6 to test on" in planned
+    assert not list(cache.rglob("pixels.npy"))
+    said = samecurve("train", *line, *more, "--save-dir", "run", cwd=tmp_path).stdout
+    assert "ready  3 files made in" in said
+    assert len(list(cache.rglob("pixels.npy"))) == 3
+    confusion = json.loads((tmp_path / "run/results.json").read_text())["test"]["confusion"]
+    assert np.sum(confusion) == 6
 
 
 def test_a_folder_of_pathfinder_images_with_a_sheet(tmp_path: Path) -> None:

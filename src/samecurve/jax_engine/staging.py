@@ -3,6 +3,7 @@
 The feed's thread stages rows while steps run, so nothing here may read an engine's state.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,8 +44,7 @@ class Staging:
     def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, num_local: int) -> None:
         self._plan, self._dtype, self._num_local = plan, dtype, num_local
         self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
-        # masks and positions of a step's rows; most steps have the same ones
-        self._sent: dict[tuple[str, bytes], jax.Array] = {}
+        self._sent: dict[tuple[object, ...], tuple[jax.Array, jax.Array | None]] = {}
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
         """Put the rounds of a step on their devices.
@@ -52,33 +52,36 @@ class Staging:
         A program has one shape, so short microbatches and missing rounds (the first ones) are
         filled up with copies of a row. of: the number of rounds in the program's shape.
         """
-        some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
-        example = {name: array[:1] for name, array in self.arrays_of(some_microbatch).items()}
+        parts = [
+            _Part(device, index, microbatch, self.arrays_of(microbatch))
+            for device in range(self._num_local)
+            for index, microbatches in enumerate(rounds, of - len(rounds))
+            if (microbatch := microbatches[device])
+        ]
         shape = (self._num_local, of, self._plan.batch.micro_batch_size)
-        real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
-        rows = {
-            name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
-            for name, array in example.items()
-        }
-        for number, microbatches in enumerate(rounds, of - len(rounds)):
-            for device, microbatch in enumerate(microbatches):
-                if microbatch and microbatch.real:
-                    count = len(next(iter(microbatch.arrays.values())))
-                    real[device, number, :count] = True
-                    position[device, number, :count] = positions_of(
-                        microbatch.number, count, self._plan.batch.micro_batch_size
-                    )
-                    for name, array in self.arrays_of(microbatch).items():
-                        rows[name][device, number, :count] = array
-        on_devices = self.put({name: self.narrow(name, array) for name, array in rows.items()})
-        return StagedRounds(
-            Rows(
-                on_devices,
-                self._send_once(real),
-                self._send_once(position) if self._plan.compute.whole_batch else None,
-            ),
-            example,
-        )
+        # keys may have been found to be unused while the parts were listed
+        names = [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
+        rows = {name: self.narrow(name, _joined(parts, name, shape)) for name in names}
+        real, position = self._masks(parts, shape)
+        example = {name: array[:1] for name, array in parts[0].arrays.items()}
+        return StagedRounds(Rows(self.put(rows), real, position), example)
+
+    def _masks(
+        self, parts: "Sequence[_Part]", shape: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Which rows count, and their positions in the step where the loss needs them; on the
+        devices. Both are sent once for all steps of one form.
+        """
+        needs_position = self._plan.compute.whole_batch
+        form = (shape, *(part.form(numbered=needs_position) for part in parts))
+        if form not in self._sent:
+            real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
+            for part in parts:
+                rows = part.device, part.index, slice(part.count)
+                real[rows] = True
+                position[rows] = positions_of(part.microbatch.number, part.count, shape[-1])
+            self._sent[form] = self.put(real), self.put(position) if needs_position else None
+        return self._sent[form]
 
     def arrays_of(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
         """The arrays of a microbatch, with its rows' keys unless they are known to be unused."""
@@ -93,13 +96,6 @@ class Staging:
             return rows
         arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
         return rows._replace(arrays=arrays)
-
-    def _send_once(self, array: HostArray) -> jax.Array:
-        """Put an array on the devices, once for all steps that have an equal one."""
-        key = (array.dtype.str, array.tobytes())
-        if key not in self._sent:
-            self._sent[key] = self.put(array)
-        return self._sent[key]
 
     def put(self, tree: PyTree) -> PyTree:
         """Put arrays on all devices; this process has one row for each of its devices."""
@@ -133,3 +129,36 @@ class Staging:
     def narrow_rows(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
         arrays = keyed_arrays(microbatch)
         return {name: self.narrow(name, array) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A device's microbatch in one of its accumulation steps."""
+
+    device: int
+    index: int  # of the accumulation step
+    microbatch: MicroBatch
+    arrays: Mapping[str, HostArray]
+
+    @property
+    def count(self) -> int:
+        """How many of its rows count."""
+        if not self.microbatch.real:
+            return 0
+        return len(next(iter(self.microbatch.arrays.values())))
+
+    def form(self, *, numbered: bool) -> tuple[int, ...]:
+        """What masks follow from. numbered: positions do, too"""
+        return self.device, self.index, self.count, self.microbatch.number if numbered else 0
+
+
+def _joined(parts: Sequence[_Part], name: str, shape: tuple[int, ...]) -> HostArray:
+    """An array of all rows, of this shape and the row's own, filled up with copies of a row."""
+    arrays = [part.arrays[name] for part in parts]
+    whole = (*shape, *arrays[0].shape[1:])
+    if sum(part.count for part in parts) == math.prod(shape):  # nearly all steps
+        return np.concatenate(arrays).reshape(whole)
+    rows = np.broadcast_to(arrays[0][0], whole).copy()
+    for part, array in zip(parts, arrays, strict=True):
+        rows[part.device, part.index, : part.count] = array[: part.count]
+    return rows

@@ -49,7 +49,8 @@ MEMBERS: Mapping[str, str] = {
         " them, an evaluation runs the model once"
     ),
     "metric_names": (
-        "metric_names = (...): what metrics() gives, where it should not be learnt from a row"
+        "metric_names = (...): what metrics() gives, where it should not be learnt from a row;"
+        " {name: shape} where a sum is an array of counts, () for a number"
     ),
     "summarize": (
         "summarize(self, totals) -> {name: number or array}: what is shown of {name: Mean}, summed"
@@ -114,7 +115,7 @@ MEMBERS: Mapping[str, str] = {
         "prepare(self, device, part): makes files in the cache that rows need, before the first"
         " row is read: part is (number, of), and the parts of all ranks together make them all;"
         " yields (files that are there, files in all) at first, while it works and waits for other"
-        " ranks, and ends when all are there (torch)"
+        " ranks, and ends when all are there"
     ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",
@@ -220,7 +221,7 @@ class TaskMethods:
     test_data: Method = _none
     collate: Method | None = None  # samples are stacked
     metrics: Method | None = None  # the loss alone is measured
-    metric_names: Sequence[str] = ()  # learnt from one row
+    metric_names: Sequence[str] | Mapping[str, tuple[int, ...]] = ()  # learnt from one row
     summarize: Method | None = None  # each sum / weight
 
     initial: Method = _none  # the module's own values

@@ -1,4 +1,4 @@
-"""Files that a task makes before its first step, each by one rank: latents, embeddings.
+"""Files that a task makes before its first step, each by one rank: latents, drawn images.
 
 The parts are those of one machine's ranks, since a cache may be one machine's own. All ranks look
 for a request to stop between two files, and agree whether the run begins.
@@ -12,7 +12,7 @@ from typing import Any
 from samecurve.core.events import Event
 from samecurve.core.protocols import Engine, Heartbeat, Part, Record
 from samecurve.run.directory.control import ControlFile, Requests, ask
-from samecurve.units import show_seconds
+from samecurve.units import counted, show_seconds
 from samecurve.worker.context import RankContext
 
 _PAUSE = 5.0  # seconds between two lines at least
@@ -62,7 +62,7 @@ def prepare_data(
         return False
     if len(counts) > 1:
         count = counts[-1][0] - counts[0][0]
-        text = f"{count:,} encoded in {show_seconds(time.monotonic() - began)}"
+        text = f"{counted(count, 'file')} made in {show_seconds(time.monotonic() - began)}"
         record(Event("prepared", 0, {"text": text, "done": counts[-1][0], "of": counts[-1][0]}))
     return True
 
@@ -89,7 +89,7 @@ def _stop_line(task: Any, device: Any, part: Part) -> str:
     """What is there when all ranks have stopped."""
     with closing(task.prepare(device, part)) as progress:
         done, total = next(progress, (0, 0))  # the first line is told before anything is made
-    where = f"while encoding, {done:,} of {total:,} done" if total else "when all was encoded"
+    where = f"while files were made, {done:,} of {total:,} done" if total else "when all were made"
     return f"{where}; the same command goes on"
 
 
@@ -97,5 +97,5 @@ def _progress(counts: list[tuple[int, float]], done: int, total: int) -> Event:
     """A line about the work that is done and left. The first file says nothing of the pace."""
     (first, since), (last, until) = counts[1], counts[-1]
     left = (until - since) / (last - first) * (total - done)
-    text = f"{done:,} of {total:,} encoded  left {show_seconds(left)}"
+    text = f"{done:,} of {total:,} files made  left {show_seconds(left)}"
     return Event("prepared", 0, {"text": text, "done": done, "of": total})

@@ -86,12 +86,14 @@ def test_a_stop_while_encoding(
     there = len(before)
     assert 6 <= there < total - 100
     (line,) = re.findall("^stop   .*$", shown, re.M)
-    assert line == f"stop   while encoding, {there} of {total} done; the same command goes on"
+    assert (
+        line == f"stop   while files were made, {there} of {total} done; the same command goes on"
+    )
     ends = [event for event in read_events(run / "journal.jsonl") if event.kind == "stopped"]
     assert [event.step for event in ends] == [0]
     again = samecurve(*train, cwd=tmp_path, timeout=300)
     after = encoded(cache)
     assert len(after) == total
     assert before.items() <= after.items()
-    assert f"{total - there} encoded in" in again.stdout
+    assert f"{total - there} files made in" in again.stdout
     assert "done   step 1" in again.stdout

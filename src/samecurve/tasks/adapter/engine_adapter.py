@@ -288,7 +288,11 @@ class EngineAdapter(TaskAdapter, ABC):
         """
         number = Mean(SumSpec(), SumSpec())
         names = self.methods.metric_names
-        specs = dict.fromkeys(names, number)
+        shapes = names if isinstance(names, Mapping) else dict.fromkeys(names, ())
+        specs = {
+            name: Mean(SumSpec(tuple(shape), integer=bool(shape)), SumSpec())
+            for name, shape in shapes.items()
+        }
         rows = self._train if self._held_out is None else self._held_out  # as eval -d reads them
         if not names and self.methods.metrics is not None and rows is not None:
             specs = self.metric_specs(rows[np.arange(1)])

@@ -5,8 +5,7 @@ made it, and a later run with the same encoders, on any devices, finds it.
 """
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +14,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from samecurve.core.protocols import Part
 from samecurve.core.system.files import write_whole
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import one_thread
 
-_WAIT = 0.1  # seconds between two looks for another rank's files
 Make = Callable[[], Mapping[str, Tensor]]
 
 
@@ -76,32 +73,3 @@ class Work:
         if not self.is_done:
             with one_thread():
                 self.store.keep(self.key, self.make())
-
-
-def encode_all(
-    work: Sequence[Work], part: Part, *, between: Callable[[], None] = lambda: None
-) -> Iterator[tuple[int, int]]:
-    """Make one part of the files that are absent, and wait for the others' parts.
-
-    Yields how many are there, of how many.
-
-    between: called when this part is made
-    """
-    total = len(work)
-    absent = [each for each in work if not each.is_done]
-    if not absent:
-        return
-    own = [each for each in work[part.number :: part.of] if not each.is_done]
-    done = total - len(absent)
-    yield done, total
-    for each in own:
-        each.do()
-        done += 1
-        yield done, total
-    between()
-    waiting = [each for each in absent if not each.is_done]
-    while waiting:
-        yield total - len(waiting), total
-        time.sleep(_WAIT)
-        waiting = [each for each in waiting if not each.is_done]
-    yield total, total

@@ -21,10 +21,11 @@ from samecurve.core.system.cache import stamp_file
 from samecurve.tasks.diffusion.data.pictures import read_mask, read_pixels, sizes_of
 from samecurve.tasks.diffusion.data.samples import Samples
 from samecurve.tasks.diffusion.data.views import Encoding, Views
-from samecurve.tasks.diffusion.encodings import Encodings, Work, encode_all, text_key
+from samecurve.tasks.diffusion.encodings import Encodings, Work, text_key
 from samecurve.tasks.diffusion.families.loading import Parts
 from samecurve.tasks.diffusion.families.model_files import weight_files
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
+from samecurve.tasks.made_files import make_files
 
 if TYPE_CHECKING:
     from samecurve.tasks.diffusion.families.base import Family
@@ -90,9 +91,9 @@ class FrozenEncoders:
             for each in encodings.values()
         ]
         total = len(captions) + len(pictures)
-        for done, _ in encode_all(captions, part, between=parts.release):
+        for done, _ in make_files(captions, part, between=parts.release):
             yield done, total
-        for done, _ in encode_all(pictures, part, between=parts.release):
+        for done, _ in make_files(pictures, part, between=parts.release):
             yield len(captions) + done, total
 
     def _text_work(self, parts: Mapping[str, Any], text: str) -> Work:

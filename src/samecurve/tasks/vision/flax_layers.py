@@ -52,6 +52,25 @@ class Positions(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((patches, width)))
 
 
+class Conv(nnx.Module):
+    """A 3 x 3 convolution [..., down, across, in] -> [..., down, across, out]; zeros beyond the
+    edges. Its filter is [out, in, 3, 3].
+    """
+
+    def __init__(self, inputs: int, outputs: int, narrow: Any) -> None:
+        self.filter = nnx.Param(jnp.zeros((outputs, inputs, 3, 3)))
+        self.bias = nnx.Param(jnp.zeros(outputs))
+        self.narrow = narrow
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        taps, bias = self.filter[...], self.bias[...]
+        if self.narrow:
+            x, taps, bias = (array.astype(self.narrow) for array in (x, taps, bias))
+        around = jnp.concatenate(_neighbours(x), -1)
+        by_place = taps.transpose(2, 3, 1, 0).reshape(around.shape[-1], -1)
+        return around @ by_place + bias
+
+
 class DepthwiseConv(nnx.Module):
     """A 3 x 3 convolution of each channel by itself; zeros beyond the edges.
 
@@ -67,14 +86,23 @@ class DepthwiseConv(nnx.Module):
         taps, bias = self.filter[...], self.bias[...]
         if self.narrow:
             x, taps, bias = (array.astype(self.narrow) for array in (x, taps, bias))
-        height, width = x.shape[-3:-1]
-        padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-        shifted = [
-            padded[..., down : down + height, across : across + width, :] * taps[:, down, across]
-            for down in range(3)
-            for across in range(3)
-        ]
-        return sum(shifted[1:], shifted[0]) + bias
+        by_place = taps.reshape(-1, 9).T
+        weighted = [values * tap for values, tap in zip(_neighbours(x), by_place, strict=True)]
+        convolved: jax.Array = sum(weighted[1:], weighted[0]) + bias
+        return convolved
+
+
+def _neighbours(x: jax.Array) -> Sequence[jax.Array]:
+    """The image [..., down, across, channels] as each of the 3 x 3 places around a pixel sees it;
+    zeros beyond the edges.
+    """
+    height, width = x.shape[-3:-1]
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
+    return [
+        padded[..., down : down + height, across : across + width, :]
+        for down in range(3)
+        for across in range(3)
+    ]
 
 
 def widened(x: jax.Array) -> jax.Array:

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from samecurve.tasks.vision.flax_layers import Linear, Norm, Positions
+from samecurve.tasks.vision.flax_layers import Conv, Linear, Norm, Positions
 from samecurve.tasks.vision.flax_mixers import MIXERS
 from samecurve.tasks.vision.layout import Grid
 from samecurve.tasks.vision.sections import VisionModel
 
 
 class Classifier(nnx.Module):
-    """Patches, blocks, the mean over the patches of the last step, and a linear layer.
+    """Patches, blocks, the patches of the last step pooled, and a linear layer.
 
     channels: of an image. grid: its patches
     narrow: the type that products are computed in; None: the parameters' type
@@ -26,7 +26,9 @@ class Classifier(nnx.Module):
         self, fields: VisionModel, grid: Grid, *, channels: int, classes: int, narrow: Any = None
     ) -> None:
         self.fields, self.grid = fields, grid
-        self.stem = Linear(channels * fields.patch**2, fields.width, narrow)
+        has_conv, entering = fields.stem == "conv", fields.stem_width(channels)
+        self.conv = Conv(channels, entering, narrow) if has_conv else None
+        self.stem = Linear(entering * fields.patch**2, fields.width, narrow)
         self.position = Positions(grid.patches, fields.width) if fields.arch == "vit" else None
         self.blocks = nnx.List([Block(fields, grid, narrow) for _ in range(fields.depth)])
         self.norm = Norm(fields.width)
@@ -41,13 +43,17 @@ class Classifier(nnx.Module):
         features: [rows, width], what the features before the last layer are multiplied with
         """
         grid, dtype = self.grid, self.head.weight[...].dtype
-        x = self.stem(self._patches(images.astype(dtype))).astype(dtype)
+        x = images.astype(dtype)
+        if self.conv is not None:
+            x = jax.nn.gelu(self.conv(x), approximate=False)
+        x = self.stem(self._patches(x)).astype(dtype)
         if self.position is not None:
             x = x + self.position.weight[...].reshape(grid.height, grid.width, -1)
         x = jnp.broadcast_to(x[:, None], (x.shape[0], self.fields.num_steps, *x.shape[1:]))
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
-        pooled = self.norm(x[:, -1]).mean((1, 2))
+        last = self.norm(x[:, -1])
+        pooled = last.max((1, 2)) if self.fields.pool == "max" else last.mean((1, 2))
         return self.head(pooled if features is None else pooled * features.astype(dtype))
 
     def _patches(self, images: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ of its parameters, and the share of samples that skip a block.
 Names and shapes of parameters are those of torch_model.py and flax_model.py, which are equal.
 """
 
+import math
 from dataclasses import dataclass
 
 from samecurve.core.protocols import Initial
@@ -81,8 +82,8 @@ def first_values(name: str, shape: tuple[int, ...], fields: VisionModel) -> Init
         return Initial(0.0, 1.0)
     if leaf.startswith("kernel"):
         return Initial(1 / fields.kernel_size)
-    if leaf == "filter":
-        return Initial(1 / shape[-1])  # of one channel
+    if leaf == "filter":  # [channels, 3, 3] or [out, in, 3, 3]
+        return Initial(1 / math.sqrt(math.prod(shape[1:])))
     if name.startswith(("head.", "position.")):
         return Initial(_HEAD)
     if f"{name.split('.')[-2]}.bias" in _BIASES or name.endswith(("decays.weight", "delta.weight")):

@@ -12,6 +12,8 @@ Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]
 Arch = Literal["vit", "simple"]
 Cssm = Literal["attention", "no_gate", "gated", "hgru_bi", "no_fft"]
+Stem = Literal["patch", "conv"]
+Pool = Literal["mean", "max"]
 ContourLength = Literal[9, 14, 20]
 
 RECURRENT = ("no_gate", "gated", "hgru_bi")  # blocks with a state that goes from step to step
@@ -30,7 +32,7 @@ _ONLY = {  # fields of some blocks alone
 _OF_BACKBONES = ("path", "freeze_norms")
 _OF_ARCHS = (
     *("arch", "cssm", "width", "depth", "patch", "heads", "steps", "kernel_size"),
-    "mlp_ratio",
+    *("stem", "pool", "mlp_ratio"),
 )
 
 
@@ -77,6 +79,21 @@ class VisionModel(Section):
     width: Size = Field(64, description="channels of every block")
     depth: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = Field(4, description="blocks")
     patch: Size = Field(4, description="pixels a side of a patch")
+    stem: Stem = Field(
+        "patch",
+        description=(
+            "what an image enters by: patch: a linear layer for each patch; conv: a 3 x 3"
+            " convolution of the pixels and a GELU before it, so that a patch sees the edge of its"
+            " neighbours"
+        ),
+    )
+    pool: Pool = Field(
+        "mean",
+        description=(
+            "over the patches, before the last layer: mean, or max, by which a single place can"
+            " decide"
+        ),
+    )
     heads: Size = Field(4, description="of attention")
     steps: Annotated[int, Field(gt=0, le=1 << 12)] | None = Field(
         None,
@@ -147,6 +164,10 @@ class VisionModel(Section):
         default = _STEPS if self.cssm in RECURRENT and self.cssm != _ONE_STEP else 1
         return self.steps or default
 
+    def stem_width(self, channels: int) -> int:
+        """The channels of a pixel before it becomes part of a patch. channels: of an image"""
+        return max(1, self.width // self.patch) if self.stem == "conv" else channels
+
     @property
     def inner(self) -> int:
         """The width of a feed-forward."""
@@ -188,7 +209,8 @@ class VisionData(DataSection):
     cached: bool = Field(
         True,
         description=(
-            "of pathfinder: images are drawn once, into the cache; false: each time one is read"
+            "of pathfinder: images are drawn once, into the cache, before the first step; false:"
+            " each time one is read"
         ),
     )
     validation: Share = Field(

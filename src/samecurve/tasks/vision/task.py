@@ -4,7 +4,7 @@ No engine is imported here; the models are in torch_task.py and jax_task.py.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
-from samecurve.core.protocols import Initial, Source
+from samecurve.core.protocols import Initial, Part, Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError
 from samecurve.tasks.classification import summarize_classes
+from samecurve.tasks.made_files import make_files
 from samecurve.tasks.vision.data.augmentation import with_recipe
 from samecurve.tasks.vision.data.image_sets import ImageSets, JoinedRows
+from samecurve.tasks.vision.data.pathfinder import CLASSES
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
 from samecurve.tasks.vision.layout import Grid, first_values, grid_of
-from samecurve.tasks.vision.sections import TORCH_BLOCKS, VisionData, VisionModel, engines_of
+from samecurve.tasks.vision.sections import (
+    PATHFINDER,
+    TORCH_BLOCKS,
+    VisionData,
+    VisionModel,
+    engines_of,
+)
 
 if TYPE_CHECKING:  # a run does not show its data
     from samecurve.tasks.preview.about import AboutData
@@ -100,6 +108,8 @@ class VisionTask:
             )
         self.fields, self.data = model, data
         self._cache, self._kept, self._seed = cache, assets, seed
+        if data.source == PATHFINDER and data.cached:
+            self.prepare, self.metric_names = self._draw, self._metric_shapes()
 
     @staticmethod
     def first_weights(model: VisionModel) -> Path | None:
@@ -109,6 +119,17 @@ class VisionTask:
     @cached_property
     def images(self) -> ImageSets:
         return open_images(self.data, self._cache)
+
+    def _draw(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
+        """Draw a part of the images that the cache lacks."""
+        del device
+        yield from make_files(self.images.to_make, part)
+
+    def _metric_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What metrics() gives of drawn images, none of which is drawn to learn it."""
+        is_another_runs = self._kept is not None or self.data.like_run is not None
+        count = self.num_classes if is_another_runs else len(CLASSES)
+        return {"loss": (), "confusion": (count, count), "top5": ()}
 
     @cached_property
     def format(self) -> ImageFormat:

@@ -17,7 +17,7 @@ _EPS = 1e-6
 
 
 class Classifier(nn.Module):
-    """Patches, blocks, the mean over the patches of the last step, and a linear layer.
+    """Patches, blocks, the patches of the last step pooled, and a linear layer.
 
     channels: of an image. grid: its patches
     """
@@ -25,7 +25,9 @@ class Classifier(nn.Module):
     def __init__(self, fields: VisionModel, grid: Grid, *, channels: int, classes: int) -> None:
         super().__init__()
         self.fields, self.grid = fields, grid
-        self.stem = nn.Linear(channels * fields.patch**2, fields.width)
+        has_conv, entering = fields.stem == "conv", fields.stem_width(channels)
+        self.conv = Conv(channels, entering) if has_conv else None
+        self.stem = nn.Linear(entering * fields.patch**2, fields.width)
         self.position = None
         if fields.arch == "vit":
             self.position = nn.Embedding(grid.patches, fields.width)
@@ -41,14 +43,18 @@ class Classifier(nn.Module):
         images: normalised. kept: [rows, blocks], what a block's addition is multiplied with
         features: [rows, width], what the features before the last layer are multiplied with
         """
-        x = self.stem(self._patches(images.to(self.head.weight.dtype)))
+        x = images.to(self.head.weight.dtype)
+        if self.conv is not None:
+            x = F.gelu(self.conv(x))
+        x = self.stem(self._patches(x))
         if self.position is not None:
             places = torch.arange(self.grid.patches, device=x.device)
             x = x + self.position(places).view(self.grid.height, self.grid.width, -1)
         x = x[:, None].expand(-1, self.fields.num_steps, -1, -1, -1)
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
-        pooled = self.norm(x[:, -1]).mean((1, 2))
+        last = self.norm(x[:, -1])
+        pooled = last.amax((1, 2)) if self.fields.pool == "max" else last.mean((1, 2))
         if features is not None:
             pooled = pooled * features.to(pooled.dtype)
         return cast("Tensor", self.head(pooled))
@@ -173,6 +179,21 @@ class NoMixing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         u, z = self.input(x).chunk(2, -1)
         return cast("Tensor", self.out(F.silu(u) * F.silu(z)))
+
+
+class Conv(nn.Module):
+    """A 3 x 3 convolution [rows, down, across, in] -> [rows, down, across, out]; zeros beyond the
+    edges. Its filter is [out, in, 3, 3].
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.zeros(outputs, inputs, 3, 3))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.conv2d(x.permute(0, 3, 1, 2), self.filter, self.bias, padding=1)
+        return y.permute(0, 2, 3, 1)
 
 
 class DepthwiseConv(nn.Module):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import Source
+from samecurve.tasks.made_files import Work
 
 _MEASURED = 10_000  # images, spread over the set, whose channels are measured
 _SPLIT = 0x73706C6974  # a number that stands for the split
@@ -34,6 +35,7 @@ class ImageSets:
     sha256: of all that the rows follow from
     counts: images to train on of each class, by number
     lines: for the user
+    to_make: files in the cache that are to be made before the first step
     """
 
     train: Source
@@ -46,6 +48,7 @@ class ImageSets:
     sha256: str
     counts: Sequence[int]
     lines: Sequence[str] = ()
+    to_make: Sequence[Work] = ()
 
 
 class ImageRows:

@@ -1,8 +1,11 @@
-"""Pathfinder images as rows, drawn once into the cache or each time one is read; and as files."""
+"""Pathfinder images as rows, drawn once into the cache or each time one is read; and as files.
+
+Before the first step each rank draws a part of the blocks that the cache lacks.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Source
-from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.cache import cache_entry, cache_key, entry_fault
 from samecurve.core.system.files import directory_made_once, explain_os_error
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
@@ -29,8 +31,8 @@ from samecurve.units import counted
 
 SHEET = "sheet.png"
 _PIXELS, _LABELS = "pixels.npy", "labels.npy"
-_BLOCK = 500  # images that are drawn at once
-_MEASURED = 1000  # images whose brightness is measured
+_BLOCK = 500  # images of a cache entry
+_MEASURED = 200  # images whose brightness is measured
 _SHEET_SIDE, _SHEET_IMAGES = 192, (4, 6)  # pixels of an image on the sheet; images down, across
 _FRAMES = (70, 220)  # greys around an image, by label
 _TEST_SHARE = 0.1  # of the images to train on, in a folder
@@ -59,20 +61,88 @@ class Drawing:
     def draw(self, number: int) -> tuple[NDArray[np.uint8], int]:
         return draw_image(number, **asdict(self))
 
+    def rows(self, numbers: Iterable[int]) -> Mapping[str, NDArray[Any]]:
+        drawn = [self.draw(number) for number in numbers]
+        pixels = np.stack([image for image, _ in drawn])[..., None]
+        return {"pixels": pixels, "labels": np.array([label for _, label in drawn], np.int64)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Images first, first + 1, ... of a set, as one entry of the cache."""
+
+    drawing: Drawing
+    first: int
+    count: int
+    cache: Path
+
+    @property
+    def home(self) -> Path:
+        identity = ["pathfinder", VERSION, asdict(self.drawing), self.first, self.count]
+        return self.cache / "vision" / cache_key(identity)
+
+    @property
+    def is_done(self) -> bool:
+        return entry_fault(self.home) is None
+
+    def do(self) -> None:
+        cache_entry(self.home, self._draw, say=show_progress)
+
+    def read(self) -> ImageRows:
+        """The images, mapped from the entry's files."""
+        return ImageRows(np.load(self.home / _PIXELS, mmap_mode="r"), np.load(self.home / _LABELS))
+
+    def _draw(self, scratch: Path) -> None:
+        rows = self.drawing.rows(range(self.first, self.first + self.count))
+        np.save(scratch / _PIXELS, rows["pixels"])
+        np.save(scratch / _LABELS, rows["labels"])
+
 
 class PathfinderRows:
-    """Images first, first + 1, ... of a set, drawn when they are read."""
+    """Images first, first + 1, ... of a set.
 
-    def __init__(self, drawing: Drawing, first: int, count: int) -> None:
+    An image is read from its block in the cache, or drawn where the block is not made yet, as for a
+    plan: its bytes are the same. cache: None: each image is drawn when it is read
+    """
+
+    def __init__(self, drawing: Drawing, first: int, count: int, cache: Path | None) -> None:
         self._drawing, self._first, self._count = drawing, first, count
+        self._blocks = {}
+        if cache is not None:
+            self._blocks = {
+                begin: Block(drawing, first + begin, min(_BLOCK, count - begin), cache)
+                for begin in range(0, count, _BLOCK)
+            }
+        self._read: dict[int, ImageRows] = {}  # blocks that were there, by their first id
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, ids: Ids) -> Mapping[str, NDArray[Any]]:
-        drawn = [self._drawing.draw(self._first + int(number)) for number in np.asarray(ids)]
-        pixels = np.stack([image for image, _ in drawn])[..., None]
-        return {"pixels": pixels, "labels": np.array([label for _, label in drawn], np.int64)}
+        wanted = np.asarray(ids)
+        side = self._drawing.size
+        pixels = np.empty((len(wanted), side, side, 1), np.uint8)
+        labels = np.empty(len(wanted), np.int64)
+        begins = wanted // _BLOCK * _BLOCK
+        for begin in np.unique(begins).tolist():
+            places = np.flatnonzero(begins == begin)
+            rows = self._rows_of(begin, wanted[places] - begin)
+            pixels[places], labels[places] = rows["pixels"], rows["labels"]
+        return {"pixels": pixels, "labels": labels}
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """What is to be drawn before the first step."""
+        return list(self._blocks.values())
+
+    def _rows_of(self, begin: int, ids: Ids) -> Mapping[str, NDArray[Any]]:
+        """Images by their place behind the first one of a block."""
+        block = self._blocks.get(begin)
+        if begin not in self._read and block is not None and block.is_done:
+            self._read[begin] = block.read()
+        if begin in self._read:
+            return self._read[begin][ids]
+        return self._drawing.rows([self._first + begin + int(place) for place in ids])
 
 
 def stamp_pathfinder(data: VisionData) -> object:
@@ -85,13 +155,11 @@ def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
     held_out = round(data.samples * data.validation)
     firsts = {"train": 0, "validation": data.samples, "test": data.samples + held_out}
     counts = {"train": data.samples, "validation": held_out, "test": held_out}
-    rows: dict[str, Source] = {
-        name: PathfinderRows(drawing, firsts[name], count)
+    rows = {
+        name: PathfinderRows(drawing, firsts[name], count, cache if data.cached else None)
         for name, count in counts.items()
         if count
     }
-    if data.cached:
-        rows = {name: _cached(drawing, firsts[name], counts[name], cache) for name in rows}
     measured = rows["train"][np.arange(min(data.samples, _MEASURED))]
     mean, std = ImageRows(measured["pixels"], measured["labels"]).channels()
     identity = json.dumps([stamp_pathfinder(data), counts])
@@ -107,6 +175,7 @@ def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
         sha256=hashlib.sha256(identity.encode()).hexdigest(),
         counts=[-(-data.samples // 2), data.samples // 2],
         lines=[f"pathfinder, drawn with seed {drawing.seed}: contours of {length}"],
+        to_make=[block for each in rows.values() for block in each.blocks],
     )
 
 
@@ -117,27 +186,6 @@ def _drawing(data: VisionData) -> Drawing:
         distractors=data.distractors,
         seed=data.seed,
     )
-
-
-def _cached(drawing: Drawing, first: int, count: int, cache: Path) -> Source:
-    """Images that are drawn once, and mapped from a file."""
-    home = cache / "vision" / cache_key(["pathfinder", VERSION, asdict(drawing), first, count])
-
-    def make(scratch: Path) -> None:
-        drawn = PathfinderRows(drawing, first, count)
-        shape = (count, drawing.size, drawing.size, 1)
-        pixels = np.lib.format.open_memmap(scratch / _PIXELS, "w+", np.uint8, shape)
-        labels = np.zeros(count, np.int64)
-        for begin in range(0, count, _BLOCK):
-            ids = np.arange(begin, min(begin + _BLOCK, count))
-            rows = drawn[ids]
-            pixels[ids], labels[ids] = rows["pixels"], rows["labels"]
-            show_progress(f"draw   {ids[-1] + 1:,} of {count:,} pathfinder images")
-        pixels.flush()
-        np.save(scratch / _LABELS, labels)
-
-    cache_entry(home, make, say=show_progress)
-    return ImageRows(np.load(home / _PIXELS, mmap_mode="r"), np.load(home / _LABELS))
 
 
 def write_pathfinder(home: Path, drawing: Drawing, count: int) -> list[str]:
