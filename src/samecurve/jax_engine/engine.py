@@ -93,11 +93,9 @@ class JaxEngine:
         return self._open_model()[0]
 
     def _open_model(self) -> tuple[FlaxModel, InitialValue]:
+        compute, seed = self.plan.compute, self.plan.fixed.seed
         return open_model(
-            self.task,
-            self.plan.compute.precision,
-            self.plan.compute.recompute,
-            self.plan.fixed.seed,
+            self.task, compute.precision, compute.recompute, seed, fused=compute.fused_attention
         )
 
     @cached_property
