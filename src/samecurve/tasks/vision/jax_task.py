@@ -123,5 +123,5 @@ class JaxVision(VisionTask):
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        costs = sample_costs(lambda: self.model(jnp.float32), self.format.shape)
+        costs = sample_costs(lambda: self.model(jnp.float32), self.format.sample_shape)
         return {**costs, **self.about_images()}

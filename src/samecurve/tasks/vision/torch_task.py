@@ -126,10 +126,10 @@ class TorchVision(VisionTask):
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        height, width, channels = self.format.shape
-        shape = (1, height, width, channels)
+        shape = (1, *self.format.sample_shape)
         about = self.about_images()
         if self.backbone is not None:
+            height, width, channels = self.format.shape
             shape = (1, channels, height, width)
             lines = self.backbone.notes(self.format.mean, self.format.std)
             about["notes"] = (*about["notes"], *lines)
