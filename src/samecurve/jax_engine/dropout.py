@@ -205,14 +205,14 @@ class KeyedWeights:
         **options: Any,
     ) -> jax.Array:
         """query: [samples, ..., places, heads, size]. options: those of flax's function"""
-        given = {**options, "dtype": dtype, "precision": precision}
+        settings = {**options, "dtype": dtype, "precision": precision}
         if deterministic:
             whole: jax.Array = nnx.dot_product_attention(
-                query, key, value, deterministic=True, **given
+                query, key, value, deterministic=True, **settings
             )
             return whole
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
-        weights = dot_product_attention_weights(query, key, deterministic=True, **given)
+        weights = dot_product_attention_weights(query, key, deterministic=True, **settings)
         factors = self.masks.factors("MultiHeadAttention", weights.shape)
         groups = query.shape[-2] // value.shape[-2]
         return jnp.einsum(

@@ -52,9 +52,9 @@ def filter_pictures(parameters: Mapping[str, Array], grid: Grid) -> list[Picture
     for block in sorted(by_block):
         for kind, filters in _kinds(by_block[block], grid):
             by_kind.setdefault(kind, []).append((f"block {block}, {kind}", filters))
-    shown = [each for of_kind in by_kind.values() for each in of_kind]
-    places = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), SHOWN)).astype(np.int64))
-    return [_picture(*shown[place]) for place in places.tolist()]
+    titled = [each for of_kind in by_kind.values() for each in of_kind]
+    places = np.unique(np.linspace(0, len(titled) - 1, min(len(titled), SHOWN)).astype(np.int64))
+    return [_picture(*titled[place]) for place in places.tolist()]
 
 
 def _kinds(values: Mapping[str, Array], grid: Grid) -> list[tuple[str, list[Filter]]]:
