@@ -48,13 +48,16 @@ def statuses(checks: list[Check]) -> dict[str, str]:
 
 def test_a_host_with_nothing_wrong(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
-    mounts = f"none / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n"
-    (tmp_path / "proc/self/mounts").write_text(mounts)
+    lines = ["1 0 8:1 / / rw - ext4 sda rw", f"2 1 0:9 / {tmp_path} rw shared:1 - nfs4 a:/b rw"]
+    (tmp_path / "proc/self/mountinfo").write_text("\n".join(lines))
     checks = check_system(host(tmp_path, cores=8, shared_memory=tmp_path, name="localhost"))
-    assert all(check.status == "PASS" for check in checks if check.name != "run directory")
+    runs = {"run directory", "file system of runs"}
+    assert all(check.status == "PASS" for check in checks if check.name not in runs)
     by_name = {check.name: check.figure for check in checks}
     assert by_name["CPU cores"].endswith(": 4 each")
     assert f"free in {tmp_path} (nfs4)" in by_name["run directory"]
+    assert f"{tmp_path} is on a network file system (nfs4)" in by_name["file system of runs"]
+    assert statuses(checks)["file system of runs"] == "WARN"
     assert list(tmp_path.glob(".samecurve-check-*")) == []
 
 

@@ -72,6 +72,30 @@ def programs(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str, i
     }
 
 
+def shown(
+    _index: int, _group: Any, values: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, float], float]:
+    """A model's samples, its evaluation, and the share of its weights that the first device holds
+    while it is sampled.
+    """
+    import jax
+    from flax import nnx
+
+    engine, _, state, feed = opened(values)
+    sample, shares = engine.task.sample, []
+
+    def looked(model: Any, seed: int) -> Any:
+        arrays = jax.tree.leaves(nnx.state(model, nnx.Param))
+        held = sum(array.addressable_data(0).nbytes for array in arrays)
+        shares.append(held / sum(array.nbytes for array in arrays))
+        return sample(model, seed)
+
+    engine.task.sample = looked
+    samples = list(engine.sample(state, 0))
+    metrics = engine.task.summarize(engine.evaluate(state, feed.evaluation()))
+    return samples, metrics, shares[0]
+
+
 def compilations(_index: int, _group: Any, values: Mapping[str, Any]) -> list[int]:
     """Programs compiled in each step of a run."""
     import jax

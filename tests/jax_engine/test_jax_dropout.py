@@ -98,3 +98,73 @@ def test_evaluation_drops_nothing_and_what_cannot_follow_samples_is_refused() ->
         model(jnp.ones((3, 2)))
     model.eval()  # type: ignore[no-untyped-call]
     assert (model(jnp.ones((3, 2))) == 1).all()
+
+
+class Attending(nnx.Module):
+    """Attention with dropout of its weights, and a linear layer's worth of heads and groups."""
+
+    def __init__(self, rate: float, *, groups: int = 4, **options: Any) -> None:
+        given = {"broadcast_dropout": False, "deterministic": False, "decode": False, **options}
+        self.mix = nnx.MultiHeadAttention(
+            4, 8, num_kv_heads=groups, dropout_rate=rate, rngs=nnx.Rngs(1), **given
+        )
+
+    def __call__(self, x: jax.Array) -> Any:
+        return self.mix(x)
+
+
+def own_attention(*arrays: jax.Array, **_: Any) -> jax.Array:
+    return arrays[2]
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_attention_drops_by_sample(groups: int) -> None:
+    """The weights' mask follows the sample: rows one by one, all at once and in another order give
+    the same; without a mask the layer is flax's own.
+    """
+    x = np.random.default_rng(0).normal(size=(3, 5, 8)).astype(np.float32)
+    whole = by_jax(Attending(0.4, groups=groups), x, mapped=False)
+    np.testing.assert_allclose(
+        by_jax(Attending(0.4, groups=groups), x, mapped=True), whole, atol=1e-6
+    )
+    plain = Attending(0.4, groups=groups)
+    plain.eval()  # type: ignore[no-untyped-call]
+    undropped = np.asarray(plain(jnp.asarray(x)))
+    assert abs(whole - undropped).max() > 0.05
+    keyed = Attending(0.4, groups=groups)
+    key_dropout(keyed, 0)
+    keyed.eval()  # type: ignore[no-untyped-call]
+    np.testing.assert_array_equal(keyed(jnp.asarray(x)), undropped)
+    rare = by_jax(Attending(1e-9, groups=groups), x, mapped=False)  # one lane of 65,536
+    np.testing.assert_allclose(rare, undropped, atol=1e-4)
+
+
+def test_the_weights_that_attention_keeps_are_scaled_up() -> None:
+    """Over many samples the mean of what is attended to stays."""
+    keys = RowKeys(seed=5, epoch=2, step=7, ids=np.arange(4000))
+    model = Attending(0.5)
+    plain = Attending(0.5)
+    plain.eval()  # type: ignore[no-untyped-call]
+    x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
+    expected = np.asarray(plain(jnp.asarray(x)))[0]
+    key_dropout(model, seed=11)
+    graph, state = nnx.split(model)
+    rows = keyed_arrays(MicroBatch({"x": x.repeat(4000, 0)}, keys=keys))
+
+    def call(rows: dict[str, Any]) -> Any:
+        return with_numbers(lambda rows: nnx.merge(graph, state)(rows["x"]), rows)
+
+    np.testing.assert_allclose(np.asarray(jax.jit(call)(rows)).mean(0), expected, atol=0.05)
+
+
+def test_attention_whose_masks_cannot_follow_samples_is_refused() -> None:
+    with pytest.raises(UserError, match="has broadcast_dropout") as caught:
+        key_dropout(Attending(0.3, broadcast_dropout=True), 0)
+    assert "broadcast_dropout=False" in caught.value.remedy
+    with pytest.raises(UserError, match="has an attention_fn of its own"):
+        key_dropout(Attending(0.3, attention_fn=own_attention), 0)
+    key_dropout(Attending(0.0, broadcast_dropout=True), 0)  # drops nothing
+    model = Attending(0.3)
+    key_dropout(model, 0)
+    with pytest.raises(UserError, match="MultiHeadAttention mix is called, and no microbatch"):
+        model(jnp.ones((3, 5, 8)))

@@ -21,7 +21,7 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.protocol import MEMBERS, TaskMethods
 
-ASKED_OF_THE_CLASS = {"Model", "Data", "data_stamp", "other_data", "first_weights"}
+ASKED_OF_THE_CLASS = {"Model", "Data", "data_stamp", "other_data", "plain_data", "first_weights"}
 
 
 class Rows:

@@ -76,6 +76,7 @@ def plan(
         return
     from samecurve.core.config.section import flatten
     from samecurve.observe.plan_table import table
+    from samecurve.probe import network_note
     from samecurve.run.prepare import make_plan
     from samecurve.run.weights.first_adapter import read_first_adapter
     from samecurve.run.weights.initial_weights import placed, read_initial_weights
@@ -107,6 +108,8 @@ def plan(
         echo(json.dumps(values, indent=1))
     else:
         notes = [f"note   {note}" for note in (*loaded.notes, *weights)]
+        network = network_note(Path(loaded.run_directory or "runs"))
+        notes += [f"warn   {network[0]}. Remedy: {network[1]}"] if network else []
         shown = table(plan, loaded.origins, flatten(loaded.config), facts.formulas)
         echo("\n".join([*notes, shown]))
 

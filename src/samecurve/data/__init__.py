@@ -1,4 +1,6 @@
-"""Sources of samples: windows of a token file, for the next token; and parts of another source."""
+"""Sources of samples: windows of a token file, for the next token; parts of another source; and
+which of a task's sources an evaluation reads.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Source
+from samecurve.core.protocols import Held, RowReader, Source, Task
 
 _SORTED = 1 << 20  # numbers at most of an array whose most frequent number is looked for
 IGNORED = -100  # the label of a place that has no next token
@@ -112,3 +114,17 @@ def _most_frequent(array: NDArray[Any]) -> Any:
     ordered = np.sort(array, axis=None)  # np.unique would import numpy's masked arrays
     begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     return ordered[begins[np.diff(np.append(begins, len(ordered))).argmax()]]
+
+
+def held_out_data(task: Task, evaluate: str | None) -> dict[Held, RowReader | None]:
+    """The data of evaluations.
+
+    evaluate: what a start that only evaluates reads, "held-out", "train" or "test"; None: it trains
+    """
+    test = task.test_data()
+    evaluation = task.eval_data()
+    if evaluate == "train":
+        evaluation = task.train_data()
+    if evaluate == "test":
+        evaluation = test
+    return {"eval": evaluation, "test": test}

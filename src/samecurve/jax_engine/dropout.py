@@ -1,16 +1,19 @@
-"""nnx.Dropout with masks that follow the sample: the numbers of torch's dropout layers.
+"""nnx.Dropout and nnx.MultiHeadAttention with masks that follow the sample.
 
 A mask is a pure function of (row key, seed, module name, call, element);
-torch_engine/randomness/dropout_layers.py has the rule and keyed_numbers.py the lanes. A layer of
+torch_engine/randomness/dropout_layers.py has the rule and keyed_numbers.py the lanes. A Dropout of
 the same name drops the same elements under either engine.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.attention import dot_product_attention_weights
+from flax.nnx.nn.dtypes import promote_dtype
 from jax.ad_checkpoint import checkpoint_name
 
 from samecurve.core.sample_numbers import current_numbers
@@ -29,7 +32,7 @@ def dropout_names(model: nnx.Module) -> tuple[str, ...]:
 
 
 def key_dropout(model: nnx.Module, seed: int) -> None:
-    """Let each nnx.Dropout of a model draw its masks from the keys of the rows in work.
+    """Let each layer of a model that drops something draw its masks from the rows in work.
 
     Their own generators are dropped.
 
@@ -38,29 +41,48 @@ def key_dropout(model: nnx.Module, seed: int) -> None:
     for name, module in _dropouts(model):
         _refuse_unlike(name, module)
         kind: Any = type(module)
-        module.__class__ = _keyed(kind)
+        if isinstance(module, nnx.MultiHeadAttention):
+            module.__class__ = _keyed(kind, KeyedAttention)
+            module.attention_fn = KeyedWeights(Masks(name, seed, module.dropout_rate))
+        else:
+            module.__class__ = _keyed(kind, KeyedDropout)
+            module.samecurve_masks = Masks(name, seed, module.rate)
         module.rngs = nnx.data(None)
-        module.samecurve_name, module.samecurve_seed = name, seed
 
 
 def _dropouts(model: nnx.Module) -> list[tuple[str, Any]]:
-    return [
+    layers: list[tuple[str, Any]] = [
         (".".join(map(str, path)), module)
         for path, module in nnx.iter_modules(model)
-        if isinstance(module, nnx.Dropout) and module.rate > 0 and not module.deterministic
+        if _rate(module) > 0
     ]
+    return [(name, layer) for name, layer in layers if not layer.deterministic]
 
 
-def _refuse_unlike(name: str, module: nnx.Dropout) -> None:
+def _rate(module: Any) -> float:
+    """The share that a layer drops; 0 of other modules."""
+    if isinstance(module, nnx.Dropout):
+        return float(module.rate)
+    return float(module.dropout_rate) if isinstance(module, nnx.MultiHeadAttention) else 0.0
+
+
+def _kind(module: Any) -> str:
+    return "Dropout" if isinstance(module, nnx.Dropout) else "MultiHeadAttention"
+
+
+def _refuse_unlike(name: str, module: Any) -> None:
+    """UserError: masks of this layer can't follow the samples."""
     keys = jax.tree.leaves(nnx.state(module, nnx.RngKey))
     if any(key.shape for key in keys):
         raise UserError(
-            f"Dropout {name} stands for the layers of a stack (nnx.vmap or nnx.scan), which would"
-            " all drop the same elements",
-            "an nnx.List of the layers, each with a Dropout of its own",
+            f"{_kind(module)} {name} stands for the layers of a stack (nnx.vmap or nnx.scan), which"
+            " would all drop the same elements",
+            f"an nnx.List of the layers, each with a {_kind(module)} of its own",
             "task",
         )
-    if 0 in module.broadcast_dims:
+    if isinstance(module, nnx.MultiHeadAttention):
+        _refuse_attention(name, module)
+    elif 0 in module.broadcast_dims:
         raise UserError(
             f"Dropout {name} has broadcast_dims 0: all samples of a device would share one mask",
             "broadcast_dims without 0, so that each sample has a mask of its own",
@@ -68,11 +90,70 @@ def _refuse_unlike(name: str, module: nnx.Dropout) -> None:
         )
 
 
+def _refuse_attention(name: str, module: nnx.MultiHeadAttention) -> None:
+    if module.broadcast_dropout:
+        raise UserError(
+            f"MultiHeadAttention {name} has broadcast_dropout: all samples of a device, and all"
+            " heads, would share one mask",
+            "nnx.MultiHeadAttention(..., broadcast_dropout=False), so that each sample has a mask"
+            " of its own",
+            "task",
+        )
+    if module.attention_fn is not nnx.dot_product_attention:
+        raise UserError(
+            f"MultiHeadAttention {name} has an attention_fn of its own, whose masks can't follow"
+            " the samples",
+            "leave attention_fn out; or dropout_rate=0, and drop inside it by samecurve.rng(batch)",
+            "task",
+        )
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The masks of a layer. rate: the share that they drop"""
+
+    name: str
+    seed: int
+    rate: float
+
+    def factors(self, kind: str, shape: Shape, shared: frozenset[int] = frozenset()) -> jax.Array:
+        """What the next call of the layer multiplies with: 0, or what keeps the mean.
+
+        kind: of the layer, for messages. shared: dimensions along which the mask is the same
+
+        UserError: no microbatch is in work, or its samples are not first in the shape.
+        """
+        dropped = min(max(round(_LANES * self.rate), 1), _LANES - 1)
+        lanes = self._lanes(kind, shape, shared)
+        kept = checkpoint_name(lanes >= dropped - _LANES // 2, f"{_MARK}{kind} {self.name}")
+        return jnp.where(kept, _LANES / (_LANES - dropped), 0.0)
+
+    def _lanes(self, kind: str, shape: Shape, shared: frozenset[int]) -> jax.Array:
+        """int16, uniform, in the shape but for the dimensions that share a mask."""
+        numbers = current_numbers()
+        if not isinstance(numbers, JaxSampleNumbers):
+            raise UserError(
+                f"{kind} {self.name} is called, and no microbatch is in work",
+                "call the model in loss() or metrics(), or after model.eval()",
+                "task",
+            )
+        sizes = tuple(1 if dim in shared else size for dim, size in enumerate(shape))
+        rows = numbers.rows
+        if not sizes or sizes[0] % rows:
+            raise UserError(
+                f"{kind} {self.name} is given {list(shape)} for {rows} samples, so its"
+                " mask can't follow the samples",
+                "samples first, each with equally many neighbouring rows; or leave it out: rate 0",
+                "task",
+            )
+        lanes = numbers.lanes(self.seed, self.name, (sizes[0] // rows, *sizes[1:]))
+        return lanes.reshape(sizes)
+
+
 class KeyedDropout(nnx.Dropout):
     """A Dropout whose masks follow the sample, whatever generator it is given."""
 
-    samecurve_name: str
-    samecurve_seed: int
+    samecurve_masks: Masks
 
     def __call__(
         self, inputs: jax.Array, *, deterministic: bool | None = None, rngs: Any = None
@@ -82,47 +163,72 @@ class KeyedDropout(nnx.Dropout):
             return inputs
         if self.rate == 1:
             return jnp.zeros_like(inputs)
-        dropped = min(max(round(_LANES * self.rate), 1), _LANES - 1)
-        kept = checkpoint_name(self._lanes(inputs.shape) >= dropped - _LANES // 2, self._mark)
-        scale = _LANES / (_LANES - dropped)
-        wide = jnp.promote_types(inputs.dtype, jnp.float32)  # rounds once, as torch does
-        factor = jnp.where(kept, scale, 0.0).astype(wide)
-        return (inputs.astype(wide) * factor).astype(inputs.dtype)
+        shared = frozenset(dim % inputs.ndim for dim in self.broadcast_dims)
+        return dropped(inputs, self.samecurve_masks.factors("Dropout", inputs.shape, shared))
 
-    @property
-    def _mark(self) -> str:
-        return f"{_MARK}{self.samecurve_name}"
 
-    def _lanes(self, shape: Shape) -> jax.Array:
-        """int16, uniform, in the shape of the inputs but for the dimensions that share a mask."""
-        numbers = current_numbers()
-        if not isinstance(numbers, JaxSampleNumbers):
-            raise UserError(
-                f"Dropout {self.samecurve_name} is called, and no microbatch is in work",
-                "call the model in loss() or metrics(), or after model.eval()",
-                "task",
+def dropped(inputs: jax.Array, factors: jax.Array) -> jax.Array:
+    """The inputs times a mask's factors, in their type; rounded once, as torch does."""
+    wide = jnp.promote_types(inputs.dtype, jnp.float32)
+    return (inputs.astype(wide) * factors.astype(wide)).astype(inputs.dtype)
+
+
+class KeyedAttention(nnx.MultiHeadAttention):
+    """A MultiHeadAttention whose masks follow the sample, whatever generator it is given."""
+
+    def __call__(self, *inputs: Any, rngs: Any = None, **options: Any) -> jax.Array:
+        del rngs
+        generator: Any = _no_generator
+        attended: jax.Array = super().__call__(*inputs, rngs=generator, **options)
+        return attended
+
+
+def _no_generator() -> None:
+    """In place of a generator, which KeyedWeights does not need."""
+
+
+@dataclass(frozen=True)
+class KeyedWeights:
+    """flax's dot_product_attention, with the dropout of its weights by masks of the samples."""
+
+    masks: Masks
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        deterministic: bool,
+        dtype: Any,
+        precision: Any,
+        **options: Any,
+    ) -> jax.Array:
+        """query: [samples, ..., places, heads, size]. options: those of flax's function"""
+        settings = {**options, "dtype": dtype, "precision": precision}
+        if deterministic:
+            whole: jax.Array = nnx.dot_product_attention(
+                query, key, value, deterministic=True, **settings
             )
-        shared = {dim % len(shape) for dim in self.broadcast_dims}
-        sizes = tuple(1 if dim in shared else size for dim, size in enumerate(shape))
-        rows = numbers.rows
-        if not sizes or sizes[0] % rows:
-            raise UserError(
-                f"Dropout {self.samecurve_name} is given {list(shape)} for {rows} samples, so its"
-                " mask can't follow the samples",
-                "samples first, each with equally many neighbouring rows; or leave it out: rate 0",
-                "task",
-            )
-        row = (sizes[0] // rows, *sizes[1:])
-        lanes = numbers.lanes(self.samecurve_seed, self.samecurve_name, row)
-        return lanes.reshape(sizes)
+            return whole
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+        weights = dot_product_attention_weights(query, key, deterministic=True, **settings)
+        factors = self.masks.factors("MultiHeadAttention", weights.shape)
+        groups = query.shape[-2] // value.shape[-2]
+        return jnp.einsum(
+            "...hqk,...khd->...qhd",
+            dropped(weights, factors),
+            jnp.repeat(value, groups, axis=-2),
+            precision=precision,
+        )
 
 
 @cache
-def _keyed(kind: Any) -> Any:
+def _keyed(kind: Any, keyed: Any) -> Any:
     """A subclass of a layer's class, so that isinstance() gives what it gave before."""
-    if issubclass(kind, KeyedDropout):
+    if issubclass(kind, keyed):
         return kind
-    return type(f"Keyed{kind.__name__}", (KeyedDropout, kind), {"__module__": __name__})
+    return type(f"Keyed{kind.__name__}", (keyed, kind), {"__module__": __name__})
 
 
 def refuse_repeated_masks(jaxpr: Any) -> None:
@@ -130,7 +236,7 @@ def refuse_repeated_masks(jaxpr: Any) -> None:
     name = _looped_mask(jaxpr, in_loop=False)
     if name is not None:
         raise UserError(
-            f"Dropout {name} is called in a loop that jax compiles (lax.scan, nnx.scan, RNN): each"
+            f"{name} is called in a loop that jax compiles (lax.scan, nnx.scan, RNN): each"
             " turn would drop the same elements",
             "drop before or after the loop, or unroll it: an nnx.List of layers and a for loop",
             "task",

@@ -93,11 +93,9 @@ class JaxEngine:
         return self._open_model()[0]
 
     def _open_model(self) -> tuple[FlaxModel, InitialValue]:
+        compute, seed = self.plan.compute, self.plan.fixed.seed
         return open_model(
-            self.task,
-            self.plan.compute.precision,
-            self.plan.compute.recompute,
-            self.plan.fixed.seed,
+            self.task, compute.precision, compute.recompute, seed, fused=compute.fused_attention
         )
 
     @cached_property
@@ -143,9 +141,18 @@ class JaxEngine:
         return jax.jit(self._layout.finite, out_shardings=self._replicated)
 
     @cached_property
-    def _gather_params(self) -> Wrapped:
-        """A program that puts every whole parameter on every device."""
-        shapes = self._model.shapes
+    def _sampled_params(self) -> Wrapped:
+        """A program that gives the parameters without padding: a module uses them outside a step.
+
+        A parameter that is cut evenly stays cut, where one process has all devices; others are
+        whole on every device.
+        """
+        shapes, whole = self._model.shapes, PartitionSpec()
+        is_alone = self.plan.layout.world_size == 1
+        shardings = {
+            name: NamedSharding(self._mesh, self._strategy.even_spec(shape) if is_alone else whole)
+            for name, shape in shapes.items()
+        }
 
         def without_padding(params: Arrays) -> Arrays:
             return {
@@ -153,7 +160,7 @@ class JaxEngine:
                 for name, shape in shapes.items()
             }
 
-        return jax.jit(without_padding, out_shardings=self._replicated)
+        return jax.jit(without_padding, out_shardings=shardings)
 
     @cached_property
     def _empty_rows(self) -> jax.Array:
@@ -268,8 +275,9 @@ class JaxEngine:
         return totals
 
     def sample(self, state: State, step: int) -> Sequence[Sample]:
-        gathered: Arrays = self._gather_params(averaged_params(state))
-        params = {name: array.addressable_data(0) for name, array in gathered.items()}
+        params: Arrays = self._sampled_params(averaged_params(state))
+        if all(array.is_fully_replicated for array in params.values()):
+            params = {name: array.addressable_data(0) for name, array in params.items()}
         return self.task.sample(self._model.merge_for_eval(params), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:

@@ -22,6 +22,7 @@ from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, Shape
+from samecurve.jax_engine.attention import fuse_attention
 from samecurve.jax_engine.complex_pairs import is_complex, join
 from samecurve.jax_engine.dropout import key_dropout
 
@@ -90,9 +91,11 @@ class FlaxModel:
 
 
 def open_model(
-    task: Task, precision: Precision, how: Recompute, seed: int
+    task: Task, precision: Precision, how: Recompute, seed: int, *, fused: bool = False
 ) -> tuple[FlaxModel, InitialValue]:
     """The model, and the initial values of its parameters.
+
+    fused: whether a kernel of cuDNN computes the attention of our models
 
     UserError: a parameter can't be trained.
     """
@@ -101,6 +104,8 @@ def open_model(
     def make() -> nnx.Module:
         module: nnx.Module = task.model()
         key_dropout(module, seed)
+        if fused:
+            fuse_attention(module)
         return module
 
     model, params = _split(abstract_model(make), how)

@@ -30,6 +30,10 @@ class Strategy:
         """The partition of an array of this shape."""
         return PartitionSpec()
 
+    def even_spec(self, shape: Shape) -> PartitionSpec:
+        """The same where it needs no padding; else that of an array that every device holds."""
+        return self.spec(shape)
+
     def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
         """Read values on the host into an array with that partition."""
         values = read((0,) * len(shape), shape).astype(dtype)
@@ -80,6 +84,11 @@ class Sharded(Strategy):
             return PartitionSpec()
         cut = self._shard_axis(shape)
         return PartitionSpec(*(AXIS if axis == cut else None for axis in range(len(shape))))
+
+    def even_spec(self, shape: Shape) -> PartitionSpec:
+        if self._is_replicated(shape) or shape[self._shard_axis(shape)] % self.mesh.size:
+            return PartitionSpec()
+        return self.spec(shape)
 
     def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
         if self._is_replicated(shape):

@@ -73,7 +73,7 @@ def evaluate(
         # a live run could remove the checkpoint while the ranks start
         with held(path) as saved, WarmStart() as warm_start:
             check_trusted(saved.run, trust=trust, where="RUN")
-            loaded = _loaded(saved.run, settings, data)
+            loaded = _loaded(saved.run, settings, data, which)
             if loaded.config.engine == "torch":
                 warm_start.begin()
             is_other_data = data is not None or any(key.startswith("data.") for key in settings)
@@ -161,8 +161,13 @@ def _evaluate(
     return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
 
-def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
+def _loaded(
+    run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None, which: Which
+) -> LoadedConfig:
     document = run.document_for_use()
+    if which == "train":
+        for key, value in entry_of(str(document.value["task"])).plain_data().items():
+            document.set(key, value, "--on")
     if data is not None:
         reference = run.read_plan().reference
         entry = entry_of(str(document.value["task"]))

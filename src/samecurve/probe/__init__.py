@@ -1,4 +1,4 @@
-"""Describes this machine: its GPUs, cores and memory, and the environment of this process.
+"""Describes this machine: its GPUs, cores, memory and file systems, and this process's environment.
 
 Reads the operating system, the driver, the environment and installed packages; imports no engine.
 """
@@ -13,6 +13,14 @@ import psutil
 
 from samecurve.core.planning.machine import Machine
 from samecurve.probe.gpus import find_gpus
+
+MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|gpfs|beegfs|ceph|glusterfs|9p|afs|orangefs|pvfs2|wekafs|fuse"
+    r"|fuse\..*"
+)
+_LOCAL = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.ntfs-3g"}  # of a local disk
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
 
 
 def probe() -> Machine:
@@ -143,3 +151,43 @@ def replace_environment(environment: Mapping[str, str]) -> None:
     """Give this process another environment, as if it had been started with it."""
     os.environ.clear()
     os.environ.update(environment)
+
+
+def file_system(place: Path, mounts: Path = MOUNTS) -> str:
+    """The kind of the file system at a place, such as ext4; '': not known.
+
+    place: it need not exist yet
+    mounts: the system's list, in the format of /proc/self/mountinfo
+    """
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:  # macOS has no such list
+        return ""
+    place, kinds = place.resolve(), dict[Path, str]()
+    for line in lines:
+        mounted, _, source = line.partition(" - ")
+        words, kind = mounted.split(" "), source.partition(" ")[0]
+        if len(words) < 5 or not kind:
+            continue
+        point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), words[4]))
+        if point == place or point in place.parents:
+            kinds[point] = kind  # a later line of the same place lies over the earlier one
+    return kinds[max(kinds, key=lambda point: len(point.parts))] if kinds else ""
+
+
+def is_network(kind: str) -> bool:
+    """Whether files of a file system come over a network (or from a program: FUSE)."""
+    return _NETWORK.fullmatch(kind) is not None and kind not in _LOCAL
+
+
+def network_note(place: Path, mounts: Path = MOUNTS) -> tuple[str, str] | None:
+    """What a run should know of a directory for its checkpoints, and the remedy; None: nothing."""
+    kind = file_system(place, mounts)
+    if not is_network(kind):
+        return None
+    return (
+        f"{place} is on a network file system ({kind}): saves are slower there, and a server that"
+        " does not answer holds the run up",
+        "--save-dir on a local disk (with s3://BUCKET/NAME a copy is kept in a store); runs of"
+        " several machines need a shared directory, and stay here",
+    )

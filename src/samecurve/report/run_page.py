@@ -27,7 +27,7 @@ from samecurve.units import show_bytes, show_seconds
 PictureSource = Callable[[str], str | None]  # a picture's src by its name; None: it is not shown
 
 _MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
-_MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
+_MAX_PICTURES, _MAX_PICTURE = 18, 2 << 20  # bytes
 _MAX_PICTURES_BYTES = 16 << 20  # of all that a file holds
 _MAX_BETWEEN = 10  # samples between the first and the last
 _TONES: dict[str, Tone] = {

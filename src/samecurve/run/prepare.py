@@ -17,7 +17,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import check_before_facts, plan
 from samecurve.errors import Refusals, UserError
-from samecurve.probe import probe
+from samecurve.probe import network_note, probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
@@ -308,6 +308,8 @@ def _make_run(
     size = checkpoint_bytes(loaded.config, facts)
     accepted_plan, line = without_room_for_saves(Run(home), size, accepted_plan)
     origin.notes.extend([line] if line else [])
+    note = network_note(home)
+    origin.notes.extend([f"{note[0]}. Remedy: {note[1]}"] if note else [])
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
         from samecurve.run.directory.run_names import free_name

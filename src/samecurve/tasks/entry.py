@@ -179,6 +179,12 @@ class TaskEntry:
         values: Mapping[str, Any] = method(source, assets, reference)
         return values
 
+    def plain_data(self) -> Mapping[str, Any]:
+        """Config values by which the task reads its training data without random changes."""
+        method: Any = getattr(self.launcher_class(), "plain_data", None)
+        values: Mapping[str, Any] = method() if method else {}
+        return values
+
     def first_weights(self, config: Config) -> Path | None:
         """The weights that the model begins from, as --init-from names them; None: its own."""
         method: Any = getattr(self.launcher_class(), "first_weights", None)

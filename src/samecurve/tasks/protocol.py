@@ -5,7 +5,8 @@ with batch_loss() may take the place of loss()), and the rest of MEMBERS is opti
 shows their use. tasks/adapter fills in what a class leaves out, and checks what its methods return.
 
 TaskMethods holds the members of one object, looked up once, when the task is opened. tasks/entry.py
-asks the class, before there is an object, for Model, Data, data_stamp, other_data, first_weights.
+asks the class, before there is an object, for Model, Data, data_stamp, other_data, plain_data and
+first_weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -122,6 +123,10 @@ MEMBERS: Mapping[str, str] = {
     "other_data": (
         "other_data(source, assets, reference), a staticmethod -> {config key: value} by which all"
         " of another source is read (`eval -d`); data.source = source if left out"
+    ),
+    "plain_data": (
+        "plain_data(), a staticmethod -> {config key: value} by which training data is read without"
+        " its random changes (`eval --on train`)"
     ),
     # what a trained model is used for
     "sample": (

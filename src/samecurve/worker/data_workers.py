@@ -20,6 +20,7 @@ from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
+from samecurve.data import held_out_data
 from samecurve.data.workers import Line, Workers, line, serve
 from samecurve.tasks import Tasks, open_task
 from samecurve.watch import ASK_SIGNAL
@@ -28,8 +29,13 @@ from samecurve.watch import ASK_SIGNAL
 class DataWorkers:
     """The data workers of one rank. They take requests at once, and answer when they are ready."""
 
-    def __init__(self, config: Config, count: int, stacks: Path) -> None:
-        """stacks: the file for the workers' stacks, which the hang watch asks for."""
+    def __init__(
+        self, config: Config, count: int, stacks: Path, evaluate: str | None = None
+    ) -> None:
+        """stacks: the file for the workers' stacks, which the hang watch asks for.
+
+        evaluate: as held_out_data()
+        """
         pairs = [line() for _ in range(count)]
         theirs = [each for _, each in pairs]
         status, status_writer = os.pipe()
@@ -39,6 +45,7 @@ class DataWorkers:
             "status": status_writer,
             "lines": fds,
             "stacks": str(stacks),
+            "evaluate": evaluate,
         }
         environment = {
             **os.environ,
@@ -86,7 +93,8 @@ def main(argument: str) -> None:
     os.dup2(2, 1)  # what a user's file prints is no journal line
     config = load_of_run(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))
-    sources = [task.train_data(), task.eval_data(), task.test_data()]
+    held_out = held_out_data(task, values["evaluate"])
+    sources = [task.train_data(), held_out["eval"], held_out["test"]]
     lines = [
         Line(Connection(jobs, writable=False), Connection(rows, readable=False), shared)
         for jobs, rows, shared in values["lines"]

@@ -29,6 +29,7 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.parent_death import die_with
+from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.heartbeat import Heartbeat
@@ -284,7 +285,8 @@ def _start_data_workers(context: RankContext) -> "DataWorkers | None":
         return None
     from samecurve.worker.data_workers import DataWorkers
 
-    return DataWorkers(config, count, context.run.logs / f"stack-{index}-workers.txt")
+    stacks = context.run.logs / f"stack-{index}-workers.txt"
+    return DataWorkers(config, count, stacks, context.attempt.evaluate)
 
 
 def _make_feed(
@@ -296,17 +298,11 @@ def _make_feed(
     first_step: int,
 ) -> Feed[Any]:
     """The batches of this rank's devices, and what it evaluates on."""
-    train_data, test = task.train_data(), task.test_data()
-    evaluation = task.eval_data()
-    if context.attempt.evaluate == "train":
-        evaluation = train_data
-    if context.attempt.evaluate == "test":
-        evaluation = test
     return Feed(
         context.plan,
         context.plan.layout.devices_of(context.rank.index),
-        train_data,
-        {"eval": evaluation, "test": test},
+        task.train_data(),
+        held_out_data(task, context.attempt.evaluate),
         engine.stage,
         start=first_step,
         prefetch=context.config.data.prefetch,

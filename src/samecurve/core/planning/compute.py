@@ -36,9 +36,12 @@ class Compute:
     allow_coupled: bool = False  # what the split check finds is said, not refused
     ema: float = 0.0  # decay of the weights' moving average; 0: there is none
     non_finite: str = "stop"
+    fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
 
 
-def choose_compute(train: Train, facts: Facts, *, precision: Precision, threads: int) -> Compute:
+def choose_compute(
+    train: Train, facts: Facts, *, precision: Precision, threads: int, fused_attention: bool
+) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
         precision=precision,
@@ -53,6 +56,7 @@ def choose_compute(train: Train, facts: Facts, *, precision: Precision, threads:
         allow_coupled=train.allow_coupled,
         ema=train.ema,
         non_finite=train.non_finite,
+        fused_attention=fused_attention,
     )
 
 

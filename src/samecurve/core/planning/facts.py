@@ -104,6 +104,8 @@ class Facts:
     scratch: Mapping[str, int] = field(default_factory=dict)
     autocast_scratch: int = 0  # numbers more under bf16 and f16
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
+    # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
+    attention_head: int | None = None
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
     # shapes of the model's arrays, by their names in a checkpoint (complex arrays as pairs)

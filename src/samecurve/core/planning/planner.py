@@ -141,6 +141,7 @@ class _Planning:
         split = self._split(layout, capacity)
         terms = self._memory_terms(options, layout, split, capacity)
         threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
+        fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
         lr, by_task = config.optimizer.lr, facts.schedule
@@ -163,7 +164,13 @@ class _Planning:
             batch=split,
             schedule=schedule,
             memory=terms,
-            compute=choose_compute(train, facts, precision=precision.value, threads=threads),
+            compute=choose_compute(
+                train,
+                facts,
+                precision=precision.value,
+                threads=threads,
+                fused_attention=fused,
+            ),
             reasons=log.reasons,
             warnings=tuple(log.warnings),
             fixed=fixed,
@@ -206,6 +213,15 @@ class _Planning:
         if speeds is None:
             return split
         return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
+
+    def _fused_attention(self, layout: Layout, precision: Precision) -> bool:
+        """Whether a fused kernel computes attention: of a model that has some, under jax."""
+        if self.facts.attention_head is None or layout.engine != "jax":
+            return False
+        from samecurve.core.planning.attention import choose_attention
+
+        exact = self.config.train.exact
+        return self.log.take(choose_attention(self.facts, layout, precision, exact=exact))
 
     def _memory_terms(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity

@@ -1,7 +1,6 @@
 """The host: shared memory, limits, its name, its disk, its cores and its clock."""
 
 import os
-import re
 import resource
 import shutil
 import socket
@@ -17,7 +16,14 @@ import psutil
 
 from samecurve.core.system.files import explain_os_error
 from samecurve.experiments.check import Check, failed, passed, warned
-from samecurve.probe import cpu_cores, cpu_name, host_memory
+from samecurve.probe import (
+    MOUNTS,
+    cpu_cores,
+    cpu_name,
+    file_system,
+    host_memory,
+    network_note,
+)
 from samecurve.units import counted, join_words, show_bytes
 
 _GIB = 1 << 30
@@ -29,7 +35,6 @@ _LEAST_FILES, _ENOUGH_FILES = 256, 1024
 _ENOUGH_PROCESSES = 512  # threads and processes of a few ranks with data workers
 _LEAST_DISK, _ENOUGH_DISK = _GIB, 20 * _GIB  # checkpoints of a small, of a usual model
 _PATIENCE = 5.0  # seconds for the resolution of a name
-_NETWORK = re.compile(r"(nfs\d?|cifs|smb3?|lustre|gpfs|beegfs|ceph|glusterfs|9p|fuse\..*|afs)\Z")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _CONTAINER = "; a container gets more by"
 
@@ -236,32 +241,18 @@ def _run_directory(host: Host) -> list[Check]:
         with suppress(OSError):
             trial.unlink()
     free = shutil.disk_usage(place).free
-    kind = _file_system(place.resolve(), host.root)
+    mounts = host.root / MOUNTS.relative_to("/")
+    kind = file_system(place, mounts)
     figure = f"{show_bytes(free)} free in {place}" + (f" ({kind})" if kind else "")
     remedy = "free some space there (`df -h`), or --save-dir on another disk"
+    note = network_note(place, mounts)
+    network = [warned("file system of runs", *note)] if note else []
     if free < _LEAST_DISK:
-        return [failed("run directory", f"{figure}: no room for checkpoints", remedy)]
+        return [failed("run directory", f"{figure}: no room for checkpoints", remedy), *network]
     if free < _ENOUGH_DISK:
-        return [warned("run directory", f"{figure}: room for checkpoints of small models", remedy)]
-    if _NETWORK.match(kind):
-        figure += ": a network file system; several machines may share runs here, saves are slower"
-    return [passed("run directory", figure)]
-
-
-def _file_system(place: Path, root: Path) -> str:
-    """The kind of the file system at a place; '': not known."""
-    try:
-        lines = (root / "proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    kinds = {}
-    for line in lines:
-        words = line.split()
-        if len(words) > 2:
-            point = Path(words[1].replace(r"\040", " "))
-            if point == place or point in place.parents:
-                kinds[len(point.parts)] = words[2]
-    return kinds[max(kinds)] if kinds else ""
+        small = f"{figure}: room for checkpoints of small models"
+        return [warned("run directory", small, remedy), *network]
+    return [passed("run directory", figure), *network]
 
 
 def _clock(now: float) -> Check:

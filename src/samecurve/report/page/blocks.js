@@ -9,6 +9,8 @@ import { ChartTools } from "./tools.js";
 const drawn = {
   header, heading, text, cards, table, pre, spans, details, pictures, bars: barsFigure,
 };
+// pixels across a picture that may be shown smaller than it is: its letters have to stay whole
+const LARGE = 128;
 const toneSigns = { bad: "✕", warn: "!", good: "✓" };
 
 /**
@@ -167,9 +169,18 @@ function details({ summary, blocks, open }, context) {
 
 function pictures({ items }) {
   return el("div", { class: "pictures" }, items.map(({ caption, src }) => {
-    return el("figure", {}, isOurPicture(src) && el("img", { src, alt: caption, loading: "lazy" }),
+    return el("figure", {}, isOurPicture(src) && image(src, caption),
       el("figcaption", {}, caption));
   }));
+}
+
+function image(src, alt) {
+  const shown = el("img", { alt, loading: "lazy" });
+  shown.addEventListener("load", () => {
+    shown.classList.toggle("large", shown.naturalWidth >= LARGE);
+  });
+  shown.src = src;
+  return shown;
 }
 
 function isOurPicture(src) {

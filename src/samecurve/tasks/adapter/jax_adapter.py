@@ -17,6 +17,7 @@ from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.core.split_check import MEAN
 from samecurve.core.weights import check_weights
 from samecurve.errors import UserError
+from samecurve.jax_engine.attention import attention_head
 from samecurve.jax_engine.complex_pairs import is_complex
 from samecurve.jax_engine.dropout import dropout_names
 from samecurve.jax_engine.model import (
@@ -78,6 +79,7 @@ class JaxAdapter(EngineAdapter):
             "block_params": max(parts),
             "arrays": param_shapes(model),
             "coupled": tuple(self.methods.coupled),
+            "attention_head": attention_head(model),
             "keyed_dropout": dropout_names(model),
         }
 

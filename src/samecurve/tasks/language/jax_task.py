@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import IGNORED
+from samecurve.jax_engine.attention import FusibleAttention
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.task import LanguageTask, NextLogits
 
@@ -37,8 +38,9 @@ def rotary(length: int, head_size: int, theta: float, dtype: Any) -> tuple[jax.A
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Apply rotary positions to x [batch, heads, length, head_size]."""
+    """Apply rotary positions to x [batch, length, heads, head_size]."""
     first, second = jnp.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
 
@@ -68,7 +70,7 @@ class Norm(nnx.Module):
         return x * jax.lax.rsqrt(mean_square + self.eps) * self.weight[...]
 
 
-class Attention(nnx.Module):
+class Attention(FusibleAttention):
     def __init__(self, fields: LanguageModel, narrow: Any) -> None:
         self.heads, self.groups, self.size = fields.num_heads, fields.groups, fields.head_size
         width = self.heads * self.size
@@ -81,21 +83,14 @@ class Attention(nnx.Module):
         batch, length, _ = x.shape
 
         def split(y: jax.Array, heads: int) -> jax.Array:
-            return y.reshape(batch, length, heads, self.size).transpose(0, 2, 1, 3)
+            return y.reshape(batch, length, heads, self.size)
 
         q = split(self.q_proj(x), self.heads)
         k = split(self.k_proj(x), self.groups)
         v = split(self.v_proj(x), self.groups)
         q, k = rotate(q, cos, sin).astype(v.dtype), rotate(k, cos, sin).astype(v.dtype)
-        q = q.reshape(batch, self.groups, self.heads // self.groups, length, self.size)
-        scores = jnp.einsum("bgrqd,bgkd->bgrqk", q, k) * self.size**-0.5
-        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-        causal = jnp.tril(jnp.ones((length, length), bool))
-        weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(v.dtype)
-        y = jnp.einsum("bgrqk,bgkd->bgrqd", weights, v).reshape(
-            batch, self.heads, length, self.size
-        )
-        return self.o_proj(y.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        y = self.attend(q, k, v, causal=True)
+        return self.o_proj(y.reshape(batch, length, -1))
 
 
 class FeedForward(nnx.Module):

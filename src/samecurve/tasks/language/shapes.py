@@ -95,6 +95,7 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "block_arrays": tuple(in_blocks),
         "rounded": tuple(matrices),
         "hidden_matrices": tuple(matrices),
+        "attention_head": fields.head_size if unfused else None,
         "arrays": arrays,
         "aliases": {"lm_head.weight": "embed_tokens.weight"} if fields.tie_embeddings else {},
     }

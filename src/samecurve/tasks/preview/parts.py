@@ -23,6 +23,7 @@ from samecurve.tasks.preview.text_parts import Row, Text, TokenColumns, texts_of
 CLASS = ("label", "labels", "target", "targets", "class", "y")  # names of a class's number
 MOST_CURVES = 12  # of an array
 _MOST_POINTS = 1024  # of a curve
+_MOST_FRAMES = 4  # of a clip
 _LEAST_CURVE, _LEAST_PICTURE = 16, 8  # numbers of a curve; pixels of a side
 _COLOURS = (1, 3, 4)
 _SHOWN_NUMBERS = 8  # of a short row
@@ -105,7 +106,7 @@ def _part(name: str, array: NDArray[Any], about: AboutData) -> Part:
     array = np.asarray(array)
     if not array.ndim:
         return Value(name, _number(name, array, about))
-    pixels = _pixels(array)
+    pixels = _frames(array) if array.ndim == 4 else _pixels(array)
     if pixels is not None:
         return Picture(name, pixels, form_of(array))
     if array.dtype.kind == "f" and array.ndim in {1, 2} and max(array.shape) >= _LEAST_CURVE:
@@ -156,6 +157,14 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8] | None:
         return None
     pixels = _as_bytes(planes)[..., :3]  # without transparency
     return pixels[..., 0] if pixels.shape[2] == 1 else pixels
+
+
+def _frames(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """Frames of a clip [frames, ...], side by side; None: they are no pictures."""
+    places = np.linspace(0, len(array) - 1, min(len(array), _MOST_FRAMES)).round().astype(int)
+    frames = [_pixels(array[place]) for place in places]
+    shown = [frame for frame in frames if frame is not None]
+    return np.concatenate(shown, axis=1) if frames and len(shown) == len(frames) else None
 
 
 def _as_bytes(planes: NDArray[Any]) -> NDArray[np.uint8]:

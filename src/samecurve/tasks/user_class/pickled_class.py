@@ -21,7 +21,7 @@ from typing import Any
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 
-FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
+FOR_LAUNCHER = ("Model", "Data", "data_stamp", "plain_data")  # what the launcher asks a class for
 _MOST_HEADER = 1 << 26  # bytes
 OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
 

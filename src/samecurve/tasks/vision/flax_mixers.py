@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from samecurve.jax_engine.attention import FusibleAttention
 from samecurve.tasks.vision.flax_layers import (
     DepthwiseConv,
     Linear,
@@ -19,7 +20,6 @@ from samecurve.tasks.vision.flax_layers import (
     by_frequency,
     inverse,
     spectrum,
-    widened,
 )
 from samecurve.tasks.vision.layout import (
     COUPLINGS,
@@ -34,23 +34,20 @@ from samecurve.tasks.vision.sections import VisionModel
 _STATES = 3  # of hgru_bi: X, Y, Z
 
 
-class Attention(nnx.Module):
-    """Self-attention over the patches of a step."""
+class Attention(FusibleAttention):
+    """Self-attention over the patches, of clips those of all frames."""
 
     def __init__(self, fields: VisionModel, _grid: Grid, narrow: Any) -> None:
-        self.heads = fields.heads
+        self.heads, self.size = fields.heads, fields.width // fields.heads
         self.query_key_value = Linear(fields.width, 3 * fields.width, narrow)
         self.out = Linear(fields.width, fields.width, narrow)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        rows, steps, height, width, channels = x.shape
-        size = channels // self.heads
+        rows, steps, height, width, _ = x.shape
         parts = jnp.split(self.query_key_value(x), 3, axis=-1)
-        shape = (rows * steps, height * width, self.heads, size)
+        shape = (rows, steps * height * width, self.heads, self.size)
         query, key, value = (part.reshape(shape) for part in parts)
-        scores = widened(jnp.einsum("bqhd,bkhd->bhqk", query, key) * size**-0.5)
-        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-        return self.out(jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape))
+        return self.out(self.attend(query, key, value).reshape(x.shape))
 
 
 class NoGate(nnx.Module):

@@ -1,5 +1,7 @@
 """Classifiers of images in flax: [rows, height, width, channels] -> [rows, classes].
 
+Clips are [rows, frames, height, width, channels]: a frame is what a recurrence sees in a step.
+
 Names, layouts and arithmetic are those of torch_model.py, as far as PyTorch has the blocks.
 """
 
@@ -30,6 +32,8 @@ class Classifier(nnx.Module):
         self.conv = Conv(channels, entering, narrow) if has_conv else None
         self.stem = Linear(entering * fields.patch**2, fields.width, narrow)
         self.position = Positions(grid.patches, fields.width) if fields.arch == "vit" else None
+        frames = fields.num_steps if fields.arch == "vit" and fields.cssm == "attention" else 1
+        self.frame_position = Positions(frames, fields.width) if frames > 1 else None
         self.blocks = nnx.List([Block(fields, grid, narrow) for _ in range(fields.depth)])
         self.norm = Norm(fields.width)
         self.head = Linear(fields.width, classes, narrow)
@@ -49,7 +53,10 @@ class Classifier(nnx.Module):
         x = self.stem(self._patches(x)).astype(dtype)
         if self.position is not None:
             x = x + self.position.weight[...].reshape(grid.height, grid.width, -1)
-        x = jnp.broadcast_to(x[:, None], (x.shape[0], self.fields.num_steps, *x.shape[1:]))
+        if images.ndim == 4:
+            x = jnp.broadcast_to(x[:, None], (x.shape[0], self.fields.num_steps, *x.shape[1:]))
+        if self.frame_position is not None:
+            x = x + self.frame_position.weight[...][:, None, None]
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
         last = self.norm(x[:, -1])
@@ -57,11 +64,11 @@ class Classifier(nnx.Module):
         return self.head(pooled if features is None else pooled * features.astype(dtype))
 
     def _patches(self, images: jax.Array) -> jax.Array:
-        """[rows, height, width, channels] -> [rows, patches down, patches across, numbers]."""
-        rows, _, _, channels = images.shape
+        """[..., height, width, channels] -> [..., patches down, patches across, numbers]."""
+        *rows, _, _, channels = images.shape
         patch, grid = self.fields.patch, self.grid
-        x = images.reshape(rows, grid.height, patch, grid.width, patch, channels)
-        return x.transpose(0, 1, 3, 2, 4, 5).reshape(rows, grid.height, grid.width, -1)
+        x = images.reshape(*rows, grid.height, patch, grid.width, patch, channels)
+        return jnp.swapaxes(x, -4, -3).reshape(*rows, grid.height, grid.width, -1)
 
 
 class Block(nnx.Module):

@@ -1,20 +1,26 @@
 """The vision task with JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.core.protocols import Arrays, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.data import IGNORED
+from samecurve.tasks.vision.filters import filter_pictures, is_of_a_filter
 from samecurve.tasks.vision.flax_costs import sample_costs
 from samecurve.tasks.vision.flax_layers import widened
 from samecurve.tasks.vision.flax_model import Classifier
 from samecurve.tasks.vision.layout import skip_rates
 from samecurve.tasks.vision.task import TOP, VisionTask
+from samecurve.tasks.vision.wrong_answers import TOGETHER, wrong_answers
 
 _NARROW_DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -54,6 +60,35 @@ class JaxVision(VisionTask):
             "top5": Mean(near.sum(), real.sum()),
         }
 
+    def sample(self, model: nnx.Module, seed: int) -> Sequence[Sample]:
+        """Held-out images that the model answers wrongly, and filters. seed: nothing is drawn"""
+        del seed
+        parameters = {
+            ".".join(map(str, path)): leaf
+            for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        }
+        filters = {
+            name: np.asarray(leaf[...]) for name, leaf in parameters.items() if is_of_a_filter(name)
+        }
+
+        def answer(rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
+            pixels, count = rows["pixels"], len(rows["pixels"])
+            filled = np.resize(pixels, (TOGETHER, *pixels.shape[1:]))  # one compiled shape
+            return np.asarray(self._chances(model, filled))[:count]
+
+        wrong = wrong_answers(self.images.validation, answer, self.format.classes)
+        return [*wrong, *filter_pictures(filters, self.grid)]
+
+    @cached_property
+    def _chances(self) -> Callable[..., jax.Array]:
+        """A program that gives the chance of each class: (model, pixels) -> [rows, classes]."""
+
+        @nnx.jit
+        def chances(model: Any, pixels: jax.Array) -> jax.Array:
+            return jax.nn.softmax(widened(model(self._normalized(pixels))))
+
+        return chances
+
     def _mean(self, logits: jax.Array, batch: Arrays) -> Mean:
         """Cross-entropy; of a mixed image, with the share that each of its labels has."""
         real = batch["labels"] != IGNORED
@@ -88,5 +123,5 @@ class JaxVision(VisionTask):
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        costs = sample_costs(lambda: self.model(jnp.float32), self.format.shape)
+        costs = sample_costs(lambda: self.model(jnp.float32), self.format.sample_shape)
         return {**costs, **self.about_images()}

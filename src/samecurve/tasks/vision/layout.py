@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from samecurve.core.protocols import Initial
 from samecurve.errors import UserError
-from samecurve.tasks.vision.sections import VisionModel
+from samecurve.tasks.vision.sections import RECURRENT, VisionModel
 
 RHO = 0.999  # the largest magnitude of a kernel in a recurrence
 # the gates of hgru_bi, in the order in which they lie in the outputs of a layer
@@ -58,14 +58,38 @@ def grid_of(fields: VisionModel, shape: tuple[int, int, int]) -> Grid:
         )
     grid = Grid(height // fields.patch, width // fields.patch)
     least = min(grid.height, grid.width)
-    if fields.num_steps > 1 and fields.kernel_size > least:
+    has_kernel = fields.cssm in RECURRENT and fields.num_steps > 1
+    if has_kernel and fields.kernel_size > least:
+        steps = f"--set model.steps={fields.steps} " if fields.steps else ""  # of clips, too
         raise UserError(
             f"a kernel of {fields.kernel_size} x {fields.kernel_size} does not fit on"
             f" {grid.height} x {grid.width} patches",
-            f"--set model.kernel_size={least}, or smaller patches",
+            f"{steps}--set model.kernel_size={least}; or smaller patches",
             "model.kernel_size",
         )
     return grid
+
+
+def for_clips(fields: VisionModel, frames: int) -> VisionModel:
+    """The model's fields for clips, whose frames are the steps that the model sees.
+
+    UserError: the fields are for single images only.
+    """
+    if fields.backbone is not None:
+        raise UserError(
+            f"model.backbone {fields.backbone} takes single images, and the samples are clips of"
+            f" {frames} frames",
+            "leave model.backbone out: --cssm gated (or another of model.cssm) reads clips; or"
+            " single images",
+            "model.backbone",
+        )
+    if fields.steps not in {None, frames}:
+        raise UserError(
+            f"model.steps {fields.steps}: the steps of a clip are its frames, {frames} here",
+            f"leave model.steps out, or --set model.steps={frames}",
+            "model.steps",
+        )
+    return fields.model_copy(update={"steps": frames})
 
 
 def first_values(name: str, shape: tuple[int, ...], fields: VisionModel) -> Initial:
@@ -84,7 +108,7 @@ def first_values(name: str, shape: tuple[int, ...], fields: VisionModel) -> Init
         return Initial(1 / fields.kernel_size)
     if leaf == "filter":  # [channels, 3, 3] or [out, in, 3, 3]
         return Initial(1 / math.sqrt(math.prod(shape[1:])))
-    if name.startswith(("head.", "position.")):
+    if name.startswith(("head.", "position.", "frame_position.")):
         return Initial(_HEAD)
     if f"{name.split('.')[-2]}.bias" in _BIASES or name.endswith(("decays.weight", "delta.weight")):
         return Initial(_GATES)

@@ -160,7 +160,7 @@ class VisionModel(Section):
 
     @property
     def num_steps(self) -> int:
-        """The steps of a recurrence; 1 of blocks without one."""
+        """The steps of a recurrence; 1 of blocks without one. Of clips: their frames."""
         default = _STEPS if self.cssm in RECURRENT and self.cssm != _ONE_STEP else 1
         return self.steps or default
 
@@ -196,6 +196,13 @@ class VisionData(DataSection):
         None,
         description=(
             f"pixels a side; if not given {DRAWN_SIZE} of pathfinder, 224 of pictures in files"
+        ),
+    )
+    frames: Annotated[int, Field(ge=2, le=1 << 12)] | None = Field(
+        None,
+        description=(
+            "of pictures in files: a sample is a clip of so many frames, spread over the pictures"
+            " in a folder inside its class's folder, or over those in a row of shards"
         ),
     )
     contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")

@@ -21,7 +21,7 @@ from samecurve.tasks.vision.data.augmentation import with_recipe
 from samecurve.tasks.vision.data.image_sets import ImageSets, JoinedRows
 from samecurve.tasks.vision.data.pathfinder import CLASSES
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
-from samecurve.tasks.vision.layout import Grid, first_values, grid_of
+from samecurve.tasks.vision.layout import Grid, first_values, for_clips, grid_of
 from samecurve.tasks.vision.sections import (
     PATHFINDER,
     TORCH_BLOCKS,
@@ -45,6 +45,7 @@ class ImageFormat:
     shape: tuple[int, int, int]  # height, width, channels
     mean: Sequence[float]
     std: Sequence[float]
+    frames: int | None = None  # of a clip; None: the model is given single images
 
     @classmethod
     def read(cls, file: Path) -> "ImageFormat":
@@ -61,7 +62,15 @@ class ImageFormat:
             ) from None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        values = asdict(self)
+        if self.frames is None:  # as before there were clips: the text is part of a fingerprint
+            del values["frames"]
+        return json.dumps(values)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a row's pixels."""
+        return self.shape if self.frames is None else (self.frames, *self.shape)
 
 
 class VisionTask:
@@ -83,6 +92,11 @@ class VisionTask:
         """Config values that make `eval -d SOURCE` read all of a source like the run's images."""
         del reference
         return {"data.source": source, "data.like_run": str((assets / FORMAT).resolve())}
+
+    @staticmethod
+    def plain_data() -> Mapping[str, Any]:
+        """Config values by which the images to train on are read without a recipe."""
+        return {"data.augment": {}}
 
     def __init__(
         self,
@@ -106,7 +120,7 @@ class VisionTask:
                 f"--engine jax; or --cssm {' or '.join(TORCH_BLOCKS)}",
                 "model.cssm",
             )
-        self.fields, self.data = model, data
+        self._model, self.data = model, data
         self._cache, self._kept, self._seed = cache, assets, seed
         if data.source == PATHFINDER and data.cached:
             self.prepare, self.metric_names = self._draw, self._metric_shapes()
@@ -115,6 +129,12 @@ class VisionTask:
     def first_weights(model: VisionModel) -> Path | None:
         """The weights that a backbone begins from. UserError: there are none."""
         return weights_path(model)
+
+    @cached_property
+    def fields(self) -> VisionModel:
+        """The model's fields, for the samples that there are. UserError: they don't fit those."""
+        frames = self.format.frames
+        return self._model if frames is None else for_clips(self._model, frames)
 
     @cached_property
     def images(self) -> ImageSets:
@@ -148,7 +168,11 @@ class VisionTask:
                 "data.mean",
             )
         return ImageFormat(
-            classes=list(images.classes), shape=images.shape, mean=list(mean), std=list(std)
+            classes=list(images.classes),
+            shape=images.shape,
+            mean=list(mean),
+            std=list(std),
+            frames=images.frames,
         )
 
     @cached_property
@@ -171,10 +195,10 @@ class VisionTask:
         UserError: the images differ from the run's in shape or classes.
         """
         images, kept = self.images, self.format
-        if images.shape != kept.shape:
-            here, there = (" x ".join(map(str, shape)) for shape in (images.shape, kept.shape))
+        if (images.frames, images.shape) != (kept.frames, kept.shape):
+            here, there = (_shown(of.frames, of.shape) for of in (images, kept))
             raise UserError(
-                f"images of {here} (height, width, channels); the run's are of {there}",
+                f"{here} (height, width, channels); the run's are {there}",
                 "images like those that the run was trained on",
                 "data.source",
             )
@@ -227,6 +251,7 @@ class VisionTask:
         images, (height, width, channels) = self.images, self.format.shape
         if self.data.like_run is not None:
             return [f"data {len(self._all_images)} images, read as {self.data.like_run}"]
+        kind = "images" if images.frames is None else f"clips of {images.frames} frames"
         parts = [f"{len(images.train)} to train on"]
         if images.validation is not None:
             parts.append(f"{len(images.validation)} held out")
@@ -234,7 +259,7 @@ class VisionTask:
             parts.append(f"{len(images.test)} to test on")
         return [
             *(f"data {line}" for line in images.lines),
-            f"data images of {height} x {width} pixels, {channels} channels,"
+            f"data {kind} of {height} x {width} pixels, {channels} channels,"
             f" {self.num_classes} classes; {'; '.join(parts)}",
         ]
 
@@ -248,6 +273,11 @@ class VisionTask:
             lines=[line.removeprefix("data ") for line in self.notes()],
             left_out=(),
         )
+
+
+def _shown(frames: int | None, shape: Sequence[int]) -> str:
+    kind = "images" if frames is None else f"clips of {frames} frames"
+    return f"{kind} of {' x '.join(map(str, shape))}"
 
 
 def weights_path(model: VisionModel) -> Path | None:

@@ -1,5 +1,7 @@
 """Classifiers of images with PyTorch: [rows, height, width, channels] -> [rows, classes].
 
+Clips are [rows, frames, height, width, channels]: a frame is what a recurrence sees in a step.
+
 Names, layouts and arithmetic are those of flax_model.py. No operation has a fixed number format, so
 a float64 model computes in float64 throughout; spectra are never narrower than float32.
 """
@@ -31,6 +33,10 @@ class Classifier(nn.Module):
         self.position = None
         if fields.arch == "vit":
             self.position = nn.Embedding(grid.patches, fields.width)
+        self.frame_position = None
+        frames = fields.num_steps if fields.arch == "vit" and fields.cssm == "attention" else 1
+        if frames > 1:
+            self.frame_position = nn.Embedding(frames, fields.width)
         self.blocks = nn.ModuleList(Block(fields, grid) for _ in range(fields.depth))
         self.norm = nn.LayerNorm(fields.width, eps=_EPS)
         self.head = nn.Linear(fields.width, classes)
@@ -50,7 +56,11 @@ class Classifier(nn.Module):
         if self.position is not None:
             places = torch.arange(self.grid.patches, device=x.device)
             x = x + self.position(places).view(self.grid.height, self.grid.width, -1)
-        x = x[:, None].expand(-1, self.fields.num_steps, -1, -1, -1)
+        if images.ndim == 4:
+            x = x[:, None].expand(-1, self.fields.num_steps, -1, -1, -1)
+        if self.frame_position is not None:
+            places = torch.arange(self.fields.num_steps, device=x.device)
+            x = x + self.frame_position(places)[:, None, None]
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
         last = self.norm(x[:, -1])
@@ -60,11 +70,11 @@ class Classifier(nn.Module):
         return cast("Tensor", self.head(pooled))
 
     def _patches(self, images: Tensor) -> Tensor:
-        """[rows, height, width, channels] -> [rows, patches down, patches across, numbers]."""
-        rows, _, _, channels = images.shape
+        """[..., height, width, channels] -> [..., patches down, patches across, numbers]."""
+        *rows, _, _, channels = images.shape
         patch, grid = self.fields.patch, self.grid
-        x = images.reshape(rows, grid.height, patch, grid.width, patch, channels)
-        return x.transpose(2, 3).reshape(rows, grid.height, grid.width, -1)
+        x = images.reshape(*rows, grid.height, patch, grid.width, patch, channels)
+        return x.transpose(-4, -3).reshape(*rows, grid.height, grid.width, -1)
 
 
 class Block(nn.Module):
@@ -96,7 +106,7 @@ def _add(x: Tensor, change: Tensor, factor: Tensor | None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention over the patches of a step."""
+    """Self-attention over the patches, of clips those of all frames."""
 
     def __init__(self, fields: VisionModel, _grid: Grid) -> None:
         super().__init__()
@@ -108,7 +118,7 @@ class Attention(nn.Module):
         rows, steps, height, width, _ = x.shape
         parts = self.query_key_value(x).chunk(3, -1)
         query, key, value = (
-            part.reshape(rows * steps, height * width, self.heads, -1).transpose(1, 2)
+            part.reshape(rows, steps * height * width, self.heads, -1).transpose(1, 2)
             for part in parts
         )
         attended = F.scaled_dot_product_attention(query, key, value)
@@ -182,7 +192,7 @@ class NoMixing(nn.Module):
 
 
 class Conv(nn.Module):
-    """A 3 x 3 convolution [rows, down, across, in] -> [rows, down, across, out]; zeros beyond the
+    """A 3 x 3 convolution [..., down, across, in] -> [..., down, across, out]; zeros beyond the
     edges. Its filter is [out, in, 3, 3].
     """
 
@@ -192,8 +202,9 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.conv2d(x.permute(0, 3, 1, 2), self.filter, self.bias, padding=1)
-        return y.permute(0, 2, 3, 1)
+        planes = x.reshape(-1, *x.shape[-3:]).permute(0, 3, 1, 2)
+        y = F.conv2d(planes, self.filter, self.bias, padding=1).permute(0, 2, 3, 1)
+        return y.reshape(*x.shape[:-1], -1)
 
 
 class DepthwiseConv(nn.Module):

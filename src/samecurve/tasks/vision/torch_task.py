@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Sample
+from samecurve.core.protocols import Arrays, Picture, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import count_answers, widened
 from samecurve.tasks.forward_costs import forward_costs
 from samecurve.tasks.lora import StoredArray
 from samecurve.tasks.vision.backbone import Backbone, unlike_backbone
+from samecurve.tasks.vision.filters import filter_pictures, is_of_a_filter
 from samecurve.tasks.vision.layout import skip_rates
 from samecurve.tasks.vision.task import TOP, VisionTask
 from samecurve.tasks.vision.torch_model import Classifier
@@ -61,7 +62,7 @@ class TorchVision(VisionTask):
         }
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:
-        """Held-out images that the model answers wrongly. seed: nothing is drawn"""
+        """Held-out images that the model answers wrongly, and filters. seed: nothing is drawn"""
         del seed
         device = next(iter(model.parameters())).device
 
@@ -71,7 +72,19 @@ class TorchVision(VisionTask):
             chances: NDArray[Any] = self._logits(model, batch).softmax(-1).cpu().numpy()
             return chances
 
-        return wrong_answers(self.images.validation, answer, self.format.classes)
+        wrong = wrong_answers(self.images.validation, answer, self.format.classes)
+        return [*wrong, *self._filters(model)]
+
+    def _filters(self, model: nn.Module) -> list[Picture]:
+        """Pictures of what the blocks have learnt. A sharded parameter is gathered by all ranks."""
+        if self.backbone is not None:
+            return []
+        parameters = {}
+        for name, value in model.named_parameters():
+            if is_of_a_filter(name):
+                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+                parameters[name] = whole.detach().cpu().numpy()
+        return filter_pictures(parameters, self.grid)
 
     def _logits(self, model: Any, batch: Arrays, *factors: Tensor | None) -> Tensor:
         """The model's answers. factors: of a model of ours, what dropout multiplies with."""
@@ -113,10 +126,10 @@ class TorchVision(VisionTask):
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:
-        height, width, channels = self.format.shape
-        shape = (1, height, width, channels)
+        shape = (1, *self.format.sample_shape)
         about = self.about_images()
         if self.backbone is not None:
+            height, width, channels = self.format.shape
             shape = (1, channels, height, width)
             lines = self.backbone.notes(self.format.mean, self.format.std)
             about["notes"] = (*about["notes"], *lines)

@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.protocols import Picture, Source
+from samecurve.tasks.vision.captions import with_text
 from samecurve.units import counted
 
-SHOWN = 16  # pictures at most
+SHOWN = 12  # pictures at most
+TOGETHER = 32  # images that the model is given at once
 _LOOKED_AT = 512  # held-out images at most, spread over all
-_TOGETHER = 32  # images that the model is given at once
-_LEAST_SIDE = 112  # pixels of a picture; smaller images are enlarged by a whole number
-_LINE = 12  # pixels of a line of text
-_PAPER, _INK = (255, 255, 255), (20, 20, 20)
 
 Answer = Callable[[dict[str, NDArray[Any]]], NDArray[Any]]  # rows -> chances [rows, classes]
 
@@ -33,8 +31,8 @@ def wrong_answers(
         return ["no images are held out, so none is answered"]
     ids = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(np.int64))
     wrong: list[tuple[float, int, int, int]] = []
-    for first in range(0, len(ids), _TOGETHER):
-        some = ids[first : first + _TOGETHER]
+    for first in range(0, len(ids), TOGETHER):
+        some = ids[first : first + TOGETHER]
         rows = dict(source[some])
         chances, labels = answer(rows), rows["labels"]
         answers = chances.argmax(-1)
@@ -47,24 +45,6 @@ def wrong_answers(
     pictures: list[Picture] = []
     for chance, sample, label, given in wrong[:SHOWN]:
         pixels = source[np.array([sample])]["pixels"][0]
-        text = f"{classes[label]}\nsays {classes[given]} {chance:.0%}"
-        pictures.append(with_text(pixels, text))
+        lines = [classes[label], f"answer {chance:.0%}: {classes[given]}"]
+        pictures.append(with_text(pixels, lines))
     return pictures
-
-
-def with_text(pixels: NDArray[Any], text: str) -> Picture:
-    """An image [height, width, channels] as a picture, with lines of text below it."""
-    from PIL import Image, ImageDraw
-
-    if pixels.dtype != np.uint8:
-        pixels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
-    color = pixels[:, :, :3] if pixels.shape[2] >= 3 else np.repeat(pixels[:, :, :1], 3, 2)
-    factor = max(1, -(-_LEAST_SIDE // min(color.shape[:2])))
-    image = Image.fromarray(color.repeat(factor, 0).repeat(factor, 1))
-    lines = text.split("\n")
-    page = Image.new("RGB", (image.width, image.height + _LINE * len(lines) + 4), _PAPER)
-    page.paste(image)
-    pen = ImageDraw.Draw(page)
-    for number, line in enumerate(lines):
-        pen.text((2, image.height + 1 + number * _LINE), line, fill=_INK)
-    return np.asarray(page)

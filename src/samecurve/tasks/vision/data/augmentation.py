@@ -10,7 +10,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.vision.augment_section import Augment
 from samecurve.tasks.vision.data.image_sets import ImageRows
 from samecurve.tasks.vision.data.recipe import AugmentedRows
-from samecurve.tasks.vision.data.views import MiddleRows, OpenImage, Views
+from samecurve.tasks.vision.data.views import MiddleRows, Opened, OpenImage, Views
 
 
 class ArrayViews:
@@ -22,16 +22,21 @@ class ArrayViews:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def open(self, number: int) -> OpenImage:
-        from PIL import Image
-
+    def open(self, number: int) -> Opened:
         pixels = self._rows.image(number)
-        height, width, channels = pixels.shape
-        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-        return OpenImage((width, height), lambda _: image)
+        return _opened(pixels) if pixels.ndim == 3 else tuple(map(_opened, pixels))
 
     def digest(self) -> str:
         return self._rows.digest()
+
+
+def _opened(pixels: NDArray[Any]) -> OpenImage:
+    """An image [height, width, channels], opened."""
+    from PIL import Image
+
+    height, width, channels = pixels.shape
+    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+    return OpenImage((width, height), lambda _: image)
 
 
 def with_recipe(source: Source, augment: Augment, seed: int) -> Source:
@@ -52,15 +57,15 @@ def with_recipe(source: Source, augment: Augment, seed: int) -> Source:
     pixels = source.image(0)
     _check_pixels(pixels)
     views: Views = ArrayViews(source)
-    size = (pixels.shape[1], pixels.shape[0])
+    size = (pixels.shape[-2], pixels.shape[-3])
     return AugmentedRows(views, augment, size=size, seed=seed)
 
 
 def _check_pixels(pixels: NDArray[Any]) -> None:
-    if pixels.dtype == np.uint8 and pixels.shape[2] in {1, 3}:
+    if pixels.dtype == np.uint8 and pixels.shape[-1] in {1, 3}:
         return
     raise UserError(
-        f"images of {pixels.shape[2]} channels of {pixels.dtype} are not augmented",
+        f"images of {pixels.shape[-1]} channels of {pixels.dtype} are not augmented",
         "whole numbers from 0 to 255 (uint8) of 1 or 3 channels; or leave data.augment out",
         "data.augment",
     )

@@ -36,12 +36,14 @@ class ClassFolders:
 
     splits: files by "train", "validation" and "test"; without a folder for validation "train" has
         those that may be held out too
+    homes: the folder of each split, in which the classes' folders lie
     unread: files of no use here
     """
 
     root: Path
     classes: tuple[str, ...]
     splits: Mapping[str, tuple[ClassFile, ...]]
+    homes: Mapping[str, Path]
     unread: tuple[Path, ...]
 
 
@@ -84,7 +86,7 @@ def list_classes(source: str, known: Sequence[str] | None = None) -> ClassFolder
                 raise _empty_class(folders[split] / name, others)
         splits[split] = tuple(pictures)
         unread += [file for file in sorted(folders[split].iterdir()) if file.is_file()]
-    return ClassFolders(root, classes, splits, tuple(unread))
+    return ClassFolders(root, classes, splits, folders, tuple(unread))
 
 
 def absent(folders: ClassFolders, split: str) -> list[str]:

@@ -101,16 +101,16 @@ def read_folder(
     paths = [file.path for files in folders.splits.values() for file in files]
     scanned = scan_files(folders.root, paths, (), cache / "vision" / "scans", say)
     whole = _without_broken(folders, scanned, data)
+    content = {file.path: _sha256(file, scanned) for file in all_files(whole)}
     if known is None:
-        whole = _with_validation(whole, scanned, data.validation)
+        whole = with_validation(whole, content, data.validation)
     else:
-        every = [file for files in whole.splits.values() for file in files]
-        whole = replace(whole, splits={"train": tuple(every)})
+        whole = replace(whole, splits={"train": all_files(whole)})
     side = data.resolution or FOLDER_SIZE
     rows = {}
     for split, files in whole.splits.items():
         views = FolderViews(
-            [_stored(file, scanned) for file in files], [file.label for file in files]
+            [stored_picture(file.path, scanned) for file in files], [file.label for file in files]
         )
         rows[split] = MiddleRows(views, (side, side), data.shown)
     return image_sets_of(
@@ -127,10 +127,12 @@ def image_sets_of(
     classes: Sequence[str],
     shown: float,
     lines: Sequence[str],
+    frames: int | None = None,
 ) -> ImageSets:
     """Images that are decoded when they are read.
 
     rows: of the splits that there are, "train" among them
+    frames: of a clip; None: the rows are single images
     """
     train = rows["train"]
     side = train.size[0]
@@ -147,13 +149,20 @@ def image_sets_of(
         sha256=hashlib.sha256(made_from.encode()).hexdigest(),
         counts=np.bincount(train.views.labels, minlength=len(classes)).tolist(),
         lines=lines,
+        frames=frames,
     )
 
 
-def _stored(file: ClassFile, scanned: Mapping[Path, Scanned]) -> StoredPicture:
-    each = scanned[file.path]
+def all_files(folders: ClassFolders) -> tuple[ClassFile, ...]:
+    """The files of all splits."""
+    return tuple(file for files in folders.splits.values() for file in files)
+
+
+def stored_picture(path: Path, scanned: Mapping[Path, Scanned]) -> StoredPicture:
+    """A file that the scan has found whole."""
+    each = scanned[path]
     assert each.facts is not None
-    return StoredPicture(file.path, each.stamp, each.facts)
+    return StoredPicture(path, each.stamp, each.facts)
 
 
 def _without_broken(
@@ -189,14 +198,16 @@ def _first(paths: Sequence[Path], name: str) -> Path:
     return next((path for path in paths if name in path.parts), paths[0])
 
 
-def _with_validation(
-    folders: ClassFolders, scanned: Mapping[Path, Scanned], share: float
+def with_validation(
+    folders: ClassFolders, content: Mapping[Path, str], share: float
 ) -> ClassFolders:
-    """The folders with pictures held out of each class, where there is no split for that."""
+    """The folders with pictures held out of each class, where there is no split for that.
+
+    content: a digest of each file; two files of equal content are on the same side
+    """
     if "validation" in folders.splits or not share:
         return folders
     held: set[tuple[int, str]] = set()
-    content = {file.path: _sha256(file, scanned) for file in folders.splits["train"]}
     for label in range(len(folders.classes)):
         of_class = {content[file.path] for file in folders.splits["train"] if file.label == label}
         held |= {(label, sha256) for sha256 in held_out(of_class, share)}

@@ -1,8 +1,9 @@
 """What every source of images gives to the vision task, and images that lie in arrays.
 
-Rows have `pixels`, uint8 [height, width, channels], and `labels`, int64. The loss divides the
-pixels by 255 and normalises them on the device, so that a feed carries bytes. Floating-point pixels
-are taken as they are, between 0 and 1, and normalised as well.
+Rows have `pixels`, uint8 [height, width, channels], and `labels`, int64; a short video (a clip) has
+pixels [frames, height, width, channels]. The loss divides the pixels by 255 and normalises them on
+the device, so that a feed carries bytes. Floating-point pixels are taken as they are, between 0 and
+1, and normalised as well.
 
 A recipe may add `labels_2`, int64, and `mix`, float32 in [0, 1]: a mixed image counts `mix` for its
 label, and the rest for its second label.
@@ -31,6 +32,7 @@ class ImageSets:
     train, validation, test: their rows; None: there are none
     classes: names, by number
     shape: height, width and channels of an image
+    frames: of a clip; None: the rows are single images
     mean, std: of each channel of the images to train on, where 1 is white
     sha256: of all that the rows follow from
     counts: images to train on of each class, by number
@@ -49,12 +51,14 @@ class ImageSets:
     counts: Sequence[int]
     lines: Sequence[str] = ()
     to_make: Sequence[Work] = ()
+    frames: int | None = None
 
 
 class ImageRows:
     """Images in an array, which may be mapped from a file.
 
-    pixels: uint8 or floating point [images, height, width, channels]. labels: int64 [images]
+    pixels: uint8 or floating point [images, height, width, channels], or clips [clips, frames,
+        height, width, channels]. labels: int64 [images]
     ids: the images that become rows; None: all
     """
 
@@ -76,7 +80,7 @@ class ImageRows:
         return self._labels[self._ids]
 
     def image(self, number: int) -> NDArray[Any]:
-        """The pixels of one image: [height, width, channels]."""
+        """The pixels of one image, [height, width, channels], or of one clip."""
         return np.asarray(self._pixels[self._ids[number]])
 
     def channels(self) -> tuple[list[float], list[float]]:
@@ -142,7 +146,7 @@ def image_sets(
     mean, std = train.channels()
     sha256 = hashlib.sha256("".join(f"{name}{parts[name].digest()}" for name in parts).encode())
     counts = np.bincount(train.labels, minlength=len(classes)).tolist()
-    height, width, channels = rows.shape[1:]
+    *clip, height, width, channels = rows.shape[1:]
     return ImageSets(
         train=train,
         validation=parts.get("validation"),
@@ -154,4 +158,5 @@ def image_sets(
         sha256=sha256.hexdigest(),
         counts=counts,
         lines=lines,
+        frames=clip[0] if clip else None,
     )

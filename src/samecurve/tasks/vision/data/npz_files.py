@@ -1,10 +1,11 @@
 """Images as arrays in an .npz file.
 
-images [images, height, width] or [images, height, width, channels], and labels [images], numbers or
-names. classes: names, optional. Other spellings are read too: x_train and y_train with x_test and
-y_test; train_images and train_labels with val_ and test_ (as MedMNIST has them); x or data with y,
-label or targets. What is named test is for the test, and what is named val or validation is for
-validation; without the latter, data.validation holds a share out.
+images [images, height, width] or [images, height, width, channels], or clips [clips, frames,
+height, width, channels]; and labels [images], numbers or names. classes: names, optional. Other
+spellings are read too: x_train and y_train with x_test and y_test; train_images and train_labels
+with val_ and test_ (as MedMNIST has them); x or data with y, label or targets. What is named test
+is for the test, and what is named val or validation is for validation; without the latter,
+data.validation holds a share out.
 """
 
 import zipfile
@@ -96,18 +97,20 @@ def _images(arrays: Mapping[str, Array], name: str, file: Path) -> Array:
     if images.ndim == 3:
         images = images[..., None]
     kind = images.dtype.kind
-    if images.ndim != 4 or 0 in images.shape or (images.dtype != np.uint8 and kind not in "f"):
+    is_image = images.ndim == 4 or (images.ndim == 5 and images.shape[1] > 1)
+    if not is_image or 0 in images.shape or (images.dtype != np.uint8 and kind not in "f"):
         raise UserError(
             f"{name} has shape {arrays[name].shape} and type {arrays[name].dtype}",
-            "uint8, or floating-point numbers from 0 to 1, [images, height, width] or [images,"
-            " height, width, channels]",
+            "uint8, or floating-point numbers from 0 to 1, [images, height, width], [images,"
+            " height, width, channels], or clips [clips, frames, height, width, channels] of 2"
+            " frames or more",
             f"{file}:{name}",
         )
     if images.shape[-1] > _MOST_CHANNELS:
         raise UserError(
             f"{name} has shape {images.shape}: {images.shape[-1]} channels, if the last axis is"
             " that of the channels",
-            f"np.moveaxis({name}, 1, -1), if the channels come first",
+            f"np.moveaxis({name}, {images.ndim - 3}, -1), if the channels come first",
             f"{file}:{name}",
         )
     if kind == "f":

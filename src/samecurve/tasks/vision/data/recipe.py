@@ -2,6 +2,7 @@
 
 In turn: a random crop, mirroring, RandAugment, colours, erasing, then mixing with another image.
 Each kind of change draws from a stream of its own, so that switching one on leaves the others.
+All frames of a clip are changed in the same way, by the same numbers.
 """
 
 import math
@@ -15,7 +16,15 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.sample_pairs import paired_ids
 from samecurve.tasks.vision.augment_section import Augment
 from samecurve.tasks.vision.data.operations import change_colors, random_operations
-from samecurve.tasks.vision.data.views import Box, OpenImage, Size, Views, as_pixels, middle
+from samecurve.tasks.vision.data.views import (
+    Box,
+    OpenImage,
+    Size,
+    Views,
+    as_pixels,
+    each_frame,
+    middle,
+)
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
@@ -32,8 +41,8 @@ Pixels = NDArray[np.uint8]
 class AugmentedRows:
     """Rows of images that are changed as a recipe says.
 
-    Rows: pixels uint8 [height, width, channels], labels int64; of a recipe that mixes, labels_2
-    int64 and mix float32: what the first label counts.
+    Rows: pixels uint8 [height, width, channels], of clips [frames, height, width, channels], labels
+    int64; of a recipe that mixes, labels_2 int64 and mix float32: what the first label counts.
 
     seed: the run's. size: width and height of a row's image
     """
@@ -70,9 +79,12 @@ class AugmentedRows:
         return np.random.default_rng((_STREAM, what, self._seed, epoch, sample))
 
     def _changed(self, sample: int, epoch: int) -> Pixels:
-        """An image with all changes but mixing."""
-        augment = self._augment
+        """An image, or a clip, with all changes but mixing."""
         opened = self._views.open(sample)
+        return each_frame(opened, lambda image: self._changed_image(image, sample, epoch))
+
+    def _changed_image(self, opened: OpenImage, sample: int, epoch: int) -> Pixels:
+        augment = self._augment
         image = opened.view(self._box(opened, sample, epoch), self._size)
         if augment.flip and self._draws(_FLIP, sample, epoch).random() < augment.flip:
             image = _mirrored(image)
@@ -155,14 +167,14 @@ def cut_in(
     middle_at: where its middle lies, between 0 and 1; what lies outside of the image is cut off,
         so that the share that is returned is exact
     """
-    height, width, _ = image.shape
+    height, width, _ = image.shape[-3:]
     side = math.sqrt(1 - share)
     across, down = int(middle_at[0] * width), int(middle_at[1] * height)
     wide, high = int(width * side) // 2, int(height * side) // 2
     left, right = max(across - wide, 0), min(across + wide, width)
     top, bottom = max(down - high, 0), min(down + high, height)
     mixed = image.copy()
-    mixed[top:bottom, left:right] = other[top:bottom, left:right]
+    mixed[..., top:bottom, left:right, :] = other[..., top:bottom, left:right, :]
     return mixed, 1 - (right - left) * (bottom - top) / (width * height)
 
 

@@ -1,7 +1,9 @@
 """Pictures in shards as the images of a run: tar in webdataset's naming, or parquet.
 
 A row has one picture and its class: in a tar the members `.jpg` (`.png`, `.webp`, ...) and `.cls`,
-in a parquet file the columns `image` and `label`. Classes are whole numbers from 0, or names.
+in a parquet file the columns `image` and `label`. Classes are whole numbers from 0, or names. With
+`data.frames` a row is a clip: in a tar the members `.000.jpg`, `.001.jpg`, ..., in the order of
+their numbers, in a parquet file a list of pictures in the column `frames` or `images`.
 Labels are read once and kept in the cache; a picture is read when it is needed.
 """
 
@@ -26,15 +28,17 @@ from samecurve.tasks.pictures.picture_files import (
     decode,
     upright_size,
 )
+from samecurve.tasks.vision.data.clip_folders import in_order, spread_frames
 from samecurve.tasks.vision.data.folder_images import FOLDER_SIZE, image_sets_of
 from samecurve.tasks.vision.data.image_sets import ImageSets, split_ids
-from samecurve.tasks.vision.data.views import MiddleRows, OpenImage
+from samecurve.tasks.vision.data.views import MiddleRows, Opened, OpenImage
 from samecurve.tasks.vision.sections import VisionData
 from samecurve.units import counted, some
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
+_CLIPS = ("frames", "images")
 _LABELS = ("cls", "label", "labels", "class")
 _PICTURES = ("image", "img", *(suffix.removeprefix(".") for suffix in SUFFIXES))
 _AT_ONCE = 4096  # labels that are read together
@@ -50,45 +54,66 @@ def is_shards(source: str) -> bool:
 class ShardViews:
     """Pictures of shards by number.
 
-    picture: the name of a row's picture. ids: the rows that these are. place: words for the source
+    pictures: names that a row's picture may have. ids: the rows that these are
+    frames: of a clip; None: a row has one picture
     """
 
     def __init__(
-        self, shards: Shards, pictures: Sequence[str], labels: NDArray[np.int64], ids: Ids
+        self,
+        shards: Shards,
+        pictures: Sequence[str],
+        labels: NDArray[np.int64],
+        ids: Ids,
+        frames: int | None = None,
     ) -> None:
         self._shards, self._pictures, self._ids = shards, pictures, ids
+        self._frames = frames
         self.labels = labels[ids]
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def open(self, number: int) -> OpenImage:
+    def open(self, number: int) -> Opened:
         row = int(self._ids[number])
         values = self._shards[row]
-        content = _content(values, self._pictures)
         place = f"row {row} ({values['__key__']})" if "__key__" in values else f"row {row}"
+        if self._frames is not None:
+            return self._open_clip(values, place)
+        content = _content(values, self._pictures)
         if content is None:
             raise UserError(
                 f"{place} of the shards has no picture: it has {some(sorted(values), _SHOWN)}",
                 f"a picture under one of the names {', '.join(self._pictures)}",
                 "data.source",
             )
-        try:
-            size, orientation = upright_size(content)
-        except BrokenPictureError as error:
-            raise _broken(place, error) from None
+        return _opened(content, place)
 
-        def read(least: tuple[int, int]) -> "Pillow.Image":
-            try:
-                return decode(content, orientation, least)
-            except BrokenPictureError as error:
-                raise _broken(place, error) from None
-
-        return OpenImage(size, read)
+    def _open_clip(self, values: Mapping[str, Any], place: str) -> tuple[OpenImage, ...]:
+        assert self._frames is not None
+        contents = clip_contents(values)
+        if len(contents) < self._frames:
+            raise UserError(
+                f"{place} of the shards has {counted(len(contents), 'picture')}, and data.frames"
+                f" is {self._frames}",
+                f"--set data.frames={max(2, len(contents))}; or make the shards again without it",
+                "data.frames",
+            )
+        frames = tuple(
+            _opened(contents[frame], f"frame {frame} of {place}")
+            for frame in spread_frames(len(contents), self._frames)
+        )
+        if len({frame.size for frame in frames}) > 1:
+            raise UserError(
+                f"{place} of the shards has frames of several sizes",
+                "frames of one size in a clip",
+                "data.source",
+            )
+        return frames
 
     def digest(self) -> str:
         """A digest of what the shards' index has read, of the labels, and of the rows' numbers."""
         sha256 = hashlib.sha256(self._shards.fingerprint().encode())
+        sha256.update(b"" if self._frames is None else str(self._frames).encode())
         sha256.update(np.ascontiguousarray(self._ids).tobytes())
         sha256.update(np.ascontiguousarray(self.labels).tobytes())
         return sha256.hexdigest()
@@ -108,14 +133,13 @@ def read_shards(
     """
     shards = Shards(data.source)
     first = shards[0]
-    picture = next((name for name in _PICTURES if _content(first, [name]) is not None), None)
+    picture = _picture_name(first, data)
     label = next((name for name in _LABELS if name in first), None)
     if picture is None or label is None:
         lacks = "no picture" if picture is None else "no class"
         raise UserError(
             f"{data.source}: the first row has {lacks}; it has {some(sorted(first), _SHOWN)}",
-            f"a picture called {', '.join(_PICTURES[:4])}, ... and a class called"
-            f" {' or '.join(_LABELS)}",
+            f"{_wanted(data)} and a class called {' or '.join(_LABELS)}",
             "data.source",
         )
     raw = _all_labels(shards, data.source, label, cache / "vision" / "labels", say)
@@ -128,15 +152,18 @@ def read_shards(
     side = data.resolution or FOLDER_SIZE
     names = [picture] if _is_parquet(data.source) else _PICTURES
     rows = {
-        split: MiddleRows(ShardViews(columns, names, labels, ids), (side, side), data.shown)
+        split: MiddleRows(
+            ShardViews(columns, names, labels, ids, data.frames), (side, side), data.shown
+        )
         for split, ids in parts.items()
     }
-    lines = [f"{data.source}: {counted(len(shards), 'picture')} of {len(classes)} classes"]
+    kind = "picture" if data.frames is None else "clip"
+    lines = [f"{data.source}: {counted(len(shards), kind)} of {len(classes)} classes"]
     trained_on = np.bincount(rows["train"].views.labels, minlength=len(classes))
     without = [name for name, count in zip(classes, trained_on, strict=True) if not count]
     if without:
         lines.append(f"no picture to train on of {some(without, _SHOWN)}")
-    return image_sets_of(rows, classes=classes, shown=data.shown, lines=lines)
+    return image_sets_of(rows, classes=classes, shown=data.shown, lines=lines, frames=data.frames)
 
 
 def stamp_shards(data: VisionData) -> object:
@@ -146,6 +173,47 @@ def stamp_shards(data: VisionData) -> object:
 
 def _is_parquet(source: str) -> bool:
     return source.endswith(".parquet")
+
+
+def clip_contents(row: Mapping[str, Any]) -> list[bytes]:
+    """The bytes of a row's pictures, in their order; none if the row has none."""
+    for name in _CLIPS:
+        if isinstance(row.get(name), Sequence) and not isinstance(row[name], bytes | str):
+            pictures = [_content({name: each}, [name]) for each in row[name]]
+            return [picture for picture in pictures if picture is not None]
+    names = [name for name in row if name.rpartition(".")[2] in _PICTURES]
+    return [row[name] for name in sorted(names, key=in_order)]
+
+
+def _picture_name(row: Mapping[str, Any], data: VisionData) -> str | None:
+    """What holds a row's picture, or its clip; None: nothing does."""
+    if data.frames is None:
+        return next((name for name in _PICTURES if _content(row, [name]) is not None), None)
+    if not clip_contents(row):
+        return None
+    return next((name for name in _CLIPS if name in row), "frames")
+
+
+def _wanted(data: VisionData) -> str:
+    if data.frames is None:
+        return f"a picture called {', '.join(_PICTURES[:4])}, ..."
+    return "pictures called 000.jpg, 001.jpg, ... (parquet: a list of them called frames)"
+
+
+def _opened(content: bytes, place: str) -> OpenImage:
+    """A picture, opened. UserError: it is broken."""
+    try:
+        size, orientation = upright_size(content)
+    except BrokenPictureError as error:
+        raise _broken(place, error) from None
+
+    def read(least: tuple[int, int]) -> "Pillow.Image":
+        try:
+            return decode(content, orientation, least)
+        except BrokenPictureError as error:
+            raise _broken(place, error) from None
+
+    return OpenImage(size, read)
 
 
 def _content(row: Mapping[str, Any], names: Sequence[str]) -> bytes | None:

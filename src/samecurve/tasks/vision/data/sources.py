@@ -8,6 +8,7 @@ from samecurve.core.protocols import Source
 from samecurve.core.system.cache import stamp_file
 from samecurve.data import spread_out
 from samecurve.errors import UserError
+from samecurve.tasks.vision.data.clip_folders import read_clips
 from samecurve.tasks.vision.data.digits import read_digits, stamp_digits
 from samecurve.tasks.vision.data.folder_images import read_folder, stamp_folder
 from samecurve.tasks.vision.data.image_sets import ImageSets
@@ -19,12 +20,21 @@ from samecurve.tasks.vision.sections import DIGITS, PATHFINDER, VisionData
 
 def open_images(data: VisionData, cache: Path) -> ImageSets:
     """The images of a data section. UserError: they are missing or unfit."""
+    is_files = is_folder(data.source) or is_shards(data.source)
+    if data.frames is not None and not is_files:
+        raise UserError(
+            f"data.frames is of pictures in files, and data.source is {data.source}",
+            "leave data.frames out; clips in an .npz file are images [clips, frames, height, width,"
+            " channels]",
+            "data.frames",
+        )
     if data.source == DIGITS:
         return read_digits(data.validation)
     if data.source == PATHFINDER:
         return read_pathfinder(data, cache)
     if is_folder(data.source):
-        return read_folder(data, cache, _known_classes(data))
+        read = read_folder if data.frames is None else read_clips
+        return read(data, cache, _known_classes(data))
     if is_shards(data.source):
         return read_shards(data, cache, _known_classes(data))
     return read_npz(_file(data.source), data.validation)

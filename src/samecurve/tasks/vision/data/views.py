@@ -1,6 +1,6 @@
 """Parts of images by number, scaled to a size: what rows and augmentation are made from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -22,16 +22,17 @@ class Box(NamedTuple):
 
 
 class Views(Protocol):
-    """Images by number.
+    """Images by number, or clips.
 
-    open: the image of a number, with its sides: the image is decoded when view() is called
+    open: the image of a number, with its sides: the image is decoded when view() is called; of a
+        clip its frames, which have the same sides
     digest: of what the images and labels are made from, wherever that lies
     """
 
     def __len__(self) -> int: ...
     @property
     def labels(self) -> NDArray[np.int64]: ...
-    def open(self, number: int) -> "OpenImage": ...
+    def open(self, number: int) -> "Opened": ...
     def digest(self) -> str: ...
 
 
@@ -65,6 +66,18 @@ class OpenImage:
         return image.resize(size, Resampling.BICUBIC, box=inside)
 
 
+Opened = OpenImage | Sequence[OpenImage]  # an image, or the frames of a clip
+
+
+def each_frame(
+    opened: Opened, pixels_of: Callable[[OpenImage], NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """The pixels of an image, or of a clip, by a function that is called with each frame."""
+    if isinstance(opened, OpenImage):
+        return pixels_of(opened)
+    return np.stack([pixels_of(frame) for frame in opened])
+
+
 def middle(image: Size, size: Size, share: float) -> Box:
     """The largest part in the ratio of `size` around the middle, times `share`."""
     width, height = image
@@ -93,9 +106,9 @@ class MiddleRows:
         return len(self.views)
 
     def __getitem__(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.generic]]:
-        opened = map(self.views.open, ids.tolist())
-        pixels = [
-            as_pixels(image.view(middle(image.size, self.size, self._share), self.size))
-            for image in opened
-        ]
+        pixels = [each_frame(self.views.open(number), self._middle) for number in ids.tolist()]
         return {"pixels": np.stack(pixels), "labels": self.views.labels[ids]}
+
+    def _middle(self, image: OpenImage) -> NDArray[np.uint8]:
+        box = middle(image.size, self.size, self._share)
+        return as_pixels(image.view(box, self.size))
