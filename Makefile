@@ -18,7 +18,7 @@ VENV = @if test -x $(BIN)/python; then \
 	  $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }; \
 	fi
 
-.PHONY: demo test test-long chaos lint bench docs clean
+.PHONY: demo test test-long chaos lint bench docs dist dist-check clean
 
 .venv/.run: pyproject.toml constraints.txt
 	$(VENV)
@@ -67,9 +67,30 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m benchmarks.same_batch_page
 
-docs: .venv/.test  # the schema and the tables in docs/ that are made from the code
+.venv/.docs: .venv/.test
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: .venv/.docs  # the schema and the tables in docs/ that are made from the code; then site/
 	PYTHONPATH=src $(BIN)/python tests/generated_docs.py
+	rm -rf site
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/site . site
+
+.venv/.release: pyproject.toml constraints.txt
+	$(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt 'build>=1.2'
+	touch $@
+
+dist: .venv/.release  # a wheel and an sdist, and what is in them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python tests/distributions.py dist
+
+# the wheel in a new environment, outside of the repository
+dist-check: DIST_PYTHON ?= $(BIN)/python
+dist-check:
+	$(DIST_PYTHON) tests/wheel_trial.py dist/*.whl
 
 clean:
-	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv runs dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

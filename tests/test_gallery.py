@@ -26,6 +26,7 @@ GALLERY = [
     "lstm",
     "moco",
     "resnet",
+    "tagger",
     "teacher",
     "text_classification",
     "vae",

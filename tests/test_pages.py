@@ -40,6 +40,7 @@ GPUS = Machine(
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SLOW = {"huggingface-memory"}  # whose plans take long: models of billions of weights
+TRACKERS = ("wandb", "mlflow", "trackio")  # which the tests' environment may lack
 PLANNED = {"train", "plan", "verify", "bench", "profile"}
 Neutral = Callable[[str], str]  # a line without what may differ
 # in lines that are no command yet: what stands for what
@@ -80,6 +81,8 @@ OF_OTHERS = {
     "--local-addr",
     *OF_BENCHMARKS,
     "--no-deps",  # of pip
+    *("--build-arg", "--device", "--group-add", "--shm-size", "--gpus"),  # of docker
+    *("--porcelain", "--exit-code"),  # of git
     "--help",
     "--version",
 }
@@ -222,9 +225,9 @@ def test_lines_train(page: Path, home: Path) -> None:
     """Two steps of each, in a run directory of its own."""
     write_files(page, home)
     lines = [line for line in fenced_lines(page) if line.words[0] == "train"]
-    for_wandb = [line for line in lines if "--wandb" in line.words]
-    if importlib.util.find_spec("wandb") is None:
-        lines = [line for line in lines if line not in for_wandb]
+    missing = [name for name in TRACKERS if importlib.util.find_spec(name) is None]
+    for_missing = [line for line in lines if {f"--{name}" for name in missing} & {*line.words}]
+    lines = [line for line in lines if line not in for_missing]
     for number, line in enumerate(lines):
         flags = parsed(line.words)
         if missing_files(flags) or flags["nnodes"] != "1" or flags["init_from"]:
@@ -237,8 +240,9 @@ def test_lines_train(page: Path, home: Path) -> None:
         if "there is no directory models/little-" in done.stderr:  # the reader's own
             continue
         assert (done.returncode != 0) == fails, f"{page}:{line.number}\n{done.stderr[-2000:]}"
-    if for_wandb and for_wandb[0] not in lines:
-        pytest.skip(f"wandb is not installed: {len(for_wandb)} lines were not run, all others were")
+    if for_missing:
+        names, number = ", ".join(missing), len(for_missing)
+        pytest.skip(f"not installed: {names}; {number} lines were not run, all others were")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

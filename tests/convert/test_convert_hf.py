@@ -231,6 +231,8 @@ def test_a_field_of_axolotl(change: dict[str, Any], becomes: dict[str, Any]) -> 
         ({"flash_attn": "fa2"}, {"model.attention": "flash"}),
         ({"disable_gradient_checkpointing": True}, {"train.recompute": "none"}),
         ({"report_to": "wandb"}, {"track.wandb": "online"}),
+        ({"report_to": "mlflow"}, {"track.mlflow": True}),
+        ({"report_to": ["trackio"]}, {"track.trackio": True}),
     ],
 )
 def test_a_field_of_llama_factory(change: dict[str, Any], becomes: dict[str, Any]) -> None:
@@ -274,7 +276,7 @@ def test_a_field_of_llama_factory(change: dict[str, Any], becomes: dict[str, Any
         ),
         (FACTORY, {"pure_bf16": True}, "pure_bf16 true has weights of two bytes"),
         (FACTORY, {"eval_steps": 0.25}, "eval_steps 0.25 is a share of the run"),
-        (FACTORY, {"report_to": "mlflow"}, "report_to mlflow is not served"),
+        (FACTORY, {"report_to": "comet_ml"}, "report_to comet_ml is not served"),
     ],
 )
 def test_what_would_change_the_training_is_refused(

@@ -194,12 +194,15 @@ def test_a_report_has_what_matters_and_no_secret() -> None:
         "EDITOR": "vi",
     }
     checks = [passed("torch", "2.13.0"), failed("run directory", "/home/ada/runs: full", "free")]
+    checks.insert(1, passed("host name", "lovelace is 127.0.0.1"))  # left out, and not counted
     text = output.report_of(checks, environment, home=Path("/home/ada"), logs=["NCCL WARN x"])
     assert text.splitlines()[0] == text.splitlines()[-1] == "```"
     for shown in ("NCCL_DEBUG=INFO", "SLURM_JOB_ID=77", "TORCH_HOME=~/torch", "~/runs: full"):
         assert shown in text
-    for hidden in ("0123456789", "abcdefghij", "geheim", "ada", "EDITOR"):
+    for hidden in ("0123456789", "abcdefghij", "geheim", "ada", "EDITOR", "lovelace"):
         assert hidden not in text
+    assert "  2 FAIL   run directory" in text
+    assert "\n2 checks: 1 PASS, 0 WARN, 1 FAIL\n" in text
     assert "  NCCL WARN x\n```" in text
     assert text.count("[hidden]") == 4
 

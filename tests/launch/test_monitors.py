@@ -163,6 +163,14 @@ def _shown(home: Path) -> dict[int, np.float32]:
             ["--wandb", "offline"],
             "track.wandb needs wandb: not installed\n  remedy: " + install_command("wandb"),
         ),
+        (
+            ["--mlflow"],
+            "track.mlflow needs mlflow: not installed\n  remedy: " + install_command("mlflow"),
+        ),
+        (
+            ["--trackio"],
+            "track.trackio needs trackio: not installed\n  remedy: " + install_command("trackio"),
+        ),
         (["--wandb", "ofline"], "did you mean offline?"),
         (["--set", "track.wandb_project=a/b"], "'a/b' is no name for a project"),
         (["--set", "track.sensors_every=-1"], "greater than or equal to 0"),
@@ -177,7 +185,7 @@ def test_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "wandb", "mlflow", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
     assert says in refused(
         monkeypatch,

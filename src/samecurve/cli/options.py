@@ -287,6 +287,8 @@ CONFIG_OPTIONS = (
         "track.tensorboard",
         "TensorBoard too: logs/tensorboard in the run directory",
     ),
+    _switch("--mlflow", "track.mlflow", "MLflow too: logs/mlflow, or where its variables say"),
+    _switch("--trackio", "track.trackio", "trackio too: logs/trackio, or where its variables say"),
     _switch(
         "--no-preflight",
         "devices.preflight",

@@ -12,6 +12,8 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "names": lambda value: [name.strip() for name in value.split(",")],  # a text with commas
     "wandb": lambda value: bool({"wandb", "all"} & set(_trackers(value))),  # W&B is told
     "tensorboard": lambda value: "tensorboard" in _trackers(value),  # TensorBoard is told
+    "mlflow": lambda value: "mlflow" in _trackers(value),  # MLflow is told
+    "trackio": lambda value: "trackio" in _trackers(value),  # trackio is told
     "nobody": lambda value: set(_trackers(value)) <= {"none"},  # no tracker is told
 }
 

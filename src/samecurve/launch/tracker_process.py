@@ -1,4 +1,4 @@
-"""The trackers beside a run (TensorBoard, W&B, Kubeflow), each a process that reads the journal.
+"""The trackers beside a run (TensorBoard, W&B, ...), each a process that reads the journal.
 
 A tracker's process ends once its standard input has ended and it has read the journal to its end.
 So it outlives a killed launcher by no more than that.
@@ -16,6 +16,11 @@ from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
 from samecurve.run.directory.run_directory import Run
 
+# the variables by which a tracker's library is told of a server
+_SERVERS = {
+    "mlflow": ("MLFLOW_TRACKING_URI",),
+    "trackio": ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID"),
+}
 _QUIET = 3.0  # seconds of waiting after which the user is told what is waited for
 
 
@@ -25,12 +30,6 @@ class Tracker:
     def __init__(self, name: str, run: Run, track: Track) -> None:
         self._name, self._run, self._ending = name, run, False
         self._process: subprocess.Popen[bytes] | None = None
-        mode_and_project = ["file", ""]
-        if name == "wandb":
-            mode_and_project = [track.wandb, track.wandb_project]
-        elif name == "kubeflow":
-            places = [os.environ.get(name, "") for name in KUBEFLOW_VARIABLES]
-            mode_and_project = ["api", json.dumps(places)]
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(
@@ -41,8 +40,9 @@ class Tracker:
                         "samecurve.observe.trackers",
                         name,
                         str(run.home),
-                        *mode_and_project,
+                        *_mode_and_project(name, track),
                     ],
+                    env={**os.environ, **_variables(name, run)},
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -87,3 +87,25 @@ class Tracker:
     def _warn(self, what: str) -> None:
         text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
         record_beside(self._run.journal, self._run.logs, "warned", text=text)
+
+
+def _mode_and_project(name: str, track: Track) -> tuple[str, str]:
+    """Where a tracker writes, and under which name."""
+    if name == "wandb":
+        return track.wandb, track.wandb_project
+    if name == "kubeflow":
+        places = [os.environ.get(variable, "") for variable in KUBEFLOW_VARIABLES]
+        return "api", json.dumps(places)
+    if name in _SERVERS:
+        is_elsewhere = any(os.environ.get(variable) for variable in _SERVERS[name])
+        return "server" if is_elsewhere else "local", track.experiment
+    return "file", ""
+
+
+def _variables(name: str, run: Run) -> dict[str, str]:
+    """Variables that a tracker's library has beside the launcher's own."""
+    if name == "mlflow":  # what it would tell its makers
+        return {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    if name == "trackio" and not os.environ.get("TRACKIO_DIR"):
+        return {"TRACKIO_DIR": str((run.logs / "trackio").resolve())}
+    return {}

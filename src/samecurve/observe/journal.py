@@ -20,6 +20,7 @@ from samecurve.core.events import Event
 from samecurve.core.system.files import explain_os_error, regular_only, write_all
 from samecurve.errors import RunError
 
+VERSION = 1  # of the format, in each `planned` line
 # kinds that a later `resumed` at an earlier step makes void
 VOIDED = frozenset({"step", "evaluated", "tested", "saved", "uploaded", "sampled", "hashed"})
 _MAX_DELAY = 0.5  # seconds

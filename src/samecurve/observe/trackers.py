@@ -1,4 +1,5 @@
-"""TensorBoard, W&B and Kubeflow as readers of the journal, each in a process beside the launcher.
+"""TensorBoard, W&B, MLflow, trackio and Kubeflow as readers of the journal, each in a process of
+its own beside the launcher.
 
 `python -m samecurve.observe.trackers NAME RUN MODE PROJECT`
 
@@ -23,7 +24,13 @@ from samecurve.core.system.files import write_json
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.journal import VOIDED, follow_batches
 
-TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B", "kubeflow": "Kubeflow Trainer"}
+TITLES = {
+    "tensorboard": "TensorBoard",
+    "wandb": "W&B",
+    "mlflow": "MLflow",
+    "trackio": "trackio",
+    "kubeflow": "Kubeflow Trainer",
+}
 KUBEFLOW_VARIABLES = (
     "KUBEFLOW_TRAINER_SERVER_URL",
     "KUBEFLOW_TRAINER_SERVER_CA_CERT",
@@ -46,7 +53,8 @@ class Tracker(Protocol):
 def main(name: str, run: Path, mode: str, project: str) -> int:
     """Run a tracker as a process; return its exit code.
 
-    mode, project: settings of W&B; Kubeflow's project is KUBEFLOW_VARIABLES' values, as JSON
+    mode, project: where it writes, and under which name; Kubeflow's project is the values of
+    KUBEFLOW_VARIABLES, as JSON
     """
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
@@ -84,24 +92,35 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         # the tracker of a killed launcher may still be reading
         fcntl.flock(lock, fcntl.LOCK_EX)
         covered = _read_state(state_file, project, journal)
-        tracker: Tracker
-        if name == "tensorboard":
-            from samecurve.observe.tensorboard import TensorBoard
-
-            tracker = TensorBoard(run, covered)
-        elif name == "kubeflow":
-            from samecurve.observe.kubeflow import Kubeflow
-
-            tracker = Kubeflow(run, json.loads(project))
-        else:
-            from samecurve.observe.wandb import WandB
-
-            tracker = WandB(run, covered, mode, project)
+        tracker = _open(name, run, covered, mode, project)
         for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)
             write_json(state_file, {"position": position, "project": project, **tracker.flush()})
         tracker.close()
+
+
+def _open(name: str, run: Path, covered: dict[str, int], mode: str, project: str) -> Tracker:
+    """The tracker of that name. It empties `covered` if it needs the journal from its beginning."""
+    if name == "tensorboard":
+        from samecurve.observe.tensorboard import TensorBoard
+
+        return TensorBoard(run, covered)
+    if name == "kubeflow":
+        from samecurve.observe.kubeflow import Kubeflow
+
+        return Kubeflow(run, json.loads(project))
+    if name == "mlflow":
+        from samecurve.observe.mlflow import MLflow
+
+        return MLflow(run, covered, mode, project)
+    if name == "trackio":
+        from samecurve.observe.trackio import Trackio
+
+        return Trackio(run, covered, mode, project)
+    from samecurve.observe.wandb import WandB
+
+    return WandB(run, covered, mode, project)
 
 
 def _events_that_count(

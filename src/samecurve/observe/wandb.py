@@ -15,9 +15,9 @@ import wandb
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.journal import VOIDED, append_event, event_of
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
+from samecurve.observe.tracked_run import FirstValues, identity_of
 
 
 class WandB:
@@ -29,8 +29,7 @@ class WandB:
 
     def __init__(self, run: Path, covered: dict[str, int], mode: str, project: str) -> None:
         self._run = run
-        self._sent = covered.get("sent", 0)  # the newest step that W&B has
-        self._sent_before = covered.get("again", 0)  # a resume repeats the steps up to this one
+        self._first = FirstValues(run, "W&B", covered)
         self._early: list[Event] = []  # sensor readings of the step that is sent next
         self._mode, self._project = mode, project
         # opened at the first metric, so that nothing is opened if W&B has the whole run
@@ -39,16 +38,9 @@ class WandB:
     def take(self, event: Event) -> None:
         if event.kind == "resumed":
             self._early = []
-            if event.step < self._sent:
-                self._sent_before = self._sent
-                self._warn(
-                    event.step,
-                    f"W&B has steps {event.step + 1} to {self._sent} from before and keeps those"
-                    " values: it takes no step back",
-                )
-        elif event.kind in VOIDED | {"sensors"} and event.step <= self._sent_before:
+        if not self._first.is_new(event):
             return
-        elif event.kind == "sensors" and event.step > self._sent:
+        if event.kind == "sensors" and event.step > self._first.sent:
             self._early.append(event)
         elif event.kind == "step":
             for early in [reading for reading in self._early if reading.step < event.step]:
@@ -59,11 +51,11 @@ class WandB:
             self._log(event.step, {**plotted(event), **self._media(event)})
 
     def flush(self) -> dict[str, int]:
-        return {"sent": self._sent, "again": self._sent_before}
+        return self._first.state()
 
     def close(self) -> None:
         for early in self._early:
-            self._log(self._sent, plotted(early))
+            self._log(self._first.sent, plotted(early))
         if self._wandb_run:
             self._wandb_run.finish()
 
@@ -79,7 +71,7 @@ class WandB:
         )
         return wandb.init(
             project=self._project,
-            id=_identity(self._run),
+            id=identity_of(self._run),
             name=self._run.resolve().name,
             dir=str(self._run / "logs"),
             mode="online" if self._mode == "online" else "offline",
@@ -92,8 +84,8 @@ class WandB:
     def _log(self, step: int, values: Mapping[str, object]) -> None:
         if values:
             self._wandb_run = self._wandb_run or self._open()
-            self._sent = max(step, self._sent)
-            self._wandb_run.log(values, step=self._sent)
+            self._first.sent = max(step, self._first.sent)
+            self._wandb_run.log(values, step=self._first.sent)
 
     def _media(self, event: Event) -> dict[str, object]:
         """The texts and pictures of a `sampled` event."""
@@ -108,16 +100,5 @@ class WandB:
                 png(self._run, name)
                 media[f"pictures/{index}"] = wandb.Image(str(self._run / name))
             except (OSError, ValueError, wandb.Error) as error:
-                self._warn(event.step, f"W&B: picture {name} is left out: {error}")
+                self._first.warn(event.step, f": picture {name} is left out: {error}")
         return media
-
-    def _warn(self, step: int, text: str) -> None:
-        append_event(self._run / "journal.jsonl", Event("warned", step, {"text": text}))
-
-
-def _identity(run: Path) -> str:
-    with open(run / "journal.jsonl", "rb") as journal:
-        first = event_of(journal.readline())
-    if first and "attempt" in first.values:
-        return str(first.values["attempt"])
-    return run.resolve().name

@@ -180,17 +180,24 @@ def check_trackers(track: Track) -> None:
                 f"{install_command(name)}, or leave it out",
                 f"track.{name}",
             )
-    length, forbidden = len(track.wandb_project), set("/\\#?%:")
-    no_length = track.wandb != "off" and not 0 < length <= 128
-    if no_length or set(track.wandb_project) & forbidden:
-        raise UserError(
-            f"track.wandb_project: {track.wandb_project!r} is no name for a project",
-            "at most 128 characters, none of them / \\ # ? % :",
-            "track.wandb_project",
-        )
+    for key, name, is_used in (
+        ("track.wandb_project", track.wandb_project, track.wandb != "off"),
+        ("track.experiment", track.experiment, track.mlflow or track.trackio),
+    ):
+        if (is_used and not 0 < len(name) <= 128) or set(name) & set("/\\#?%:"):
+            raise UserError(
+                f"{key}: {name!r} is no name for a project",
+                "at most 128 characters, none of them / \\ # ? % :",
+                key,
+            )
 
 
 def trackers_wanted(track: Track) -> list[str]:
     """Names of the trackers that the config asks for."""
-    names = {"tensorboard": track.tensorboard, "wandb": track.wandb != "off"}
+    names = {
+        "tensorboard": track.tensorboard,
+        "wandb": track.wandb != "off",
+        "mlflow": track.mlflow,
+        "trackio": track.trackio,
+    }
     return [name for name, is_wanted in names.items() if is_wanted]

@@ -13,7 +13,13 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import write_json
-from samecurve.observe.journal import append_event, cut_torn_line, has_finished, last_step
+from samecurve.observe.journal import (
+    VERSION,
+    append_event,
+    cut_torn_line,
+    has_finished,
+    last_step,
+)
 from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
@@ -192,6 +198,7 @@ def _write_journal(accepted: AcceptedStart, prepared: PreparedRun) -> None:
 
     record(
         "planned",
+        journal=VERSION,
         attempt=prepared.attempt.name,
         run=str(run.home),
         plan=start_plan.to_json(),

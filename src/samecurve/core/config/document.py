@@ -118,12 +118,16 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
             )
         return parse(content.decode("utf-8"), str(path))
     except FileNotFoundError:
+        from samecurve.core.system.shipped import is_shipped
+
         suffixes = {".yaml", ".yml", ".json", ".toml"}
         configs = [other.name for other in path.parent.glob("*") if other.suffix in suffixes]
         near = difflib.get_close_matches(path.name, configs, 1)
         remedy = "name a YAML or JSON file with -f"
         if near:
             remedy = f"did you mean {path.parent / near[0]}?"
+        elif is_shipped(path):
+            remedy = "`samecurve examples` writes models/ and examples/ into this directory"
         raise UserError(f"there is no config file {path}", remedy, "-f") from None
     except IsADirectoryError:
         raise UserError(

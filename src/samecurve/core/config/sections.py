@@ -185,7 +185,7 @@ def _off(value: object) -> object:
 
 
 class Track(Section):
-    """Sensor readings and trackers (TensorBoard, W&B). They change no result."""
+    """Sensor readings and trackers (TensorBoard, W&B, MLflow, trackio). They change no result."""
 
     sensors_every: Seconds = 5
     """seconds between readings of utilisation, memory, power and temperature of each device; 0:
@@ -196,6 +196,14 @@ class Track(Section):
     """also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)"""
     wandb_project: str = "samecurve"
     """the project at W&B"""
+    mlflow: bool = False
+    """also for MLflow, in logs/mlflow of the run or where MLFLOW_TRACKING_URI says (the extra
+    `mlflow`)"""
+    trackio: bool = False
+    """also for trackio, in logs/trackio of the run or where trackio's variables say (the extra
+    `trackio`)"""
+    experiment: str = "samecurve"
+    """the experiment at MLflow, and the project at trackio"""
     store_patience: Seconds = 3600
     """with --save-dir s3://: seconds for which the store may fail before the run saves, stops and
     fails; 0: as long as it takes"""

@@ -74,7 +74,7 @@ def report_of(
         "",
         *(line_of(number, check) for number, check in enumerate(kept, 1)),
         "",
-        summary_of(checks),
+        summary_of(kept),
         "",
         "environment:",
         *_variables(environment),

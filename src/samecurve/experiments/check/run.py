@@ -138,7 +138,10 @@ class MachineCheck:
         if self._has_failed or not result.backend:
             return "samecurve check, once the FAIL lines are mended"
         words = [f"{name}={value}" for name, value in result.variables.items()]
-        words += ["samecurve", "train", "-f", str(_config())]
+        config = _config()
+        if not config.is_file():  # an installed wheel has it, and writes it
+            words = ["samecurve", "examples", "&&", *words]
+        words += ["samecurve", "train", "-f", str(config)]
         if devices[0].kind == "cpu":
             words += ["--devices", f"cpu:{len(devices)}"]
         elif len(devices) == len(self._reading.gpus.devices):
@@ -151,11 +154,9 @@ class MachineCheck:
 
 
 def _config() -> Path:
-    """A config that is at hand."""
+    """A config that is at hand, or that `samecurve examples` writes here."""
     root = checkout()
-    if _CONFIG.is_file() or root is None:
-        return _CONFIG if _CONFIG.is_file() else Path("FILE")
-    return root / _CONFIG
+    return _CONFIG if _CONFIG.is_file() or root is None else root / _CONFIG
 
 
 def _facts(trials: Trials, trial: Trial) -> dict[str, Any]:
