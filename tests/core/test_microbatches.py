@@ -10,11 +10,31 @@ from samecurve.core.determinism.microbatches import (
     Assignment,
     TreeSum,
     accumulation_steps,
-    assign,
     microbatches_of,
     split_batch,
     subtrees,
 )
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.data.rounds import joined
+
+
+def assign(
+    samples: int,
+    micro: int,
+    device: int,
+    num_devices: int,
+    times: tuple[float, ...] = (),
+    *,
+    interleaved: int = 1,
+) -> Assignment:
+    split = BatchSplit(
+        global_batch_size=samples,
+        micro_batch_size=micro,
+        num_devices=num_devices,
+        microbatch_seconds=times,
+        interleaved=interleaved,
+    )
+    return split.assignment(samples, device)
 
 
 def spans_of(assignments: list[Assignment]) -> list[tuple[int, int]]:
@@ -34,10 +54,43 @@ def test_every_microbatch_is_assigned_once(samples: int, micro: int, world: int)
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize(("world", "interleaved"), [(2, 2), (3, 3), (4, 2), (6, 3), (8, 8)])
+def test_interleaved_devices_take_neighbours_in_each_round(world: int, interleaved: int) -> None:
+    """Those of a group; the groups' microbatches are neighbours too. Only a group's first rounds
+    are short.
+    """
+    for samples in range(1, 30):
+        of_groups = []
+        for first in range(0, world, interleaved):
+            devices = range(first, first + interleaved)
+            assignments = [assign(samples, 1, d, world, interleaved=interleaved) for d in devices]
+            rounds = zip(*(each.rounds for each in assignments), strict=True)
+            busy = [[span for span in one_round if span] for one_round in rounds]
+            of_groups += [span for one_round in busy for span in one_round]
+            full = [len(one_round) == interleaved for one_round in busy]
+            assert full == sorted(full)
+            assert all(joined(each.spans) == each.spans for each in assignments)
+        assert of_groups == split_batch(samples, 1)
+        assert len(busy) == accumulation_steps(samples, world)
+        split = BatchSplit(
+            global_batch_size=samples,
+            micro_batch_size=1,
+            num_devices=world,
+            interleaved=interleaved,
+        )
+        by_round = split.numbers_by_round(samples, world // interleaved - 1)
+        assert [[n for n in one_round if n is not None] for one_round in by_round] == [
+            [begin for begin, _ in one_round] for one_round in busy
+        ]
+
+
 def test_microbatches_are_positions() -> None:
     assert split_batch(10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert assign(10, 4, 1, 2).rounds == ((4, 8), (8, 10))
     assert assign(10, 4, 0, 2).rounds == (None, (0, 4))
+    assert joined(assign(10, 4, 1, 2).spans) == [(4, 10)]
+    assert assign(10, 4, 0, 2, interleaved=2).rounds == (None, (4, 8))
+    assert assign(10, 4, 1, 2, interleaved=2).rounds == ((0, 4), (8, 10))
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from samecurve.data.rounds import (
     ReadRows,
     Rounds,
     cut_rows,
+    joined,
 )
 
 if TYPE_CHECKING:
@@ -226,14 +227,14 @@ class Feed(Generic[Staged]):
             device_ids = [
                 ids[begin:end]
                 for (_, ids), assignment in zip(group, of_device, strict=True)
-                for begin, end in assignment.extent
+                for begin, end in joined(assignment.spans)
             ]
             rows = _read_joined(self._train, device_ids, epoch)
             size += sum(array.nbytes for array in rows.values())
             first = 0
             for step_shares, assignment in zip(shares, of_device, strict=True):
                 reads: list[Read] = []
-                for begin, end in assignment.extent:
+                for begin, end in joined(assignment.spans):
                     last = first + end - begin
                     reads.append((begin, end, partial(cut_rows, rows, first, last)))
                     first = last
@@ -317,7 +318,7 @@ class Feed(Generic[Staged]):
         """The share of each device of this process, for a step that is read alone."""
         shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
-            intervals = assignment.spans if self._reads_by_microbatch else assignment.extent
+            intervals = assignment.spans if self._reads_by_microbatch else joined(assignment.spans)
             reads = [
                 (begin, end, self._ask(TRAIN_SOURCE, ids[begin:end], epoch))
                 for begin, end in intervals

@@ -3,7 +3,7 @@
 A dummy is a copy of a real row, whose loss is scaled by 0.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from samecurve.core.determinism.data_order import Ids
@@ -87,6 +87,15 @@ class Rounds:
                 keys=keys(ids[begin:end]),
                 number=begin // self._plan.batch.micro_batch_size,
             )
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Intervals of positions, neighbouring ones made one."""
+    intervals: list[tuple[int, int]] = []
+    for begin, end in spans:
+        first = intervals.pop()[0] if intervals and intervals[-1][1] == begin else begin
+        intervals.append((first, end))
+    return intervals
 
 
 def cut_rows(rows: Arrays, first: int, last: int) -> Arrays:

@@ -1,11 +1,11 @@
 """The microbatches of a step: which device computes which, and the tree that adds their sums.
 
 A microbatch is at most `micro_batch_size` neighbouring positions of a step, and it is the same
-computation on every device. Each device takes neighbouring microbatches: as many as the
-others, give or take one, or as many as its speed allows. In a round each device computes one
-microbatch. A device with fewer microbatches than others idles in its first rounds. So every device
-that has any work computes in the last round, in which gradients are reduced. The assignment never
-sees the permutation of the samples.
+computation on every device. Each device takes neighbouring microbatches, or with others in turn
+(in_turn): as many as the others, give or take one, or as many as its speed allows. In a round each
+device computes one microbatch. A device with fewer microbatches than others idles in its first
+rounds. So every device that has any work computes in the last round, in which gradients are
+reduced. The assignment never sees the permutation of the samples.
 
 microbatch_seconds, below: how long each device takes for one microbatch; only the ratios count.
 Empty: all devices are equally fast.
@@ -34,11 +34,6 @@ class Assignment:
         """The device's microbatches, in the order in which they run."""
         return [span for span in self.rounds if span is not None]
 
-    @cached_property
-    def extent(self) -> list[tuple[int, int]]:
-        """A list of one interval, which holds all spans; an empty list if there are none."""
-        return [(self.spans[0][0], self.spans[-1][1])] if self.spans else []
-
 
 def split_batch(samples: int, micro_batch_size: int) -> list[tuple[int, int]]:
     """The intervals [first, last) of positions into which a step of `samples` is cut."""
@@ -62,6 +57,14 @@ def microbatches_of(
     return range(first, first + counts[device])
 
 
+def in_turn(of_group: range, place: int, num_devices: int) -> range:
+    """The microbatches of one device of a group that takes neighbouring ones in each round. The
+    first round is short where the devices do not divide the group's microbatches.
+    """
+    num_idle = -len(of_group) % num_devices
+    return of_group[(place - num_idle) % num_devices :: num_devices]
+
+
 def _earliest_finish(count: int, microbatch_seconds: Sequence[float]) -> list[int]:
     """How many microbatches each device takes so that the step ends as early as possible.
 
@@ -81,17 +84,9 @@ def _earliest_finish(count: int, microbatch_seconds: Sequence[float]) -> list[in
     return counts
 
 
-def assign(
-    samples: int,
-    micro_batch_size: int,
-    device: int,
-    num_devices: int,
-    microbatch_seconds: Sequence[float] = (),
-) -> Assignment:
-    """Assign to one device its part of a step of `samples`."""
+def assign(samples: int, micro_batch_size: int, numbers: range, rounds: int) -> Assignment:
+    """The work of a device that has these microbatches of a step of `samples`."""
     intervals = split_batch(samples, micro_batch_size)
-    numbers = microbatches_of(len(intervals), device, num_devices, microbatch_seconds)
-    rounds = accumulation_steps(len(intervals), num_devices, microbatch_seconds)
     idle = (None,) * (rounds - len(numbers))
     return Assignment(idle + tuple(intervals[number] for number in numbers))
 

@@ -15,6 +15,7 @@ from samecurve.core.determinism.microbatches import (
     accumulation_steps,
     assign,
     count_microbatches,
+    in_turn,
     microbatches_of,
 )
 from samecurve.core.planning import Decision
@@ -42,6 +43,7 @@ class BatchSplit:
     num_devices: int
     # seconds that a microbatch takes on each device; empty: the devices are alike
     microbatch_seconds: tuple[float, ...] = ()
+    interleaved: int = 1  # devices of a group, which take neighbouring microbatches in a round
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -50,7 +52,7 @@ class BatchSplit:
     @cached_property
     def accumulation_steps(self) -> int:
         """Microbatches of the busiest device in a full step."""
-        return accumulation_steps(self.num_microbatches, self.num_devices, self.microbatch_seconds)
+        return self.rounds_of(self.num_microbatches)
 
     @cached_property
     def microbatches_per_device(self) -> tuple[int, ...]:
@@ -65,13 +67,33 @@ class BatchSplit:
 
     def microbatches_of(self, count: int, device: int) -> range:
         """Numbers of the microbatches, of a step's `count`, that one device computes."""
-        return microbatches_of(count, device, self.num_devices, self.microbatch_seconds)
+        group, place = divmod(device, self.interleaved)
+        return in_turn(self.microbatches_of_group(count, group), place, self.interleaved)
+
+    def microbatches_of_group(self, count: int, group: int) -> range:
+        """Those of one group of interleaved devices."""
+        num_groups = self.num_devices // self.interleaved
+        return microbatches_of(count, group, num_groups, self.microbatch_seconds)
+
+    def rounds_of(self, count: int) -> int:
+        """The rounds of a step of `count` microbatches."""
+        return accumulation_steps(count, self.num_devices, self.microbatch_seconds)
+
+    def numbers_by_round(self, count: int, group: int) -> list[list[int | None]]:
+        """For each round of a step of `count` microbatches the number that each interleaved device
+        of one group computes; None: this device idles.
+        """
+        places = range(group * self.interleaved, (group + 1) * self.interleaved)
+        of_devices = [self.microbatches_of(count, device) for device in places]
+        rounds = self.rounds_of(count)
+        padded = [[None] * (rounds - len(numbers)) + [*numbers] for numbers in of_devices]
+        return [list(of_round) for of_round in zip(*padded, strict=True)]
 
     def assignment(self, samples: int, device: int) -> Assignment:
         """The work of one device in a step of so many samples."""
-        return assign(
-            samples, self.micro_batch_size, device, self.num_devices, self.microbatch_seconds
-        )
+        count = count_microbatches(samples, self.micro_batch_size)
+        numbers = self.microbatches_of(count, device)
+        return assign(samples, self.micro_batch_size, numbers, self.rounds_of(count))
 
 
 def choose_batch(
