@@ -58,8 +58,9 @@ def _from_config(
     phase: of a step, where there are several.
     """
     fields = setup.optimizer
+    built_in = _built_in(setup)
     if fields.name not in OPTIMIZERS:
-        return BuiltInOptimizer(fields, trained, phase)
+        return built_in(fields, trained, phase)
     module, _, class_name = OPTIMIZERS[fields.name].partition(":")
     kind: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
     own = kind.chosen(fields, trained, hidden)
@@ -69,9 +70,18 @@ def _from_config(
     if own:
         by_name |= dict.fromkeys((param.name for param in own), kind(setup, own, phase))
     if others:
-        adamw = BuiltInOptimizer(fields.model_copy(update={"name": "adamw"}), others, phase)
+        adamw = built_in(fields.model_copy(update={"name": "adamw"}), others, phase)
         by_name |= dict.fromkeys((param.name for param in others), adamw)
     return OptimizersByName(by_name)
+
+
+def _built_in(setup: EngineSetup) -> type[BuiltInOptimizer]:
+    """The class of adamw and sgd."""
+    if not setup.plan.compute.exact:
+        return BuiltInOptimizer
+    from samecurve.torch_engine.optimizers.exact_updates import ExactBuiltInOptimizer
+
+    return ExactBuiltInOptimizer
 
 
 class OptimizersByName(JoinedOptimizers):

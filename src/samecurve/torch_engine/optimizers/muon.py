@@ -9,7 +9,7 @@ Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks
 al., "Muon is scalable for LLM training", arXiv:2502.16982.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,7 +53,9 @@ class Muon(ConfigOptimizer):
         super().__init__(setup.optimizer, trained, phase)
         self._strategy = setup.strategy
         dtype = torch.bfloat16 if setup.plan.compute.precision in {"bf16", "f16"} else None
-        self._function = partial(orthogonal, dtype=dtype)
+        self._function: Callable[[torch.Tensor], torch.Tensor] = partial(orthogonal, dtype=dtype)
+        if setup.plan.compute.exact:
+            self._function = partial(_one_by_one, self._function)
         self._members = [
             _Member(
                 param=param,
@@ -101,6 +103,18 @@ class Muon(ConfigOptimizer):
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return {"momentum_buffer": self._states[id(param)]}
+
+
+def _one_by_one(
+    function: Callable[[torch.Tensor], torch.Tensor], matrices: torch.Tensor
+) -> torch.Tensor:
+    """function(matrix), of a stack for each matrix by itself, however many a shard has of it."""
+    if matrices.ndim == 2:
+        return function(matrices)
+    results = torch.empty_like(matrices)
+    for result, matrix in zip(results, matrices, strict=True):
+        result.copy_(function(matrix.clone()))  # a copy is aligned, for kernels that add in vectors
+    return results
 
 
 def _add_momentum(member: _Member, decay: float, taken: float | torch.Tensor) -> None:

@@ -238,7 +238,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Parameters of one learning rate (times the schedule's), decay and number format."""
 
     lr_scale: float
@@ -268,7 +268,7 @@ class BuiltInOptimizer(ConfigOptimizer):
         }
         used = names if fields.name == "adamw" or fields.momentum else ()
         self._groups = [
-            _Group(
+            Group(
                 lr_scale,
                 weight_decay,
                 [param.view for param in params],
@@ -295,7 +295,7 @@ class BuiltInOptimizer(ConfigOptimizer):
 
     def _adamw(
         self,
-        group: _Group,
+        group: Group,
         gradients: list[torch.Tensor],
         lr: float,
         left_out: torch.Tensor | None,
@@ -322,7 +322,7 @@ class BuiltInOptimizer(ConfigOptimizer):
 
     def _sgd(
         self,
-        group: _Group,
+        group: Group,
         gradients: list[torch.Tensor],
         lr: float,
         left_out: torch.Tensor | None,
