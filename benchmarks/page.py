@@ -186,7 +186,7 @@ def exact(found: Result) -> str:
         for world, of in found["worlds"].items()
         for mode, times in of["seconds"].items()
     ]
-    return table(["ranks, mode", "ms a step", "exact beside it", "MiB at most"], rows)
+    return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
 def jax_step(found: Result) -> str:

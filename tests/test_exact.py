@@ -33,8 +33,17 @@ from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 
 STEPS = 100
-ALL = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("dp", 2), ("dp", 3)]
-LAYOUTS = {"f32": [("ddp", 2), ("dp", 3)], "bf16": [("ddp", 3)], "f64": [("ddp", 4)]}
+ALL = [
+    *(("ddp", world) for world in (2, 3, 4)),
+    *(("dp", world) for world in (2, 3)),
+    *(("fsdp", world) for world in (2, 3, 4)),
+    ("hsdp", 4),
+]
+LAYOUTS = {
+    "f32": [("ddp", 2), ("dp", 3), ("fsdp", 3)],
+    "bf16": [("ddp", 3), ("fsdp", 2)],
+    "f64": [("ddp", 4), ("hsdp", 4)],
+}
 SOME = 40  # steps of make test
 
 
@@ -129,19 +138,23 @@ def test_the_ordinary_mode_differs_and_so_do_other_microbatches(
             TinyRun(
                 tmp_path / f"{world}",
                 {
-                    **tiny_values(corpus, **short, devices={"use": f"cpu:{world}"}),
+                    **tiny_values(corpus, **short, devices=devices),
                     "batch": {"samples": 10, "per_device": 2},
                 },
                 cache,
             ),
         )[0]
-        for world in (1, 3)
+        for world, devices in (
+            (1, {"use": "cpu:1"}),
+            (3, {"use": "cpu:3"}),
+            (2, {"use": "cpu:2", "strategy": "fsdp"}),
+        )
     ]
-    assert ordinary[0].losses != ordinary[1].losses
-    assert any(
-        (a != b).any()
-        for a, b in zip(ordinary[0].arrays.values(), ordinary[1].arrays.values(), strict=True)
-    )
+    one, *several = ordinary
+    for other in several:
+        assert other.losses != one.losses
+        pairs = zip(one.arrays.values(), other.arrays.values(), strict=True)
+        assert any((a != b).any() for a, b in pairs)
     exact = train(tmp_path / "exact", "ddp", 3, steps=10)
     other = pool.run(
         1,
@@ -178,8 +191,18 @@ def hashes(home: Path) -> dict[int, str]:
 
 
 @pytest.mark.long
-def test_killed_and_moved_and_still_the_same_bits(tmp_path: Path, corpus: Path) -> None:
-    """kill -9 in the middle on two ranks, gone on with on three, stopped, and ended on one: the
+@pytest.mark.parametrize(
+    ("killed", "stopped"),
+    [
+        (["cpu:2"], ["cpu:3"]),
+        (["cpu:2", "--strategy", "fsdp"], ["cpu:4", "--strategy", "hsdp"]),
+        (["cpu:3", "--strategy", "fsdp"], ["cpu:2", "--strategy", "dp"]),
+    ],
+)
+def test_killed_and_moved_and_still_the_same_bits(
+    killed: list[str], stopped: list[str], tmp_path: Path, corpus: Path
+) -> None:
+    """kill -9 in the middle on some ranks, gone on with on others, stopped, and ended on one: the
     hashes and steps of a run that was left alone, which compare-runs sees too.
     """
     train = [
@@ -194,13 +217,13 @@ def test_killed_and_moved_and_still_the_same_bits(tmp_path: Path, corpus: Path) 
     ]
     samecurve(*train, "--save-dir", "whole", cwd=tmp_path)
     moved = [*train, "--save-dir", "moved"]
-    with started(*moved, "--devices", "cpu:2", cwd=tmp_path) as live:
+    with started(*moved, "--devices", *killed, cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "moved") >= 13)
         os.kill(live.pid, signal.SIGKILL)
         live.communicate(timeout=60)
     assert (
         "exact: 5 microbatches of 2 a step"
-        in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
+        in samecurve(*moved, "--devices", *stopped, "--stop-after", "11", cwd=tmp_path).stdout
     )
     samecurve(*moved, cwd=tmp_path)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")

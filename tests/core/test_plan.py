@@ -271,10 +271,10 @@ def test_refusals_that_follow_from_the_task() -> None:
 @pytest.mark.parametrize(
     ("sections", "facts", "says"),
     [
-        ({"devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
-        ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
+        ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "another program"),
+        ({"devices": {"strategy": "fsdp", "offload": True}}, {}, "host's CPU makes the updates"),
         (
-            {},
+            {"engine": "jax"},
             {"params": 5 * 10**9, "trainable": 5 * 10**9, "block_params": 4 * 10**8},
             "taken because the model does not fit",
         ),
@@ -299,6 +299,33 @@ def test_exact_refuses_what_follows_the_devices(
     with pytest.raises(UserError, match=says) as caught:
         plan(config(**{"train": {"exact": True}, **sections}), GPUS, replace(FACTS, **facts))
     assert caught.value.remedy
+
+
+def test_exact_holds_a_few_shards_of_sums() -> None:
+    """Beside the gradient's own shard: sums that wait after a round, what the copies of hsdp
+    exchange, a block's gradients of all ranks. On one device sums of whole gradients.
+    """
+    facts = replace(FACTS, params=1000, trainable=1000, blocks=4, block_params=200)
+    batch, train = {"samples": 16, "per_device": 1}, {"exact": True, "precision": "f32"}
+    held = {}
+    for use, strategy in (("cpu:4", "fsdp"), ("cpu:3", "fsdp"), ("cpu:4", "hsdp"), ("cpu:1", "")):
+        devices = {"use": use, "strategy": strategy or "auto"}
+        made = plan(config(batch=batch, train=train, devices=devices), GPUS, facts)
+        (term,) = (term for term in made.memory if term.name == "exact")
+        held[use, strategy] = term.bytes // 4
+        assert ("in each round" in made.reasons["exact"]) == bool(strategy)
+        assert made.layout.every_rank_every_round == bool(strategy)
+    assert held == {
+        ("cpu:4", "fsdp"): 1 * 250 + 200,  # the first 12 are two sums
+        ("cpu:3", "fsdp"): 2 * 334 + 200,  # the first 7 are three, 13 too
+        ("cpu:4", "hsdp"): (1 + 2) * 500 + 200,
+        ("cpu:1", ""): 3 * 1000,
+    }
+    narrow = {"exact": True, "precision": "bf16"}
+    devices = {"use": "cpu:4", "strategy": "fsdp"}
+    made = plan(config(batch=batch, train=narrow, devices=devices), GPUS, facts)
+    (term,) = (term for term in made.memory if term.name == "copies")
+    assert term.bytes == 2 * 200 * 2  # two blocks in f32, beside weights that nothing rounds
 
 
 def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:

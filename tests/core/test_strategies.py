@@ -50,14 +50,15 @@ def test_exact_is_refused_where_the_row_names_no_exact_form() -> None:
     """A new strategy, as CONTRIBUTING's recipe adds one, was trained by the class Exact instead."""
     ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
     fields = {"strategy": "late", "num_devices": 2, "compress": "none", "devices": ()}
-    new: Any = SimpleNamespace(spec=replace(ddp, has_exact_form=False), **fields)
+    spec = replace(ddp, has_exact_form=False)
+    new: Any = SimpleNamespace(spec=spec, offload=False, **fields)
     with pytest.raises(UserError, match="strategy late has no exact form"):
         check_exact_layout(new, is_auto=False)
     new.spec = ddp
     check_exact_layout(new, is_auto=False)
     served = {(row.engine, row.name) for row in STRATEGIES.values() if row.exact_refusal is None}
     assert served == {(engine, name) for engine in ENGINES for name in ("single", "dp")} | {
-        ("torch", "ddp")
+        ("torch", name) for name in ("ddp", "fsdp", "hsdp")
     }
 
 

@@ -142,7 +142,7 @@ def test_exact_is_one_hash(pool: Pool, tmp_path: Path) -> None:
     )
     one, *others = (
         trained(pool, tmp_path / f"{strategy}{world}", with_layout(config, strategy, world))
-        for strategy, world in (("single", 1), ("ddp", 2), ("ddp", 3), ("dp", 3))
+        for strategy, world in (("single", 1), ("ddp", 2), ("ddp", 3), ("dp", 3), ("fsdp", 2))
     )
     assert len(one.hashes) == 3
     for other in others:

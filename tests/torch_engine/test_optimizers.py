@@ -235,10 +235,29 @@ def test_it_is_one_curve(name: str, layouts: list[str], pool: Pool, tmp_path: Pa
     check_one_curve(config_of(name), layouts, pool, tmp_path, steps=4, near=1e-11)
 
 
-@pytest.mark.parametrize("name", RATES)
-def test_exact_gives_the_same_bits(name: str, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "layouts"),
+    [
+        ("adafactor", ["ddp:2"]),
+        ("muon", ["ddp:2", "fsdp:2"]),
+        ("adamw8bit", ["ddp:2", "fsdp:3"]),
+        pytest.param("muon", ["fsdp:3", "hsdp:4..ddp:3"], marks=pytest.mark.long),
+        pytest.param("adamw8bit", ["fsdp:2", "hsdp:4..ddp:3"], marks=pytest.mark.long),
+    ],
+)
+def test_exact_gives_the_same_bits(
+    name: str, layouts: list[str], pool: Pool, tmp_path: Path
+) -> None:
     config = config_of(name, train={"exact": True})
-    check_one_curve(config, ["ddp:2"], pool, tmp_path, steps=3, near=0)
+    check_one_curve(config, layouts, pool, tmp_path, steps=3, near=0)
+
+
+def test_exact_refuses_sums_that_follow_the_shards() -> None:
+    devices = {"use": "cpu:2", "strategy": "fsdp"}
+    config = config_of("adafactor", train={"exact": True}, devices=devices)
+    facts = open_task(config, "").facts()
+    with pytest.raises(UserError, match=r"under fsdp: adafactor adds up .* shard by shard"):
+        plan(config, MACHINE, facts)
 
 
 @pytest.mark.parametrize("name", RATES)

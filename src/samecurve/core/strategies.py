@@ -39,8 +39,8 @@ class StrategySpec:
     takes_one_device: bool = False
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
-    # with train.exact the engine's own exact form runs in place of the strategy: whole models, sums
-    # along the step's tree; False: train.exact is refused
+    # with train.exact the engine's own exact form runs in place of the strategy: sums along the
+    # step's tree; False: train.exact is refused
     has_exact_form: bool = False
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
     # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
@@ -85,11 +85,6 @@ def _refused_by_sharding(name: str) -> dict[str, Refusal]:
             f"strategy {name} {_EVEN_BY_ROUNDS} would still be waited for",
             "--balance even, or --strategy ddp",
         ),
-        "train.exact": Refusal(
-            "cuts weights by the number of devices, and with them the vectors that the optimizer"
-            " and the norm work on, whose ends are computed otherwise",
-            "--strategy ddp (dp with engine jax), or leave --exact out",
-        ),
     }
 
 
@@ -128,6 +123,14 @@ _REFUSED_BY_JAX = {
         "engine jax runs one program for all devices, with as many microbatches for each",
         "--balance even, or --engine torch",
     ),
+}
+
+_NOT_EXACT_IN_JAX = {
+    "train.exact": Refusal(
+        "compiles forward and backward, the gathering of weights and the update as one program for"
+        " all devices, and another number of devices is another program",
+        "--strategy dp; or --engine torch, whose fsdp has an exact form; or leave --exact out",
+    )
 }
 
 _ROWS = (
@@ -188,6 +191,7 @@ _ROWS = (
         state="sharded by block",
         auto="only a shard fits",
         traffic="weights and gradients",
+        has_exact_form=True,
         refuses={
             **_no_groups("fsdp"),
             **_no_compression("fsdp"),
@@ -210,6 +214,7 @@ _ROWS = (
         state="sharded by block",
         traffic="weights and gradients",
         min_devices=4,
+        has_exact_form=True,
         refuses={
             **_no_compression("hsdp"),
             **_refused_by_sharding("hsdp"),
@@ -255,7 +260,7 @@ _ROWS = (
         sharding="all devices",
         state="sharded whole",
         auto="only a shard fits",
-        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
+        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX, **_NOT_EXACT_IN_JAX},
         summary="one process for all devices of a host, the model sharded",
         holds="its share of weights and optimizer state",
         sends="weights gathered once before, gradients summed and shared out once after",

@@ -112,12 +112,15 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
         counts = list(range(2, num_devices + 1))
     else:
         counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
-    exact = [row.name for row in _parallel("torch") if row.has_exact_form]
-    torch = [
-        Layout("single", 1),
-        *(Layout(strategy, count) for strategy in exact for count in counts),
-        Layout("ddp", 2, None, Layout("single", 1, None, Layout("ddp", counts[-1]))),
-    ]
+    exact = [row for row in strategies_of("torch") if row.has_exact_form]
+    torch = [Layout("single", 1)]
+    for row in exact:
+        several = [count for count in counts if count >= row.min_devices]
+        torch += [Layout(row.name, count) for count in several if not row.takes_one_device]
+    whole, last = auto_strategy("torch", "the model fits").name, counts[-1]
+    sharded = auto_strategy("torch", "only a shard fits").name
+    torch.append(parse_layout(f"{whole}:2..single..{whole}:{last}"))
+    torch.append(parse_layout(f"{sharded}:2..single..{whole}:{last}..{sharded}:{last}"))
     jax = [
         *(Layout("jax", count) for count in (1, 2, 4, 8)),
         Layout("jax", 2, None, Layout("jax", 4, None, Layout("jax", 1))),

@@ -11,6 +11,7 @@ in its place: frozen/sha256.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -170,21 +171,43 @@ def _names_to_write(entries: Mapping[str, Entry]) -> list[str]:
 
 
 def digests(setup: EngineSetup, state: State) -> dict[str, str]:
-    """The digest of every array of a state that all ranks hold whole; each rank hashes some of
-    them.
+    """The digest of every array of a state; each rank hashes some of them. Of an array that is cut
+    into shards it is the digest of the whole.
     """
     from samecurve.core.weights import DIGEST_BYTES, digest
 
     entries, comm = dict(named_entries(setup, state)), setup.comm
-    sizes = {name: entry.local.nbytes for name, entry in entries.items()}
-    own_names = set(arrays_to_write(sizes, comm.world_size, comm.rank))
+    rows = {name: row for row, name in enumerate(entries)}
     table = np.zeros((len(entries), DIGEST_BYTES), np.uint8)
-    for row, (name, entry) in enumerate(entries.items()):
-        if name in own_names:
-            table[row] = np.frombuffer(digest(_as_stored(entry.local.to("cpu")).numpy()), np.uint8)
+    for name, whole in _shared_out(setup, entries):
+        stored = _as_stored(whole.to("cpu")).numpy()
+        table[rows[name]] = np.frombuffer(digest(stored), np.uint8)
     sent = torch.from_numpy(table.view(np.int64)).to(setup.device)
     summed = comm.all_reduce(sent)().cpu().numpy()
     return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}
+
+
+def _shared_out(
+    setup: EngineSetup, entries: Mapping[str, Entry]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole arrays that this process hashes. All processes call it together.
+
+    Those that every process has are divided among all; those that are cut into shards are divided
+    among the copies of the model, and within a copy put together by one process each.
+    """
+    comm = setup.comm
+    whole = {name: one for name, one in entries.items() if one.replica[1] == comm.world_size}
+    sizes = {name: entry.local.nbytes for name, entry in whole.items()}
+    for name in arrays_to_write(sizes, comm.world_size, comm.rank):
+        yield name, whole[name].local
+    cut = {name: entry for name, entry in entries.items() if name not in whole}
+    if cut:
+        copy, num_copies = next(iter(cut.values())).replica
+        sizes = {name: prod(one.shape) * one.local.itemsize for name, one in cut.items()}
+        names = arrays_to_write(sizes, num_copies, copy)
+        shards = [(cut[name].local, cut[name].shape) for name in names]
+        for number, array in setup.strategy.put_together(shards):
+            yield names[number], array
 
 
 @torch.no_grad()

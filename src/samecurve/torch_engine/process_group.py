@@ -142,8 +142,8 @@ class ComplexAsPairs:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any
     ) -> Work | None:
-        return self._collective(_real_pairs(output_tensor), _real_pairs(input_tensor), **options)
+        return self._collective(real_pairs(output_tensor), real_pairs(input_tensor), **options)
 
 
-def _real_pairs(tensor: torch.Tensor) -> torch.Tensor:
+def real_pairs(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

@@ -96,7 +96,7 @@ class Train(Section):
     bits (torchao); changes results"""
     exact: bool = False
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
-    one tree; single, dp, ddp"""
+    one tree; every strategy but fsdp of engine jax"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""

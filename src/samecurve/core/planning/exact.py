@@ -2,14 +2,21 @@
 of one size on any devices, and the memory of their sums.
 """
 
-from samecurve.core.config.sections import Batch
+from math import prod
+
+from samecurve.core.config.sections import Batch, Optimizer
 from samecurve.core.determinism.microbatches import TreeSum, subtrees
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryOptions, MemoryTerm, sample_bytes
+from samecurve.core.planning.memory import (
+    MemoryOptions,
+    MemoryTerm,
+    autocast_itemsize,
+    sample_bytes,
+)
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
 
@@ -34,6 +41,13 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
             "leave --compress out",
             "devices.compress",
         )
+    if layout.offload:
+        raise UserError(
+            "train.exact: with devices.offload the host's CPU makes the updates, and it rounds in"
+            " another way than the devices",
+            "leave devices.offload out, or --exact",
+            "devices.offload",
+        )
     names = {device.name for device in layout.devices}
     if len(names) > 1:
         raise UserError(
@@ -54,10 +68,36 @@ def check_exact_model(facts: Facts) -> None:
         )
 
 
+def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
+    """UserError: this optimizer's arithmetic follows the shards of a parameter."""
+    cause = why_not_sharded(section, facts) if layout.shards > 1 else ""
+    if cause:
+        raise UserError(
+            f"train.exact under {layout.strategy}: {cause}",
+            "optimizer.name adamw, sgd, muon or adamw8bit; or --strategy ddp",
+            "task" if facts.user_optimizer else "optimizer.name",
+        )
+
+
+def why_not_sharded(section: Optimizer, facts: Facts) -> str:
+    """Why train.exact can't update shards with this optimizer; empty: it can."""
+    own = facts.user_optimizer
+    if own is not None:
+        return (
+            f"{own.name} of {own.by} would update parts of arrays, and torch's kernels may round"
+            " the ends of a part in another way than the same numbers of a whole array"
+        )
+    if section.name == "adafactor":
+        return "adafactor adds up the squares of a column shard by shard"
+    return ""
+
+
 def choose_exact_batch(
-    section: Batch, fixed: Fixed | None, num_devices: int
+    section: Batch, fixed: Fixed | None, num_devices: int, interleaved: int = 1
 ) -> Decision[BatchSplit]:
     """The batch of train.exact, whose microbatches have one size on any devices.
+
+    interleaved: devices that share a copy of the model
 
     UserError: the config cuts a step by the number of devices, or into too many parts.
     """
@@ -85,12 +125,17 @@ def choose_exact_batch(
             " batch.per_device gives another size"
         )
     split = BatchSplit(
-        global_batch_size=global_batch_size, micro_batch_size=micro, num_devices=num_devices
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro,
+        num_devices=num_devices,
+        interleaved=interleaved,
     )
     why_exact = (
         f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
         " along one tree; the order of devices changes no bit"
     )
+    if interleaved > 1:
+        why_exact += f"; in each round {interleaved} devices take neighbouring ones"
     check_count(split)
     return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
 
@@ -103,19 +148,21 @@ def exact_memory(
     *,
     capacity: int | None,
     is_resumed: bool,
-) -> MemoryTerm:
-    """The memory of the sums of a step's microbatches.
+) -> list[MemoryTerm]:
+    """The memory of the sums of a step's microbatches, and of weights that are gathered wide.
 
-    capacity: samples that fit without these sums; None: not known
+    capacity: samples that fit without them; None: not known
 
-    UserError: no microbatch fits beside the sums.
+    UserError: no microbatch fits beside them.
     """
-    term = _exact_term(options, facts, layout, split)
+    terms = [_exact_term(options, facts, layout, split)]
+    if copies := _copies(options, facts, layout):
+        terms.append(copies)
     each = sample_bytes(options, facts)
     if capacity is None:
-        return term
+        return terms
     if each:
-        capacity -= -(-term.bytes // each)
+        capacity -= -(-sum(term.bytes for term in terms) // each)
     if capacity < 1:
         raise UserError(
             "the sums that train.exact holds beside the gradients leave no room for a sample",
@@ -138,7 +185,7 @@ def exact_memory(
             remedy,
             "batch.per_device",
         )
-    return term
+    return terms
 
 
 def _exact_term(
@@ -147,6 +194,8 @@ def _exact_term(
     """The memory beside one gradient: sums that wait for their siblings, and sums on their way
     between devices.
     """
+    if layout.shards > 1:
+        return _sharded_term(options, facts, layout, split)
     count = split.num_microbatches
     of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
     waiting = max(_most_waiting(count, numbers) for numbers in of_device)
@@ -164,6 +213,49 @@ def _exact_term(
         " between devices"
     )
     return MemoryTerm("exact", copies * facts.trainable * width, formula)
+
+
+def _sharded_term(
+    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
+) -> MemoryTerm:
+    """The memory beside one shard of the gradient: shards of sums that wait, those that copies of
+    the model exchange, and a group's gradients of all ranks as they arrive.
+    """
+    count, width = split.num_microbatches, options.itemsize
+    num_copies = split.num_devices // split.interleaved
+    waiting = sent = 0
+    for copy in range(num_copies):
+        numbers = split.microbatches_of_group(count, copy)
+        ends = range(numbers.stop, numbers.start, -split.interleaved)  # of the rounds
+        held = [len(subtrees(range(numbers.start, end), count)) for end in ends]
+        waiting, sent = max([waiting, *held]), max([sent, *held[:1]])
+    copies = waiting - 1 + (2 * sent if num_copies > 1 else 0)
+    shard = -(-facts.trainable // layout.shards)
+    largest = max(facts.block_params, facts.params - facts.blocks * facts.block_params)
+    formula = (
+        f"({copies} x {shard} + {largest}) x {width} B: {waiting} shards of sums that wait, one of"
+        " which becomes the gradient; the largest group's gradients of all ranks"
+    )
+    return MemoryTerm("exact", (copies * shard + largest) * width, formula)
+
+
+def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
+    """What sharded weights take more in f32 than in two bytes, where train.exact gathers them as
+    they are and autocast rounds them; None: they are no wider.
+    """
+    width, narrow = options.itemsize, autocast_itemsize(options.precision)
+    if layout.shards == 1 or narrow == width:
+        return None
+    blocks = min(2, facts.blocks) if options.reshard else facts.blocks
+    wider, kept = blocks * facts.block_params, "kept for backward"
+    rounded = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
+    if options.recompute != "none":
+        rounded, kept = 2 * facts.block_params, "of the largest block, with their gradient"
+    formula = (
+        f"{wider} gathered weights x {width - narrow} B more; {rounded} x {narrow} B: weights as"
+        f" products take them, {kept}"
+    )
+    return MemoryTerm("copies", wider * (width - narrow) + rounded * narrow, formula)
 
 
 def _most_waiting(count: int, numbers: range) -> int:

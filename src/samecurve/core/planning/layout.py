@@ -141,8 +141,9 @@ def choose_layout(
     _check_offload_and_compress(section, train, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
-    if spec.processes == "as started":
+    if spec.processes == "as started" and not train.exact:
         meets_every_round = machine.started > 1
+    meets_every_round |= norm_sync and not train.exact
     sync = choose_sync(section.sync, spec, devices, shards)
     layout = Layout(
         engine=spec.engine,
@@ -152,7 +153,7 @@ def choose_layout(
         visible=len(machine.devices) or len(devices),
         world_size=world_size,
         shards=shards,
-        every_rank_every_round=(meets_every_round or norm_sync) and not train.exact,
+        every_rank_every_round=meets_every_round,
         reshard=section.reshard and spec.engine == "torch",
         offload=section.offload,
         compress=section.compress,

@@ -232,10 +232,9 @@ class _Planning:
             from samecurve.core.planning.exact import exact_memory
 
             is_resumed = self.fixed is not None
-            term = exact_memory(
+            held += exact_memory(
                 options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
             )
-            held.append(term)
         activations = activation_term(options, facts, split.micro_batch_size)
         others = (
             activations,
@@ -270,6 +269,10 @@ class _Planning:
         say_task(log, train, facts)
         check_engine_has(config.optimizer, config.engine)
         say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.exact)
+        if train.exact:
+            from samecurve.core.planning.exact import check_exact_optimizer
+
+            check_exact_optimizer(config.optimizer, facts, layout)
         say_task_steps(log, facts, layout, split)
         check_compile(train, layout.engine)
         check_float8(train, precision.value, layout, facts.blocks)
@@ -304,7 +307,7 @@ def _even_split(
     if config.train.exact:
         from samecurve.core.planning.exact import choose_exact_batch
 
-        return choose_exact_batch(config.batch, fixed, layout.num_devices)
+        return choose_exact_batch(config.batch, fixed, layout.num_devices, layout.shards)
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
 
 

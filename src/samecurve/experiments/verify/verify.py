@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config, Devices
+from samecurve.core.planning.exact import why_not_sharded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.system.installation import install_command
@@ -115,14 +116,16 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
         layouts = default_bits(num_devices, engines)
     else:
         layouts = default_layouts(num_devices, engines, accumulates=not facts.coupled)
-    if _shardable(facts):
+    if not _why_not_sharded(config, facts):
         return layouts
     return [layout for layout in layouts if all(leg.spec.sharding == "none" for leg in layout.legs)]
 
 
-def _shardable(facts: Facts) -> bool:
-    """Whether the optimizer's update of an element depends on that element alone."""
-    return not facts.user_optimizer or facts.user_optimizer.elementwise
+def _why_not_sharded(config: Config, facts: Facts) -> str:
+    """Why the optimizer can't update shards; empty: it can."""
+    if facts.user_optimizer and not facts.user_optimizer.elementwise:
+        return f"{facts.user_optimizer.by} is not said to be elementwise"
+    return why_not_sharded(config.optimizer, facts) if config.train.exact else ""
 
 
 def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[str]:
@@ -139,8 +142,8 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
             lines.append(f"engine {engine}: {unfit.cause} ({unfit.remedy})")
     if kind == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
-    if facts.user_optimizer and not _shardable(facts):
-        lines.append(f"fsdp: {facts.user_optimizer.by} is not said to be elementwise")
+    if why := _why_not_sharded(config, facts):
+        lines.append(f"fsdp: {why}")
     return lines
 
 

@@ -36,7 +36,7 @@ def gradients_of(
             for name, gradient in zip(named, gradients, strict=True)
             if gradient is not None
         }
-    strategy.begin_step(parameters, 1)
+    strategy.begin_step(parameters, setup.comm.world_size)  # a microbatch for each rank
     try:
         strategy.begin_microbatch(0, microbatch, is_last=True)
         torch.autograd.backward(loss_sum(strategy.train))

@@ -21,12 +21,15 @@ STRATEGIES: Mapping[str, str] = {
     "fsdp": "fsdp:FSDP",
     "hsdp": "fsdp:FSDP",
 }
-_EXACT = "exact:Exact"  # single, dp and ddp, where every bit counts
+_EXACT = "exact:Exact"  # where every bit counts: whole models, and sharded ones
+_EXACT_SHARDED = "exact_fsdp:ExactFSDP"
 
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
-    place = _EXACT if plan.compute.exact else STRATEGIES[plan.layout.strategy]
+    place = STRATEGIES[plan.layout.strategy]
+    if plan.compute.exact:
+        place = _EXACT_SHARDED if plan.layout.shards > 1 else _EXACT
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)

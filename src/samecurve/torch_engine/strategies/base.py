@@ -154,6 +154,16 @@ class Strategy:
         device = matrices[0].device if matrices else self._devices[0]
         return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))
 
+    def put_together(
+        self, _shards: Sequence[tuple[torch.Tensor, tuple[int, ...]]]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """The arrays that this process puts together: the number of each, and the whole. Few are
+        whole at the same time. All processes with the parts call it together.
+
+        shards: this process's part of each array, and the shape of the whole
+        """
+        return iter(())  # nothing is cut
+
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shape of the whole tensor, and where this process's part begins in it."""
         return tuple(tensor.shape), (0,) * tensor.ndim

@@ -16,10 +16,17 @@ from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize
 from samecurve.torch_engine.strategies.dp import DP
-from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
+from samecurve.torch_engine.strategies.exact_allreduce import (
+    ExactAllReduce,
+    Gradients,
+    Held,
+    without_negative_zeros,
+)
+from samecurve.torch_engine.strategies.exact_norm import norm_of_rows, squares_by_row
 
 _BUCKET_BYTES = 8 << 20
 
@@ -58,7 +65,9 @@ class Exact(DP):
         if self._comm.group:
             self._buckets = _cut_into_buckets(self._parameters[0])
             buckets = [self._parameters[0][bucket] for bucket in self._buckets]
-            self._all_reduce = ExactAllReduce(buckets, self._comm, self._plan)
+            self._all_reduce = ExactAllReduce(
+                buckets, self._comm, self._plan.layout.backend, self._plan.batch.microbatches_of
+            )
         # called in the last microbatch with each gradient as soon as it is there
         self._on_gradient: Callable[[nn.Parameter], None] | None = None
         self._fired: list[set[int]] = [set() for _ in self.models]
@@ -131,25 +140,8 @@ class Exact(DP):
         return on_gradient
 
     def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
-        """Pass on a gradient that backward has finished.
-
-        UserError: one backward pass adds to the gradient several times, which the tree can't
-        reproduce; or the gradient is sparse.
-        """
-        if id(parameter) in fired:
-            raise UserError(
-                "train.exact: a backward pass adds to the same gradient several times, as"
-                " torch.utils.checkpoint does with use_reentrant=True",
-                "use_reentrant=False, or train.recompute, or leave --exact out",
-                "model",
-            )
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise UserError(
-                "train.exact: a layer gives sparse gradients",
-                "sparse=False (nn.Embedding), or leave --exact out",
-                "model",
-            )
-        fired.add(id(parameter))
+        """Pass on a gradient that backward has finished."""
+        note_gradient(fired, parameter)
         if self._on_gradient:
             self._on_gradient(parameter)
 
@@ -163,13 +155,18 @@ class Exact(DP):
         _clear(self._parameters[0][bucket])
         self._num_sent += 1
 
-    def _note_gradients(self, bucket: slice, held: Sequence[tuple[Node, Gradients]]) -> None:
+    def _note_gradients(self, bucket: slice, held: Held) -> None:
         for _, gradients in held:
             pairs = zip(self._parameters[0][bucket], gradients, strict=True)
             self._with_gradient |= {id(one) for one, gradient in pairs if gradient is not None}
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._with_gradient
+
+    def norm(
+        self, _trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
+    ) -> torch.Tensor:
+        return norm_of_rows(torch.cat([squares_by_row(gradient) for gradient in gradients]))
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._all_reduce:
@@ -190,8 +187,36 @@ class Exact(DP):
         self._sums = []
         for others in self._parameters[1:]:
             _clear(others)
-        for parameter, gradient in zip(parameters, total.total(), strict=True):
+        summed = total.total()
+        for gradient in summed:
+            if gradient is not None:
+                without_negative_zeros(gradient)
+        for parameter, gradient in zip(parameters, summed, strict=True):
             parameter.grad = _laid_out(gradient, parameter)
+
+
+def note_gradient(fired: set[int], parameter: nn.Parameter) -> None:
+    """Note that a backward pass has given a parameter its gradient.
+
+    fired: ids of the parameters that have one from this pass
+
+    UserError: one backward pass adds to the gradient several times, which the tree can't
+    reproduce; or the gradient is sparse.
+    """
+    if id(parameter) in fired:
+        raise UserError(
+            "train.exact: a backward pass adds to the same gradient several times, as"
+            " torch.utils.checkpoint does with use_reentrant=True",
+            "use_reentrant=False, or train.recompute, or leave --exact out",
+            "model",
+        )
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        raise UserError(
+            "train.exact: a layer gives sparse gradients",
+            "sparse=False (nn.Embedding), or leave --exact out",
+            "model",
+        )
+    fired.add(id(parameter))
 
 
 def _added(left: Gradients, right: Gradients) -> Gradients:

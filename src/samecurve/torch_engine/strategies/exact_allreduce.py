@@ -17,7 +17,6 @@ from torch import nn
 from torch._C._distributed_c10d import Work
 
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
-from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 
@@ -26,26 +25,31 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 _AHEAD = 2  # buckets that are on their way before the first of them is waited for
 _ALIGN = 16  # elements: parameters begin at multiples, for vector instructions, on any ranks
 Gradients = list[torch.Tensor | None]  # one for each parameter of a bucket
+Held = Sequence[tuple[Node, Gradients]]  # the nodes of a step's tree that a rank has
 
 
 class ExactAllReduce:
     """Adds up gradients over all ranks, along the tree.
 
     buckets: lists of parameters; the gradients of a bucket lie in one piece of memory
+    microbatches_of: (microbatches of a step, rank) -> the neighbouring ones that the rank adds up
     """
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], comm: Comm, plan: Plan) -> None:
-        self._comm, self._plan = comm, plan
-        backend = plan.layout.backend
+    def __init__(
+        self,
+        buckets: Sequence[Sequence[nn.Parameter]],
+        comm: Comm,
+        backend: str,
+        microbatches_of: Callable[[int, int], range],
+    ) -> None:
+        self._comm, self._microbatches_of = comm, microbatches_of
         self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
         self._nodes: dict[int, list[list[Node]]] = {}
         # buckets whose shards are on their way, each with the work that is left then
         self._scattered: list[tuple[_Bucket, Callable[[], None]]] = []
         self._gathered: list[tuple[_Bucket, Work]] = []
 
-    def send(
-        self, number: int, held: Sequence[tuple[Node, Gradients]], num_microbatches: int
-    ) -> None:
+    def send(self, number: int, held: Held, num_microbatches: int) -> None:
         """Start to sum one bucket. Called by all ranks in the same order.
 
         held: the nodes of the step's tree that this rank has
@@ -70,7 +74,7 @@ class ExactAllReduce:
     def _nodes_by_rank(self, num_microbatches: int) -> list[list[Node]]:
         if num_microbatches not in self._nodes:
             self._nodes[num_microbatches] = [
-                subtrees(self._plan.batch.microbatches_of(num_microbatches, rank), num_microbatches)
+                subtrees(self._microbatches_of(num_microbatches, rank), num_microbatches)
                 for rank in range(self._comm.world_size)
             ]
         return self._nodes[num_microbatches]
@@ -119,7 +123,7 @@ class _Bucket:
 
     def scatter(
         self,
-        held: Sequence[tuple[Node, Gradients]],
+        held: Held,
         nodes: Sequence[Sequence[Node]],
         comm: Comm,
     ) -> list[tuple[Work, torch.Tensor]]:
@@ -183,7 +187,7 @@ class _Bucket:
                 begin = offsets[number]
                 offsets[number] += self._shard_size
                 tree.give(node, self._received[number][begin : offsets[number]])
-        self._shard_sum = tree.total()
+        self._shard_sum = without_negative_zeros(tree.total())
 
     def gather(self, comm: Comm) -> Work:
         """Start sending every rank the whole sum."""
@@ -203,6 +207,13 @@ class _Bucket:
             self._flat[0].copy_(self._sum)
         for parameter, view in zip(self._parameters, self._views[0], strict=True):
             parameter.grad = view
+
+
+def without_negative_zeros(total: torch.Tensor) -> torch.Tensor:
+    """A whole sum with 0.0 in the place of -0.0. Whether a sum of zeros is the one or the other may
+    depend on the device: a gradient that a rank does not have is a zero here, and nothing there.
+    """
+    return total.add_(0.0)
 
 
 def _shaped(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:

@@ -35,6 +35,7 @@ from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.whole_matrices import (
     MatrixFunction,
     Shard,
+    gathered_whole,
     map_shards,
     meeting_place,
 )
@@ -57,6 +58,8 @@ class FSDP(Strategy):
         self._own_groups: list[dist.ProcessGroup] = []  # made here, and so ended here
         self._mesh = self._make_mesh(comm.group)
         self._shards = Comm(self._mesh.get_group("shard"))
+        # the format in which weights are gathered that autocast rounds; None: as they are
+        self._narrow = _NARROW.get(plan.compute.precision)
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
         kind, shards = self._device.type, self._plan.layout.shards
@@ -87,9 +90,7 @@ class FSDP(Strategy):
         # the root's group has the weights outside of blocks; they are whole in every call
         self._root = ModelCall(model)
         self._shard(self._root, reshard_after_forward=False)
-        for module in self._sharded_modules(self._root):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        self._set_reduction()
         for module in self._root.modules():
             # transformers would compute layers that LayerDrop skips on one device
             setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 - private to torch
@@ -100,6 +101,12 @@ class FSDP(Strategy):
         self.models = [model]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._order = GatherOrder(self._root, self._names, self._comm, self._device)
+
+    def _set_reduction(self) -> None:
+        """Let all groups add gradients, where FSDP2 would average them."""
+        for module in self._sharded_modules(self._root):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         self._order.begin(function, *arguments, backward_follows=True)
@@ -135,7 +142,7 @@ class FSDP(Strategy):
             if module is not part and _is_complex(module):
                 fully_shard(module, **options)
         modules = _unsharded_modules(part)
-        narrow = _NARROW.get(self._plan.compute.precision)
+        narrow = self._narrow
         two_bytes = autocast_rounded(part, modules) if narrow else []
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if two_bytes:
@@ -239,6 +246,12 @@ class FSDP(Strategy):
         ]
         meet = meeting_place(self._plan, self._device)
         return map_shards(self._shards, shards, function, device=self._device, meet=meet)
+
+    def put_together(
+        self, shards: Sequence[tuple[torch.Tensor, tuple[int, ...]]]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        meet = meeting_place(self._plan, self._device)
+        return gathered_whole(self._shards, shards, meet=meet)
 
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         """Call the function with whole weights, then cut the changed weights into shards again."""

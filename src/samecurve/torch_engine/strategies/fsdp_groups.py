@@ -25,6 +25,28 @@ def groups_of(module: nn.Module) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
+def all_groups(root: nn.Module) -> list[Any]:
+    """The groups of all modules; several modules may share one."""
+    groups = {id(group): group for module in root.modules() for group in groups_of(module)}
+    return list(groups.values())
+
+
+def whole_weights(group: Any) -> list[nn.Parameter]:
+    """The tensors that a group's weights are gathered into, once they have been."""
+    made = (getattr(param, "_unsharded_param", None) for param in group.fsdp_params)
+    return [parameter for parameter in made if parameter is not None]
+
+
+def due_for_sum(group: Any) -> list[Any]:
+    """The weights of a group that have a gradient, which post_backward() would sum."""
+    return [
+        param
+        for param in group.fsdp_params
+        if hasattr(param, "_unsharded_param")
+        and (param.unsharded_accumulated_grad is not None or param.unsharded_param.grad is not None)
+    ]
+
+
 def is_idle(group: Any) -> bool:
     return bool(group._training_state == TrainingState.IDLE)  # noqa: SLF001
 

@@ -30,7 +30,7 @@ class CallCounts:
     ) -> None:
         """Notice, in a pass that all ranks learnt together, that the number of calls varies.
 
-        key: whether the pass has gradients, and the function that was called
+        key: whether the pass has gradients and a backward pass, and the function that was called
         has_diverged: whether ranks went different ways in this pass
         """
         repeats = num_repeats(order)

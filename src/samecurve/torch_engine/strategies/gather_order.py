@@ -15,6 +15,7 @@ works through its rows in chunks), ranks ask each other at the end of the forwar
 of them has more calls to make; if so, the rest of the pass is made in lockstep, too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -57,13 +58,15 @@ class GatherOrder:
         self._names, self._comm, self._device = names, comm, device
         self.used: set[str] = set()  # parameters that backward gave a gradient
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
-        self._key: tuple[Hashable, ...] = ()  # of the pass in work: whether it has gradients, what
+        # of the pass in work: whether it has gradients and a backward pass, what was called
+        self._key: tuple[Hashable, ...] = ()
         self._order: list[int] = []  # that the pass in work follows
         self._at = 0  # the place of the next event in the order
         self._learns = self._watches = self._in_forward = False
         self._has_diverged = False  # whether ranks went different ways in the pass that is learnt
         self._skips = False  # whether some rank has skipped a block that others called, or all did
         self._counts = CallCounts()
+        self._calls: Counter[int] = Counter()  # of groups by their ids, in the forward pass
         self._takes_part = False  # in what other ranks do, with a block that this rank skips
         self._prefetches = False
         self._awaited: set[int] = set()  # groups whose gradients this rank has yet to compute
@@ -114,7 +117,8 @@ class GatherOrder:
         if self._has_left and backward_follows:
             reshard(self._groups)
         words = [argument for argument in arguments if isinstance(argument, str)]
-        self._key = (torch.is_grad_enabled(), getattr(function, "__qualname__", ""), *words)
+        kind = (torch.is_grad_enabled(), backward_follows)
+        self._key = (kind, getattr(function, "__qualname__", ""), *words)
         self._order = self._orders.setdefault(self._key, [])
         self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward = 0, True, True
@@ -123,6 +127,7 @@ class GatherOrder:
         self._left = {number for number, one in enumerate(self._groups) if one.is_unsharded}
         self._summed.clear()
         self._awaited.clear()
+        self._calls.clear()
 
     def end_forward(self) -> None:
         """Before backward. After a gradient within the forward pass all weights are gathered until
@@ -165,6 +170,12 @@ class GatherOrder:
             self._order.clear()
         else:
             add_skipped_blocks(self._order, skipped)
+
+    def is_repeated(self, group: Any) -> bool:
+        """Whether the pass in work has called a group several times, and so may sum its gradients
+        several times.
+        """
+        return self._calls[id(group)] > 1
 
     def reset(self) -> None:
         """Go back to before the first pass: nothing is gathered, and no order is known."""
@@ -216,6 +227,8 @@ class GatherOrder:
         of backward. Which of the two must not follow from what this rank has skipped before. The
         root's gradients are always summed at the end.
         """
+        if self._in_forward:
+            self._calls[id(group)] += 1
         is_block = group not in self._of_root
         if is_block and self._skips and self._in_forward and torch.is_grad_enabled():
             args, kwargs = needing_gradient((args, kwargs))

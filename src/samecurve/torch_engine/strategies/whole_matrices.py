@@ -126,6 +126,31 @@ def map_shards(
                 yield number, part.to(shards[number].rows.device)
 
 
+def gathered_whole(
+    comm: Comm, shards: Sequence[tuple[torch.Tensor, Shape]], *, meet: torch.device
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The arrays that this process puts together of all processes' rows: number, and the whole.
+
+    shards: for each array, of any number format, this process's rows and the shape of the whole
+    meet: the device on which this group's collectives run
+    """
+    in_bytes = [Shard(*_as_bytes(rows, shape)) for rows, shape in shards]
+    most = _SHARDS * comm.world_size
+    for numbers in shared_out([shard.shape for shard in in_bytes], comm.world_size, most):
+        by_owner = [[in_bytes[number] for number in of_rank] for of_rank in numbers]
+        wholes = _gathered(comm, by_owner, meet)
+        for number, whole in zip(numbers[comm.rank], wholes, strict=True):
+            rows, shape = shards[number]
+            yield number, whole.reshape(-1).view(rows.dtype).view(*shape)
+
+
+def _as_bytes(rows: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Rows of an array as bytes, and the shape of the whole array as bytes."""
+    row_bytes = prod(shape[1:]) * rows.itemsize
+    flat = rows.contiguous().view(-1).view(torch.uint8)
+    return flat.view(rows.shape[0], row_bytes), (shape[0], row_bytes)
+
+
 def _gathered(
     comm: Comm, by_owner: Sequence[Sequence[Shard]], meet: torch.device
 ) -> list[torch.Tensor]:
