@@ -16,7 +16,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.vision.data.folder_images import FolderViews, read_folder, stamp_folder
 from samecurve.tasks.vision.data.image_sets import ImageSets
 from samecurve.tasks.vision.data.shard_images import read_shards
-from samecurve.tasks.vision.data.views import Box, MiddleRows
+from samecurve.tasks.vision.data.views import Box, MiddleRows, OpenImage
 from samecurve.tasks.vision.sections import VisionData
 
 COUNTS = {"disc": 6, "ring": 5, "square": 7}
@@ -89,6 +89,7 @@ def test_a_large_jpeg_is_decoded_with_fewer_pixels_and_looks_the_same(tmp_path: 
     assert isinstance(views, MiddleRows)
     for path, number in ((root / "disc" / "0000.jpg", 0), (root / "ring" / "0001.jpg", 3)):
         image = views.views.open(number)
+        assert isinstance(image, OpenImage)
         width, height = image.size
         box = Box(width * 0.1, height * 0.2, width * 0.9, height)
         seen = np.asarray(image.view(box, (48, 40))).astype(int)

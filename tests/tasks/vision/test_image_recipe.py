@@ -17,7 +17,7 @@ from samecurve.tasks.vision.data.augmentation import ArrayViews, with_recipe
 from samecurve.tasks.vision.data.image_sets import ImageRows
 from samecurve.tasks.vision.data.operations import _OPERATIONS as OPERATIONS
 from samecurve.tasks.vision.data.recipe import AugmentedRows, blend, cut_in, erased, fitting_box
-from samecurve.tasks.vision.data.views import Box
+from samecurve.tasks.vision.data.views import Box, OpenImage
 from tiny import config_of
 from worlds import Pool
 
@@ -118,6 +118,7 @@ def test_what_is_mixed_counts_as_it_is_seen() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_operations_change_images_of_grey_and_of_colours(channels: int) -> None:
     image = ArrayViews(arrays(1, channels)).open(0)
+    assert isinstance(image, OpenImage)
     for number in range(len(OPERATIONS)):
         view = image.view(Box(0, 0, *image.size), image.size)
         changed = OPERATIONS[number](view, -0.7)
