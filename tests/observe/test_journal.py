@@ -27,10 +27,8 @@ def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> N
     journal.close()
     assert [(e.kind, e.step, e.values.get("loss")) for e in read_events(path)] == [
         ("step", 1, 1 / 3),
-        ("sealed", 3, None),
         ("resumed", 1, None),
         ("step", 2, 0.5),
-        ("sealed", 2, None),
     ]
 
 
@@ -71,8 +69,8 @@ def test_a_journal_that_is_removed_is_written_anew_and_that_is_said(
     journal.close()
     stop.set()
     reader.join()
-    assert [event.kind for event in read_events(path)] == [*written, "step", "sealed"]
-    assert [event.kind for event in shown] == [*written, "step", "sealed"]
+    assert [event.kind for event in read_events(path)] == [*written, "step"]
+    assert [event.kind for event in shown] == [*written, "step"]
     (said,) = [event.values["text"] for event in shown if event.kind == "warned"]
     assert said == "journal.jsonl was removed while the run wrote it: it has been written anew"
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
@@ -89,7 +87,7 @@ def test_a_journal_that_an_editor_has_written_is_gone_on_with(tmp_path: Path) ->
     journal.record(Event("step", 9))
     journal.close()
     kinds = [event.kind for event in read_events(path)]
-    assert kinds == ["planned", "warned", "step", "sealed"]
+    assert kinds == ["planned", "warned", "step"]
 
 
 def test_a_run_directory_that_is_gone_ends_the_run_with_its_name(tmp_path: Path) -> None:

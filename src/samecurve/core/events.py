@@ -20,7 +20,6 @@ Kind = Literal[
     "uploaded",
     "sampled",
     "hashed",
-    "sealed",
     "sensors",
     "slow",
     "warned",

@@ -106,12 +106,6 @@ def check_new_file(file: Path) -> Path:
             f"letters, digits and underscores: --task {file.with_name(f'{plain}.py')}",
             "--task",
         )
-    if file.stem in sys.stdlib_module_names or PathFinder.find_spec(file.stem, sys.path[1:]):
-        raise UserError(
-            f"{file.name} would hide the module {file.stem}, which is installed",
-            f"another name: --task my_{file.stem}.py",
-            "--task",
-        )
     try:
         file = file.resolve().relative_to(Path.cwd())
     except ValueError:
@@ -124,6 +118,12 @@ def check_new_file(file: Path) -> Path:
         raise UserError(
             f"{file} exists, and is never written over",
             f"--task {file}:CLASS makes a config for a class in it; or another name",
+            "--task",
+        )
+    if file.stem in sys.stdlib_module_names or PathFinder.find_spec(file.stem, sys.path[1:]):
+        raise UserError(
+            f"{file.name} would hide the module {file.stem}, which is installed",
+            f"another name: --task my_{file.stem}.py",
             "--task",
         )
     check_takes_files(file.parent)

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ from samecurve.errors import RunError
 VERSION = 1  # of the format, in each `planned` line
 # kinds that a later `resumed` at an earlier step makes void
 VOIDED = frozenset({"step", "evaluated", "tested", "saved", "uploaded", "sampled", "hashed"})
+_ENDS = frozenset({"finished", "stopped"})
 _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes of one read
 _MOST_LINE = 1 << 26  # most bytes of a line: it may hold texts, or hashes of every array
@@ -85,6 +86,9 @@ class Journal:
         self._thread.start()
 
     def record(self, event: Event) -> None:
+        """Write an event. A start's last line also gets the hash of all lines before it."""
+        if event.kind in _ENDS:
+            event = replace(event, values={**event.values, "journal": self.head().to_json()})
         line = line_of(event).encode()
         with self._lock:
             self._lines.append(line)
@@ -143,10 +147,9 @@ class Journal:
             return self._running.after(self._descriptor)
 
     def close(self) -> None:
-        """Write the rest, and a last line with the hash of all lines before it."""
         self._closed.set()
         self._thread.join()
-        self.record(Event("sealed", self._step, self.head().to_json()))
+        self.flush()
 
     def _flush_now_and_then(self) -> None:
         while not self._closed.wait(_MAX_DELAY):

@@ -19,7 +19,7 @@ from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
 from samecurve.observe.tracked_run import FirstValues, dotted, identity_of
 
-_TAG = "samecurve.attempt"  # by which a later start finds the run again
+_TAG = "samecurve_attempt"  # by which a later start finds the run again
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request
 _MOST_CHARACTERS = 500  # of a parameter, in every version of MLflow
 _OUTCOMES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

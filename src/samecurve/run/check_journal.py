@@ -1,16 +1,16 @@
 """Was a run's journal, or a checkpoint, changed after it was written?
 
 Each checkpoint carries the hash of all that the journal held when it was saved, and the journal's
-`saved` line carries the checkpoint's hash. When a start ends, its last line, `sealed`, has the hash
-of all lines before it. So each line is covered by what was written later, until the last seal. This
-shows changes, not intent: who can write all of the files can write all of the hashes anew.
+`saved` line carries the checkpoint's hash. When a start ends, its last line, `finished` or
+`stopped`, has the hash of all lines before it. So each line is covered by what was written later.
+This shows changes, not intent: who can write all of the files can write all of the hashes anew.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.manifest import CorruptCheckpointError, read_manifest
@@ -48,8 +48,8 @@ class JournalCheck:
             f"PASS   {counted(self.lines, 'line')} of the journal and"
             f" {counted(self.saved, 'checkpoint')} are as they were written"
         )
-        if self.unsealed:
-            text += f"; the last {counted(self.unsealed, 'line')} are covered by no hash yet"
+        if self.unsealed > 1:  # the last line of a start, which has the hash of those before it
+            text += f"; the last {self.unsealed} lines are covered by no hash yet"
         return [text]
 
 
@@ -60,8 +60,9 @@ def check_journal(run: Run) -> JournalCheck:
         for line in read_lines(file):
             event = event_of(line)
             ends.append(ends[-1] + len(line))
-            if event and event.kind == "sealed" and (point := _point(event.values, "its seal")):
-                seals.append(point)
+            if event and event.kind in {"finished", "stopped"}:
+                name = f"the line `{event.kind}` of step {event.step}"
+                seals += filter(None, [_point(event.values.get("journal"), name)])
             elif event and event.kind == "saved":
                 saved[event.step] = event.values.get("manifest")
     check.lines = len(ends) - 1
@@ -72,7 +73,9 @@ def check_journal(run: Run) -> JournalCheck:
     return check
 
 
-def _point(values: Mapping[str, Any], holder: str) -> _Point | None:
+def _point(values: object, holder: str) -> _Point | None:
+    if not isinstance(values, dict):
+        return None
     size, digest = values.get("bytes"), values.get("sha256")
     if not isinstance(size, int) or not isinstance(digest, str) or size < 0:
         return None
@@ -82,10 +85,10 @@ def _point(values: Mapping[str, Any], holder: str) -> _Point | None:
 def _points_of_checkpoints(run: Run) -> Iterator[_Point]:
     for path in checkpoints(run.checkpoints):
         try:
-            values = read_manifest(path).get("journal")
+            point = _point(read_manifest(path).get("journal"), path.name)
         except CorruptCheckpointError:
             continue  # told where the checkpoints are compared
-        if isinstance(values, dict) and (point := _point(values, path.name)):
+        if point:
             yield point
 
 
@@ -107,8 +110,7 @@ def _compare(run: Run, check: JournalCheck, points: list[_Point], ends: list[int
             good = point.bytes
     finally:
         os.close(descriptor)
-    # a seal is the last line of its start, and covers those before it
-    check.unsealed = sum(end > good for end in ends) - 1 if points else 0
+    check.unsealed = sum(end > good for end in ends)
 
 
 def _check_checkpoint(
