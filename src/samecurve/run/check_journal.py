@@ -55,7 +55,9 @@ class JournalCheck:
 
 def check_journal(run: Run) -> JournalCheck:
     """Compare the journal with the hashes of it, and each checkpoint with the journal's line."""
-    check, seals, saved, ends = JournalCheck(), [], {}, [0]
+    check, ends = JournalCheck(), [0]
+    seals: list[_Point] = []
+    saved: dict[int, object] = {}
     with open(run.journal, "rb", opener=regular_only) as file:
         for line in read_lines(file):
             event = event_of(line)
