@@ -96,7 +96,10 @@ def same(outcome: Outcome, expected: Outcome) -> bool:
 @pytest.mark.parametrize(
     ("precision", "layouts", "steps"),
     [
-        *((*case, SOME) for case in LAYOUTS.items()),
+        *(
+            pytest.param(*case, SOME, marks=[pytest.mark.long] * (case[0] == "bf16"))
+            for case in LAYOUTS.items()
+        ),
         *(pytest.param(precision, ALL, STEPS, marks=pytest.mark.long) for precision in LAYOUTS),
     ],
 )

@@ -106,6 +106,7 @@ def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, cor
     )
 
 
+@pytest.mark.long
 def test_out_of_memory_ends_with_flags_that_keep_the_batch_and_fit(tmp_path: Path) -> None:
     """Two real ranks under a real limit; the command that is suggested is then run as it stands."""
     (tmp_path / "greedy.py").write_text(GREEDY)

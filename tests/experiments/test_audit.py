@@ -65,9 +65,9 @@ def audited(run: Path, *flags: object, code: int = 0) -> str:
 
 
 def test_steps_come_out_again_on_other_devices(trained: Path) -> None:
-    found = json.loads(audited(trained / "run", "--steps", 2, "--devices", "cpu:3", "--json"))
+    found = json.loads(audited(trained / "run", "--steps", 1, "--devices", "cpu:3", "--json"))
     assert found["exact"]
-    assert [(one["verdict"], one["difference"]) for one in found["steps"]] == [("PASS", 0.0)] * 2
+    assert [(one["verdict"], one["difference"]) for one in found["steps"]] == [("PASS", 0.0)]
     assert "devices: 3 x" in str(found["here"])
     journal = found["journal"]
     assert (journal["faults"], journal["uncovered"], journal["checkpoints"]) == ([], 1, 4)

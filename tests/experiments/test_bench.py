@@ -124,6 +124,7 @@ def test_every_number_follows_from_what_was_measured(pool: Pool, corpus: Path) -
     )
 
 
+@pytest.mark.long
 def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path) -> None:
     """Of the same steps the same numbers; of steps of their own, each finds the wait that was
     planted.

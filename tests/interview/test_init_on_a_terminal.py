@@ -160,6 +160,7 @@ def printed_line(rest: str) -> list[str]:
     return shlex.split(line)
 
 
+@pytest.mark.long
 def test_a_task_of_ones_own_is_made_and_starts_at_once(home: Path) -> None:
     talk = Talk(home)
     talk.answer(DEVICES, "cpu")

@@ -122,6 +122,7 @@ def test_a_stopped_rank_is_named_and_the_command_ends(tmp_path: Path) -> None:
     assert failed["cause"].startswith("rank 1 stopped")
 
 
+@pytest.mark.long
 def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
     done = run(tmp_path, "sleep", "--devices", "cpu", restarts=0, prefetch=0, env={"RANK": "1"})
     assert done.returncode == START_AGAIN

@@ -214,7 +214,7 @@ def test_each_rank_draws_a_part_before_the_first_step(
     assert files[0].read_bytes() == before
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
 def test_images_are_drawn_by_the_ranks_of_a_run(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

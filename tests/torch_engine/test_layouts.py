@@ -42,7 +42,8 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param("fft", marks=pytest.mark.long), "batchnorm", "ragged"]
+    "example",
+    ["batchnorm", *(pytest.param(name, marks=pytest.mark.long) for name in ("fft", "ragged"))],
 )
 @pytest.mark.parametrize(
     "layouts",

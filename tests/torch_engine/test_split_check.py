@@ -205,7 +205,7 @@ SOUND = (
 @pytest.mark.parametrize(
     ("strategy", "every"),
     [
-        ("fsdp", 3),
+        pytest.param("fsdp", 3, marks=pytest.mark.long),
         pytest.param("fsdp", 1, marks=pytest.mark.long),
         pytest.param("ddp", 1, marks=pytest.mark.long),
     ],

@@ -185,6 +185,7 @@ def test_every_page_shows_hostile_texts_as_texts_and_fits_a_narrow_screen(
         expect(first).to_contain_text("--batch-size 4 needs half")
 
 
+@pytest.mark.long
 @needs_chromium
 def test_a_report_is_read_from_disk_without_a_network(tmp_path: Path, unbroken_run: Path) -> None:
     run = tmp_path / HOSTILE.replace("/", "_")
