@@ -155,7 +155,10 @@ def test_what_can_not_be_replayed_is_refused(trained: Path, tmp_path: Path) -> N
     for step in (4, 6, 8):
         for path in (run / f"checkpoints/step-{step:08d}").iterdir():
             path.unlink()
-    assert "3 checkpoints" not in audited(run, "--journal", code=1)
+    text = audited(run, "--journal", code=1)
+    assert [line.split(" is damaged: ")[0] for line in text.splitlines()] == [
+        f"FAIL   checkpoint step-{step:08d}" for step in (8, 6, 4)
+    ]
 
 
 def test_steps_far_from_a_checkpoint_are_trained_if_they_are_named() -> None:

@@ -11,29 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samecurve.core.config.loading import LoadedConfig, load_of_run
-from samecurve.core.config.sections import Devices, Track
-from samecurve.core.events import Event
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
-from samecurve.launch.local import launch
-from samecurve.observe.console import WarningsAlone
-from samecurve.observe.journal import append_event, read_events
+from samecurve.launch.throwaway_run import launch_throwaway
+from samecurve.observe.journal import read_events
 from samecurve.probe import probe
-from samecurve.run.changes import other_arrays
+from samecurve.run.changes import refuse_other_model
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
-from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer, WarmStart
-from samecurve.run.start_files import PreparedRun
 from samecurve.run.trust import check_trusted
-from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of
-from samecurve.units import first_and_count
 
 Which = Literal["held-out", "train", "test"]
 
@@ -94,14 +86,7 @@ def _plan(
     config = loaded.config
     fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
     facts = describe(config, warm_start.server)
-    differing = other_arrays(saved.manifest, facts)
-    if differing:  # a run may come from anywhere, and its model may take all of the memory
-        raise UserError(
-            f"the config of {saved.run.home} is of another model than {saved.path.name}:"
-            f" {first_and_count(differing)}",
-            "the run's config.yaml and checkpoints as they were written",
-            "RUN",
-        )
+    refuse_other_model(saved.run, saved.path, facts)
     own_plan = plan(config, probe(), facts, fixed)
     if own_plan.layout.is_one_process:  # this process evaluates
         warm_start.stop()
@@ -142,21 +127,14 @@ def _evaluate(
         )
     checkpoint = str(saved.path.resolve())
     attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
-    _write(scratch, loaded, own_plan, attempt, step=saved.step)
-    if base := Base.kept_by(run):
-        base.check_unchanged()
-        write_json(scratch.base, base.to_json())
-    prepared = PreparedRun(
-        run=scratch,
-        plan=own_plan,
-        attempt=attempt,
-        lock=Lock(scratch),
-        journal_start=0,
-        done=False,
-        step=saved.step,
-        track=Track(sensors_every=0),
+    was_run = launch_throwaway(
+        run, loaded, own_plan, attempt, step=saved.step, say=say, server=server
     )
-    values = _launch(prepared, loaded.config.devices, say, server)
+    journal = read_events(scratch.journal)
+    evaluated = [event for event in journal if event.kind == "evaluated"]
+    if not was_run or not evaluated:
+        raise RunError("the evaluation was stopped")
+    values = dict(evaluated[-1].values)
     seconds = values.pop("seconds")
     return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
@@ -180,30 +158,3 @@ def _loaded(
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
     return load_of_run(document, Tasks(), run.home.name)
-
-
-def _write(
-    scratch: Run, loaded: LoadedConfig, own_plan: Plan, attempt: Attempt, *, step: int
-) -> None:
-    """Write the directory of the run that only evaluates."""
-    for directory in (scratch.checkpoints, scratch.logs):
-        directory.mkdir()
-    scratch.write(loaded.config, own_plan, origins=loaded.origins)
-    values = {"attempt": attempt.name, "run": attempt.run, "plan": own_plan.to_json()}
-    append_event(scratch.journal, Event("planned", step, values))
-
-
-def _launch(
-    prepared: PreparedRun,
-    devices: Devices,
-    say: Callable[[str], None],
-    server: ForkServer | None,
-) -> dict[str, Any]:
-    """Evaluate. Returns the values of the `evaluated` line."""
-    screen = WarningsAlone(prepared.plan, prepared.run.home, say)
-    code = launch(prepared, devices, headless=False, screen=screen, server=server)
-    journal = read_events(prepared.run.journal)
-    evaluated = [event for event in journal if event.kind == "evaluated"]
-    if code or not evaluated:
-        raise RunError("the evaluation was stopped")
-    return dict(evaluated[-1].values)

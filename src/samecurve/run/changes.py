@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from samecurve.checkpoint.manifest import read_manifest
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import flatten
@@ -135,6 +137,20 @@ def _changed_files(run: Run, place: Place) -> list[str]:
         return []
     root = place.path.parent
     return [str(root / name) for name in kept.changes(place)]
+
+
+def refuse_other_model(run: Run, checkpoint: Path, facts: Facts) -> None:
+    """UserError: the run's config is of another model than its checkpoint. A run may come from
+    anywhere, and its model may take all of the memory.
+    """
+    differing = other_arrays(read_manifest(checkpoint), facts)
+    if differing:
+        raise UserError(
+            f"the config of {run.home} is of another model than {checkpoint.name}:"
+            f" {first_and_count(differing)}",
+            "the run's config.yaml and checkpoints as they were written",
+            "RUN",
+        )
 
 
 def other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:

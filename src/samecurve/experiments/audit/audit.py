@@ -6,12 +6,12 @@ held against the journal.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Event
@@ -90,20 +90,15 @@ def begin_audit(home: Path, *, step: int | None, steps: int, seed: int) -> Audit
 
 def _starts(run: Run, events: Sequence[Event]) -> dict[int, Start]:
     """By step: the checkpoints that are whole, and the run's own beginning."""
-    starts = {}
-    for path in checkpoints(run.checkpoints):
-        try:
-            verify(path)
-        except CorruptCheckpointError:
-            continue
-        starts[int(path.name.removeprefix("step-"))] = start_at(path)
+    starts: dict[int, Start] = {}
     parent = run.parent_checkpoint()
+    for path in (*checkpoints(run.checkpoints), *([Path(parent)] if parent else [])):
+        with suppress(CorruptCheckpointError):  # check_journal() says what is damaged
+            start = start_at(path)
+            starts.setdefault(start.step, start)
     first = next((event for event in events if event.kind == "planned"), None)
     if parent is None and first is not None and first.step == 0:
         starts.setdefault(0, start_of_run(Plan.from_json(first.values["plan"])))
-    elif parent is not None and Path(parent).is_dir():
-        begun = start_at(Path(parent))
-        starts.setdefault(begun.step, begun)
     return starts
 
 

@@ -1,34 +1,27 @@
 """Train some steps of a past run anew, in a directory that is thrown away, on any devices."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint.format import verify
+from samecurve.checkpoint.store import hold
 from samecurve.core.config.loading import LoadedConfig, load_of_run
-from samecurve.core.config.sections import Track
 from samecurve.core.determinism.data_order import Anchor
-from samecurve.core.events import Event
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.system.files import write_json
-from samecurve.errors import RunError, UserError
+from samecurve.errors import RunError
 from samecurve.experiments.scratch import for_steps_alone
-from samecurve.launch.local import launch
-from samecurve.observe.console import WarningsAlone
-from samecurve.observe.journal import append_event
+from samecurve.launch.throwaway_run import launch_throwaway
 from samecurve.probe import probe
-from samecurve.run.changes import other_arrays
+from samecurve.run.changes import refuse_other_model
 from samecurve.run.describe import describe
-from samecurve.run.directory.attempt import Attempt, new_attempt_name, surroundings
-from samecurve.run.directory.lock import Lock
+from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.start_files import PreparedRun
-from samecurve.run.weights.base_files import Base
 from samecurve.tasks import Tasks
-from samecurve.units import first_and_count
 
 
 @dataclass(frozen=True)
@@ -63,14 +56,7 @@ class Replayer:
     def plan(self, start: Start) -> Plan:
         """The plan of a replay: the run's own, but that nothing is evaluated, sampled or saved."""
         if start.checkpoint:
-            differing = other_arrays(read_manifest(start.checkpoint), self._facts)
-            if differing:
-                raise UserError(
-                    f"the config of {self._run.home} is of another model than"
-                    f" {start.checkpoint.name}: {first_and_count(differing)}",
-                    "the run's config.yaml and checkpoints as they were written",
-                    "RUN",
-                )
+            refuse_other_model(self._run, start.checkpoint, self._facts)
         whole = plan(self._loaded.config, self._machine, self._facts, start.fixed)
         alone = for_steps_alone(whole)
         return replace(alone, every=replace(alone.every, hash=whole.every.hash))
@@ -82,7 +68,6 @@ class Replayer:
 
         RunError: the replay failed, or was stopped.
         """
-        scratch, own_plan = Run(home), self.plan(start)
         attempt = Attempt(
             new_attempt_name(),
             str(home),
@@ -90,46 +75,28 @@ class Replayer:
             stop_at=until,
             weights=self._initial_weights(start),
         )
-        self._write(scratch, own_plan, attempt, start)
-        prepared = PreparedRun(
-            run=scratch,
-            plan=own_plan,
-            attempt=attempt,
-            lock=Lock(scratch),
-            journal_start=0,
-            done=False,
-            step=start.step,
-            track=Track(sensors_every=0),
-        )
-        screen = WarningsAlone(own_plan, home, self._say)
-        code = launch(prepared, self._loaded.config.devices, headless=False, screen=screen)
-        if code:
+        # a live run could remove the checkpoint meanwhile
+        with hold(start.checkpoint) if start.checkpoint else nullcontext():
+            was_run = launch_throwaway(
+                self._run,
+                self._loaded,
+                self.plan(start),
+                attempt,
+                step=start.step,
+                say=self._say,
+            )
+        if not was_run:
             raise RunError("the replay was stopped")
-        return scratch
+        return Run(home)
 
     def _initial_weights(self, start: Start) -> str | None:
         has_copy = start.checkpoint is None and self._run.initial.is_dir()
         return str(self._run.initial.resolve()) if has_copy else None
 
-    def _write(self, scratch: Run, own_plan: Plan, attempt: Attempt, start: Start) -> None:
-        for directory in (scratch.checkpoints, scratch.logs):
-            directory.mkdir(parents=True)
-        scratch.write(self._loaded.config, own_plan, origins=self._loaded.origins)
-        if base := Base.kept_by(self._run):
-            base.check_unchanged()
-            write_json(scratch.base, base.to_json())
-        values = {
-            "attempt": attempt.name,
-            "run": attempt.run,
-            "plan": own_plan.to_json(),
-            "environment": surroundings(own_plan.layout.engine, self._machine),
-        }
-        append_event(scratch.journal, Event("planned", start.step, values))
-
 
 def start_at(checkpoint: Path) -> Start:
-    """The start at a checkpoint."""
-    manifest = read_manifest(checkpoint)
+    """The start at a checkpoint. CorruptCheckpointError: it is damaged, or gone."""
+    manifest = verify(checkpoint)
     return Start(int(manifest["step"]), checkpoint, Fixed.from_json(manifest["fixed"]))
 
 
