@@ -17,7 +17,7 @@ _VECTOR_BYTES = 64  # of the widest vector instructions
 
 
 class ExactBuiltInOptimizer(BuiltInOptimizer):
-    def _adamw(
+    def _update(
         self,
         group: Group,
         gradients: list[torch.Tensor],
@@ -25,18 +25,7 @@ class ExactBuiltInOptimizer(BuiltInOptimizer):
         left_out: torch.Tensor | None,
     ) -> None:
         vectors = _in_vectors(group, gradients)
-        super()._adamw(vectors.group, vectors.gradients, lr, left_out)
-        vectors.put_ends_back()
-
-    def _sgd(
-        self,
-        group: Group,
-        gradients: list[torch.Tensor],
-        lr: float,
-        left_out: torch.Tensor | None,
-    ) -> None:
-        vectors = _in_vectors(group, gradients)
-        super()._sgd(vectors.group, vectors.gradients, lr, left_out)
+        super()._update(vectors.group, vectors.gradients, lr, left_out)
         vectors.put_ends_back()
 
 

@@ -281,7 +281,6 @@ class BuiltInOptimizer(ConfigOptimizer):
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
-        update = self._adamw if self._fields.name == "adamw" else self._sgd
         with torch.no_grad():
             left_out = None
             if isinstance(finite, torch.Tensor):
@@ -291,7 +290,17 @@ class BuiltInOptimizer(ConfigOptimizer):
                 self._num_updates.add_(1)
             for group in self._groups:
                 gradients: list[Any] = [view.grad for view in group.views]  # all have one
-                update(group, gradients, lr * group.lr_scale, left_out)
+                self._update(group, gradients, lr * group.lr_scale, left_out)
+
+    def _update(
+        self,
+        group: Group,
+        gradients: list[torch.Tensor],
+        lr: float,
+        left_out: torch.Tensor | None,
+    ) -> None:
+        kernel = self._adamw if self._fields.name == "adamw" else self._sgd
+        kernel(group, gradients, lr, left_out)
 
     def _adamw(
         self,
