@@ -96,4 +96,4 @@ def counted(number: int, noun: str) -> str:
     """(1, 'round') -> '1 round'; (2, 'microbatch') -> '2 microbatches'."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith(('ch', 'sh')) else 's'}"

@@ -129,9 +129,13 @@ def test_an_image_of_pathfinder_follows_from_its_number(size: int, contour: int)
     assert 0.02 < (image > 127).mean() < 0.3
 
 
-def test_neither_bright_pixels_nor_the_distance_of_the_dots_tell_the_label(cache: Path) -> None:
+@pytest.mark.parametrize("shortest", [None, 4])
+def test_neither_bright_pixels_nor_the_distance_of_the_dots_tell_the_label(
+    shortest: int | None, cache: Path
+) -> None:
     """Means over the classes differ by less than three standard errors."""
-    data = VisionData.model_validate({**PATHS, "samples": 600, "validation": 0.0})
+    fields = {**PATHS, "samples": 600, "validation": 0.0, "shortest": shortest}
+    data = VisionData.model_validate(fields)
     rows = every(open_images(data, cache).train)
     pixels, labels = rows["pixels"][..., 0] / 255, rows["labels"]
     assert labels.mean() == 0.5
@@ -157,10 +161,24 @@ def _distances(pixels: Any) -> Any:
     return np.array(distances)
 
 
+def test_contours_of_several_lengths() -> None:
+    """Both long contours of an image have one length, and each length is as common."""
+    scenes = [draw_scene(number, contour=9, shortest=4, distractors=1) for number in range(300)]
+    lengths = np.array([[len(contour) - 1 for contour in scene.long] for scene in scenes])
+    assert (lengths[:, 0] == lengths[:, 1]).all()
+    counts = np.bincount(lengths[:, 0])[4:]
+    assert len(counts) == 6
+    assert counts.min() > 25
+    assert all(len(contour) == 4 for scene in scenes for contour in scene.short)
+
+
 @pytest.mark.long
-def test_the_places_of_the_dots_do_not_tell_the_label() -> None:
+@pytest.mark.parametrize("shortest", [None, 4])
+def test_the_places_of_the_dots_do_not_tell_the_label(shortest: int | None) -> None:
     """A linear model of 8 x 8 places is at chance on other scenes; so is each end's share."""
-    scenes = [draw_scene(number, contour=9, distractors=0) for number in range(6000)]
+    scenes = [
+        draw_scene(number, contour=9, shortest=shortest, distractors=0) for number in range(6000)
+    ]
     by_label = np.array([scene.dots for scene in scenes]).swapaxes(0, 1)  # [labels, scenes, 2, 2]
     cells = (by_label * 8).astype(int) @ [8, 1]
     counts = (cells[..., None] == np.arange(64)).sum(2)
@@ -246,6 +264,9 @@ def test_a_folder_of_pathfinder_images_with_a_sheet(tmp_path: Path) -> None:
     assert "is not empty" in samecurve(*line, cwd=tmp_path, code=2).stderr
     small = samecurve("data", "pathfinder", "b", "--contour", 20, cwd=tmp_path, code=2).stderr
     assert "56 to 128 pixels a side" in small
+    short = samecurve("data", "pathfinder", "b", "--shortest", 3, cwd=tmp_path, code=2).stderr
+    assert "the shortest contour has 3 dashes, the longest 9" in short
+    assert "4 to 9 dashes" in short
 
 
 def test_a_run_is_measured_on_other_images(tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
     help="dashes of the longest contours",
 )
 @click.option(
+    "--shortest",
+    type=click.IntRange(1),
+    help="dashes of the shortest of the two long contours; if not given as --contour",
+)
+@click.option(
     "--distractors",
     type=click.IntRange(0, 4),
     default=4,
@@ -119,7 +124,14 @@ def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
     help="another one draws other images",
 )
 def pathfinder(
-    *, directory: Path, count: int, size: int, contour: str, distractors: int, seed: int
+    *,
+    directory: Path,
+    count: int,
+    size: int,
+    contour: str,
+    shortest: int | None,
+    distractors: int,
+    seed: int,
 ) -> None:
     """Draw images with two dots, which lie on one dashed contour or on two, for task vision.
 
@@ -128,7 +140,9 @@ def pathfinder(
     """
     from samecurve.tasks.vision.data.pathfinder_set import Drawing, write_pathfinder
 
-    drawing = Drawing(size=size, contour=int(contour), distractors=distractors, seed=seed)
+    drawing = Drawing(
+        size=size, contour=int(contour), distractors=distractors, seed=seed, shortest=shortest
+    )
     lines = write_pathfinder(directory, drawing, count)
     echo("\n".join(lines))
     echo(f"wrote  {directory}")

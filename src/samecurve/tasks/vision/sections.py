@@ -206,6 +206,13 @@ class VisionData(DataSection):
         ),
     )
     contour: ContourLength = Field(9, description="of pathfinder: dashes of the longest contour")
+    shortest: Annotated[int, Field(gt=0)] | None = Field(
+        None,
+        description=(
+            "of pathfinder: dashes of the shortest of the two long contours: each image has any"
+            " number from that on, equally often; if not given all have data.contour"
+        ),
+    )
     distractors: Annotated[int, Field(ge=0, le=4)] = Field(
         4, description="of pathfinder: short contours beside the two long ones"
     )

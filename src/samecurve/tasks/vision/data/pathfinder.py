@@ -9,6 +9,8 @@ lie so that the ends of one are as far apart as an end of the one and an end of 
 few per cent of the image), and any of the four ends may have a dot. So neither the number of bright
 pixels tells the label, nor the distance of the dots, nor any sum over pixels.
 
+A set may have images of shorter contours, too, from which a model learns to follow long ones.
+
 After Linsley, Kim, Veerabadran, Windolf and Serre, "Learning long-range spatial dependencies with
 horizontal gated recurrent units", NeurIPS 2018.
 """
@@ -35,8 +37,11 @@ _TURN, _STEADY, _MOST_TURN = 0.16, 0.85, 0.45  # radians a dash: noise, memory, 
 # differences of the distances of dots, in sides of the image; larger ones are commoner, so that the
 # mean of those within these limits is 0
 _LIKE = (-0.055, 0.022)
+# of shorter contours, whose ends' distances are more alike: at most, and for each dash^2 and side
+_LIKE_SHORTER, _LIKE_BY_LENGTH = 0.01, 0.00072
 _LEAST_DOTS = 0.2  # distance of the dots, in sides of the image
 _SHORT = 3  # a contour that distracts has so many times fewer dashes
+_SHORTEST = 0.36  # length of the shortest long contour, in sides of the image
 
 Points = NDArray[np.float64]  # [..., 2], in sides of the image
 
@@ -59,29 +64,49 @@ def least_size(contour: int) -> int:
     return max(LEAST, math.ceil(LEAST_PITCH / _PITCH[contour]))
 
 
+def least_dashes(contour: int) -> int:
+    """The fewest dashes that the shortest long contour of a set may have."""
+    return math.ceil(round(_SHORTEST / _PITCH[contour], 6))
+
+
 def draw_image(
-    number: int, *, size: int, contour: int, distractors: int, seed: int = 0
+    number: int,
+    *,
+    size: int,
+    contour: int,
+    distractors: int,
+    shortest: int | None = None,
+    seed: int = 0,
 ) -> tuple[NDArray[np.uint8], int]:
     """Image `number` of a set, uint8 [size, size], and its label: 1 if one contour joins the dots.
 
-    contour: dashes of a long contour. distractors: how many short ones
+    contour, shortest, distractors: as of draw_scene
     """
-    scene = draw_scene(number, contour=contour, distractors=distractors, seed=seed)
+    scene = draw_scene(
+        number, contour=contour, distractors=distractors, shortest=shortest, seed=seed
+    )
     label = number % len(CLASSES)
     return _rasterized(scene, label, size, contour), label
 
 
-def draw_scene(number: int, *, contour: int, distractors: int, seed: int = 0) -> Scene:
+def draw_scene(
+    number: int, *, contour: int, distractors: int, shortest: int | None = None, seed: int = 0
+) -> Scene:
     """Contours that keep apart from each other, and the dots for each label.
 
     With either label each of the four ends has a dot in half of all cases: so where the dots lie
     tells nothing.
+
+    contour: dashes of both long contours; if `shortest` is given any number from that on, equally
+    often. distractors: how many short ones
     """
     random = np.random.default_rng((_STREAM, seed, number))
     clearance = _clearance(contour)
+    dashes = contour if shortest is None else int(random.integers(shortest, contour + 1))
+    limits = _LIKE if dashes == contour else _shorter_limits(dashes, contour)
     while True:
-        walks = _walks(random, contour, _PITCH[contour])
-        firsts, seconds, turns = _like_ends(walks[:, [0, -1]])
+        walks = _walks(random, dashes, _PITCH[contour])
+        firsts, seconds, turns = _like_ends(walks[:, [0, -1]], limits)
         apart = (_distances(walks[firsts], walks[seconds]) >= clearance).all((1, 2))
         for place in np.flatnonzero(apart):
             long = walks[firsts[place]], walks[seconds[place]]
@@ -116,7 +141,17 @@ def _walks(random: np.random.Generator, dashes: int, pitch: float) -> Points:
     return kept
 
 
-def _like_ends(ends: Points) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+def _shorter_limits(dashes: int, contour: int) -> tuple[float, float]:
+    """As _LIKE, of contours with fewer dashes: the fewer, the straighter they are, so the more
+    alike are the distances of their ends, and the more a difference would tell.
+    """
+    limit = min(_LIKE_SHORTER, _LIKE_BY_LENGTH * _PITCH[contour] * dashes**3)
+    return -limit, limit
+
+
+def _like_ends(
+    ends: Points, limits: tuple[float, float]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
     """Pairs of contours whose ends are as far from each other's as from their own: the numbers of
     the two, and 1 where the second is to be turned round. ends: [contours, 2, 2]
     """
@@ -126,7 +161,7 @@ def _like_ends(ends: Points) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArra
     turned = np.stack([ends[seconds], ends[seconds, ::-1]], 1)  # [pairs, turn, ends, 2]
     across = np.sort(_length(turned - ends[firsts, None]))
     more = across - along
-    like = ((more > _LIKE[0]) & (more < _LIKE[1])).all(-1)
+    like = ((more > limits[0]) & (more < limits[1])).all(-1)
     like &= np.minimum(across, along).min(-1) >= _LEAST_DOTS
     pairs, turns = np.nonzero(like)
     return firsts[pairs], seconds[pairs], turns

@@ -24,6 +24,7 @@ from samecurve.tasks.vision.data.pathfinder import (
     MOST,
     VERSION,
     draw_image,
+    least_dashes,
     least_size,
 )
 from samecurve.tasks.vision.sections import DRAWN_SIZE, VisionData
@@ -46,9 +47,12 @@ class Drawing:
     contour: int
     distractors: int
     seed: int
+    shortest: int | None = None  # dashes of the shortest long contour; None: as `contour`
 
     def __post_init__(self) -> None:
-        """UserError: the image is too small for its contours, or too large."""
+        """UserError: the image is too small for its contours, or too large; a contour is too short,
+        or longer than the longest.
+        """
         least = least_size(self.contour)
         if not least <= self.size <= MOST:
             raise UserError(
@@ -57,6 +61,25 @@ class Drawing:
                 f"{least} to {MOST} pixels a side",
                 "data.resolution",
             )
+        fewest = least_dashes(self.contour)
+        if self.shortest is not None and not fewest <= self.shortest <= self.contour:
+            raise UserError(
+                f"the shortest contour has {counted(self.shortest, 'dash')}, the longest"
+                f" {self.contour}",
+                f"{fewest} to {self.contour} dashes",
+                "data.shortest",
+            )
+
+    @property
+    def identity(self) -> Mapping[str, int]:
+        """What names the images."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def length(self) -> str:
+        """Of the contours, in words."""
+        shorter = "" if self.shortest is None else f"{self.shortest} to "
+        return f"{shorter}{self.contour} dashes"
 
     def draw(self, number: int) -> tuple[NDArray[np.uint8], int]:
         return draw_image(number, **asdict(self))
@@ -78,7 +101,7 @@ class Block:
 
     @property
     def home(self) -> Path:
-        identity = ["pathfinder", VERSION, asdict(self.drawing), self.first, self.count]
+        identity = ["pathfinder", VERSION, self.drawing.identity, self.first, self.count]
         return self.cache / "vision" / cache_key(identity)
 
     @property
@@ -146,7 +169,7 @@ class PathfinderRows:
 
 
 def stamp_pathfinder(data: VisionData) -> object:
-    return ["pathfinder", VERSION, asdict(_drawing(data))]
+    return ["pathfinder", VERSION, _drawing(data).identity]
 
 
 def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
@@ -163,7 +186,7 @@ def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
     measured = rows["train"][np.arange(min(data.samples, _MEASURED))]
     mean, std = ImageRows(measured["pixels"], measured["labels"]).channels()
     identity = json.dumps([stamp_pathfinder(data), counts])
-    length = f"{drawing.contour} dashes, {counted(drawing.distractors, 'distractor')}"
+    length = f"{drawing.length}, {counted(drawing.distractors, 'distractor')}"
     return ImageSets(
         train=rows["train"],
         validation=rows.get("validation"),
@@ -185,6 +208,7 @@ def _drawing(data: VisionData) -> Drawing:
         contour=data.contour,
         distractors=data.distractors,
         seed=data.seed,
+        shortest=data.shortest,
     )
 
 
