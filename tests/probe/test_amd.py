@@ -2,6 +2,7 @@
 MI300X has it.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from commands import refused, write_config
 from samecurve.cli.main import main
+from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.probe import amd, amd_sources, engines, gpus, probe
+from samecurve.probe import amd, amd_load, amd_sources, engines, gpus, probe
 from samecurve.probe.gpu_state import amd_states
+from samecurve.probe.sensors import Sensors
 
 
 @pytest.fixture
@@ -195,3 +198,39 @@ def test_links_between_cards(topology: Path) -> None:
     }
     assert amd.links({"HIP_VISIBLE_DEVICES": "1,0"}, topology)[0, 1] == "XGMI"
     assert (0, 1) not in amd.links({"HIP_VISIBLE_DEVICES": "1,2"}, topology)
+
+
+def test_what_the_cards_do_during_a_run(
+    topology: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the kernel's files, in the order of the devices; what a card lacks is not made up."""
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python/amdsmi.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path / "python")
+    for bus, files in {
+        "0000:01:00.0": {
+            "gpu_busy_percent": "97",
+            "mem_info_vram_used": str(3 << 30),
+            "hwmon/hwmon4/power1_input": "701000000",
+            "hwmon/hwmon4/temp1_input": "64000",
+        },
+        "0000:00:00.0": {"gpu_busy_percent": "", "hwmon/hwmon5/power1_average": "120500000"},
+    }.items():
+        for name, text in files.items():
+            file = tmp_path / "pci" / bus / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+    monkeypatch.setattr(gpus, "TOPOLOGY", topology)
+    monkeypatch.setattr(amd_load, "PCI", tmp_path / "pci")
+    devices = [
+        Device(kind="cuda", index=index, name="AMD Instinct MI300X", memory=1 << 37)
+        for index in range(3)
+    ]
+    sensors = Sensors(devices, [0, 1, 2], 1)
+    values = sensors.read({0: os.getpid(), 1: os.getpid(), 2: os.getpid()})
+    sensors.close()
+    assert values["utilisation_by_device"] == [0.97, None, None]
+    assert values["memory_bytes_by_device"] == [3 << 30, None, None]
+    assert values["power_watts_by_device"] == [701.0, 120.5, None]
+    assert values["celsius_by_device"] == [64.0, None, None]
+    del sys.modules["amdsmi"]

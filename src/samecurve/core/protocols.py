@@ -27,10 +27,13 @@ Heartbeat = Callable[[int, Activity], None]
 
 
 class Initial(NamedTuple):
-    """How a parameter begins: normal values around `mean`; std 0: all of them `mean`."""
+    """How a parameter begins: normal values around `mean`; std 0: all of them `mean`.
+
+    Several means are those of the equal parts of dimension 0, as of gates that lie in one array.
+    """
 
     std: float
-    mean: float = 0.0
+    mean: float | tuple[float, ...] = 0.0
 
 
 @dataclass(frozen=True)

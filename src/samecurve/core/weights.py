@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.protocols import Checkpoint, Initial
 from samecurve.errors import RunError, UserError
-from samecurve.units import some
+from samecurve.units import counted, some
 
 _SHOWN = 4  # names in a message
 AVERAGE = "ema/"  # before the names of a moving average of the weights
@@ -120,10 +120,30 @@ def combined(digests: Mapping[str, str]) -> str:
 
 
 def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> NDArray[np.float32]:
-    """Drawn by numpy in float32 (and only widened from there)."""
+    """Drawn by numpy in float32 (and only widened from there).
+
+    UserError: dimension 0 has not as many equal parts as there are means.
+    """
+    mean = _means(name, shape, initial.mean)
     if initial.std == 0:
-        return np.full(shape, initial.mean, dtype=np.float32)
+        return np.broadcast_to(mean, shape).copy()
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64DXSM(int.from_bytes(key[:16], "little")))
     normal = generator.standard_normal(shape, dtype=np.float32)
-    return normal * np.float32(initial.std) + np.float32(initial.mean)
+    return normal * np.float32(initial.std) + mean
+
+
+def _means(
+    name: str, shape: tuple[int, ...], mean: float | tuple[float, ...]
+) -> NDArray[np.float32]:
+    """What a parameter's values lie around, in a shape that broadcasts to its own."""
+    if not isinstance(mean, tuple):
+        return np.asarray(mean, np.float32)
+    if not (shape and mean) or shape[0] % len(mean):
+        raise UserError(
+            f"Initial of {name} has {counted(len(mean), 'mean')}, its shape is {shape}",
+            "one mean, or one for each equal part of dimension 0",
+            "task",
+        )
+    by_row = np.repeat(np.asarray(mean, np.float32), shape[0] // len(mean))
+    return by_row.reshape(-1, *[1] * (len(shape) - 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARY, _COMMAND = "amdsmi", "rocm-smi"
-_ARGUMENTS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid")
+_ARGUMENTS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus")
 _PATIENCE = 20.0  # seconds for the command, which asks the driver for each GPU
 _MIB = 1 << 20
 # heap types of the kernel's memory banks: the card's own memory, visible to the host or not

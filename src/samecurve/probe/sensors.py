@@ -7,13 +7,16 @@ and none opens a context on a GPU.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pynvml
 
 from samecurve.core.planning.machine import Device
-from samecurve.probe import nvidia
+from samecurve.probe import gpus, nvidia
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class DeviceLoad(NamedTuple):
@@ -45,9 +48,14 @@ class Sensors:
 
     def __init__(self, devices: Sequence[Device], owners: Sequence[int], threads: int) -> None:
         self._devices, self._owners, self._threads = devices, owners, threads
-        self._handles: list[Any] = []
+        self._handles: list[Any] = []  # of NVIDIA's GPUs
+        self._cards: list[Path] = []  # of AMD's
         if devices[0].kind == "cuda":
             self._handles = nvidia.handles(os.environ)
+            if not self._handles and gpus.TOPOLOGY.is_dir():
+                from samecurve.probe import amd_load
+
+                self._cards = amd_load.find_cards(os.environ, gpus.TOPOLOGY)
         self._readings: dict[int, _LastReading] = {}  # by process id
         psutil.cpu_percent()  # the first answer means nothing
 
@@ -87,6 +95,10 @@ class Sensors:
         """Read one device. is_here: the process that drives it lives on this host."""
         if device.kind == "cpu":
             return self._read_cpu(process)
+        if is_here and device.index < len(self._cards):
+            from samecurve.probe import amd_load
+
+            return DeviceLoad(*amd_load.read_card(self._cards[device.index]))
         if not is_here or device.index >= len(self._handles):
             return DeviceLoad()
         handle = self._handles[device.index]

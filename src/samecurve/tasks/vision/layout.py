@@ -27,6 +27,8 @@ _BIASES = {  # of the gates: what they begin with, before softplus or sigmoid
     "inputs.bias": 2.0,
     "outputs.bias": 2.0,
 }
+_OPEN = 1.5  # of the second half of input.bias in blocks with SiLU(z): their gates begin open
+_WITH_OPEN_GATE = ("gated", "no_fft")
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ def for_clips(fields: VisionModel, frames: int) -> VisionModel:
 def first_values(name: str, shape: tuple[int, ...], fields: VisionModel) -> Initial:
     """First values of a parameter: weights keep the variance of what goes through them.
 
-    What is added to the residual stream begins smaller, by the root of the number of additions.
-    A kernel begins with frequencies of a magnitude around 1, which rho K / (1 + |K|) makes 1/2.
+    What is added to the residual stream begins smaller, by the root of the number of additions; but
+    not what a gated block adds, whose products of small numbers are small already. A kernel begins
+    with frequencies of a magnitude around 1, which rho K / (1 + |K|) makes 1/2.
     """
     leaf = name.rpartition(".")[2]
     if leaf == "bias":
         ending = ".".join(name.split(".")[-2:])
+        if ending == "input.bias" and fields.cssm in _WITH_OPEN_GATE:
+            return Initial(0.0, (0.0, _OPEN))
         return Initial(0.0, _BIASES.get(ending, 0.0))
     if "norm" in name:
         return Initial(0.0, 1.0)
@@ -113,7 +118,8 @@ def first_values(name: str, shape: tuple[int, ...], fields: VisionModel) -> Init
     if f"{name.split('.')[-2]}.bias" in _BIASES or name.endswith(("decays.weight", "delta.weight")):
         return Initial(_GATES)
     std = shape[-1] ** -0.5
-    if name.endswith(("out.weight", "down.weight")):
+    is_small = name.endswith("out.weight") and fields.cssm in _WITH_OPEN_GATE
+    if name.endswith(("out.weight", "down.weight")) and not is_small:
         std /= (2 * fields.depth) ** 0.5
     return Initial(std)
 

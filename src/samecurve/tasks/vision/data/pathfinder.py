@@ -157,12 +157,14 @@ def _like_ends(
     """
     firsts, seconds = np.triu_indices(len(ends), 1)
     own = _length(ends[:, 0] - ends[:, 1])
-    along = np.sort(np.stack([own[firsts], own[seconds]], -1))[:, None]
+    nearer = np.minimum(own[firsts], own[seconds])[:, None]
+    farther = np.maximum(own[firsts], own[seconds])[:, None]
     turned = np.stack([ends[seconds], ends[seconds, ::-1]], 1)  # [pairs, turn, ends, 2]
-    across = np.sort(_length(turned - ends[firsts, None]))
-    more = across - along
-    like = ((more > limits[0]) & (more < limits[1])).all(-1)
-    like &= np.minimum(across, along).min(-1) >= _LEAST_DOTS
+    across = np.moveaxis(_length(turned - ends[firsts, None]), -1, 0)
+    nearer_across, farther_across = np.minimum(*across), np.maximum(*across)
+    like = (nearer >= _LEAST_DOTS) & (nearer_across >= _LEAST_DOTS)
+    for more in (nearer_across - nearer, farther_across - farther):
+        like &= (more > limits[0]) & (more < limits[1])
     pairs, turns = np.nonzero(like)
     return firsts[pairs], seconds[pairs], turns
 
