@@ -29,7 +29,10 @@ from tiny import config_of
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
-GATED = {"cssm": "gated", "steps": 2, "kernel_size": 3, "dropout": 0.2, "drop_path": 0.3}
+GATED = {
+    **{"cssm": "gated", "steps": 2, "kernel_size": 3, "norm": "image"},
+    **{"dropout": 0.2, "drop_path": 0.3},
+}
 HGRU = {"cssm": "hgru_bi", "steps": 3, "kernel_size": 3}
 
 

@@ -207,7 +207,7 @@ def test_a_block_is_the_loop_of_its_equations(cssm: str, steps: int) -> None:
         ("attention", {"heads": 2}),
         ("gated", {"steps": 3, "kernel_size": 3}),
         ("gated", {"arch": "simple"}),
-        ("gated", {"stem": "conv", "pool": "max"}),
+        ("gated", {"stem": "conv", "norm": "image", "pool": "max"}),
         ("no_fft", {"arch": "simple"}),
     ],
 )

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from samecurve.tasks.vision.layout import RHO, Grid
+from samecurve.tasks.vision.layout import NORM_AXES, RHO, Grid
+from samecurve.tasks.vision.sections import NormOver
 
 EPS = 1e-6
 
@@ -33,15 +34,16 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """Layer normalisation over the last axis."""
+    """Layer normalisation of [..., down, across, width]: over the width, or over a whole image."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, over: NormOver) -> None:
         self.weight = nnx.Param(jnp.ones(size))
         self.bias = nnx.Param(jnp.zeros(size))
+        self.axes = NORM_AXES[over]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        centred = x - x.mean(-1, keepdims=True)
-        variance = (centred * centred).mean(-1, keepdims=True)
+        centred = x - x.mean(self.axes, keepdims=True)
+        variance = (centred * centred).mean(self.axes, keepdims=True)
         return centred * jax.lax.rsqrt(variance + EPS) * self.weight[...] + self.bias[...]
 
 

@@ -35,7 +35,7 @@ class Classifier(nnx.Module):
         frames = fields.num_steps if fields.arch == "vit" and fields.cssm == "attention" else 1
         self.frame_position = Positions(frames, fields.width) if frames > 1 else None
         self.blocks = nnx.List([Block(fields, grid, narrow) for _ in range(fields.depth)])
-        self.norm = Norm(fields.width)
+        self.norm = Norm(fields.width, fields.norm)
         self.head = Linear(fields.width, classes, narrow)
 
     def __call__(
@@ -60,7 +60,7 @@ class Classifier(nnx.Module):
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
         last = self.norm(x[:, -1])
-        pooled = last.max((1, 2)) if self.fields.pool == "max" else last.mean((1, 2))
+        pooled = _largest(last) if self.fields.pool == "max" else last.mean((1, 2))
         return self.head(pooled if features is None else pooled * features.astype(dtype))
 
     def _patches(self, images: jax.Array) -> jax.Array:
@@ -78,11 +78,11 @@ class Block(nnx.Module):
     """
 
     def __init__(self, fields: VisionModel, grid: Grid, narrow: Any) -> None:
-        self.norm = Norm(fields.width)
+        self.norm = Norm(fields.width, fields.norm)
         self.mixer = MIXERS[fields.cssm](fields, grid, narrow)
         self.feeds = fields.arch == "vit"
         if self.feeds:
-            self.feed_norm = Norm(fields.width)
+            self.feed_norm = Norm(fields.width, fields.norm)
             self.up = Linear(fields.width, fields.inner, narrow)
             self.down = Linear(fields.inner, fields.width, narrow)
 
@@ -93,6 +93,17 @@ class Block(nnx.Module):
             changed = jax.nn.gelu(self.up(self.feed_norm(x)), approximate=False)
             x = _add(x, self.down(changed), factor)
         return x
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The largest number of each channel: [rows, down, across, width] -> [rows, width].
+
+    By its place: the gradient of jnp.max divides by the number of places that equal the maximum,
+    which is 0 where XLA computes a place anew within a fusion, with another rounding.
+    """
+    patches = x.reshape(x.shape[0], -1, x.shape[-1])
+    places = jnp.argmax(jax.lax.stop_gradient(patches), 1, keepdims=True)
+    return jnp.take_along_axis(patches, places, 1)[:, 0]
 
 
 def _add(x: jax.Array, change: jax.Array, factor: jax.Array | None) -> jax.Array:

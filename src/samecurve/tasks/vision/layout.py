@@ -5,12 +5,15 @@ Names and shapes of parameters are those of torch_model.py and flax_model.py, wh
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samecurve.core.protocols import Initial
 from samecurve.errors import UserError
-from samecurve.tasks.vision.sections import RECURRENT, VisionModel
+from samecurve.tasks.vision.sections import RECURRENT, NormOver, VisionModel
 
+# of [..., down, across, width], what a normalisation of the model takes a mean over
+NORM_AXES: Mapping[NormOver, tuple[int, ...]] = {"patch": (-1,), "image": (-3, -2, -1)}
 RHO = 0.999  # the largest magnitude of a kernel in a recurrence
 # the gates of hgru_bi, in the order in which they lie in the outputs of a layer
 DECAYS = ("d_x", "d_y", "d_z")

@@ -14,6 +14,7 @@ Arch = Literal["vit", "simple"]
 Cssm = Literal["attention", "no_gate", "gated", "hgru_bi", "no_fft"]
 Stem = Literal["patch", "conv"]
 Pool = Literal["mean", "max"]
+NormOver = Literal["patch", "image"]
 ContourLength = Literal[9, 14, 20]
 
 RECURRENT = ("no_gate", "gated", "hgru_bi")  # blocks with a state that goes from step to step
@@ -32,7 +33,7 @@ _ONLY = {  # fields of some blocks alone
 _OF_BACKBONES = ("path", "freeze_norms")
 _OF_ARCHS = (
     *("arch", "cssm", "width", "depth", "patch", "heads", "steps", "kernel_size"),
-    *("stem", "pool", "mlp_ratio"),
+    *("stem", "norm", "pool", "mlp_ratio"),
 )
 
 
@@ -85,6 +86,13 @@ class VisionModel(Section):
             "what an image enters by: patch: a linear layer for each patch; conv: a 3 x 3"
             " convolution of the pixels and a GELU before it, so that a patch sees the edge of its"
             " neighbours"
+        ),
+    )
+    norm: NormOver = Field(
+        "patch",
+        description=(
+            "what a normalisation makes equally strong: each patch by itself, or each image, whose"
+            " empty places stay weak among a few lines; of clips each frame"
         ),
     )
     pool: Pool = Field(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.tasks.vision.layout import RHO, Grid
+from samecurve.tasks.vision.layout import NORM_AXES, RHO, Grid
 from samecurve.tasks.vision.sections import VisionModel
 
 _EPS = 1e-6
@@ -38,7 +38,7 @@ class Classifier(nn.Module):
         if frames > 1:
             self.frame_position = nn.Embedding(frames, fields.width)
         self.blocks = nn.ModuleList(Block(fields, grid) for _ in range(fields.depth))
-        self.norm = nn.LayerNorm(fields.width, eps=_EPS)
+        self.norm = _norm(fields)
         self.head = nn.Linear(fields.width, classes)
 
     def forward(
@@ -64,7 +64,9 @@ class Classifier(nn.Module):
         for number, block in enumerate(self.blocks):
             x = block(x, None if kept is None else kept[:, number])
         last = self.norm(x[:, -1])
-        pooled = last.amax((1, 2)) if self.fields.pool == "max" else last.mean((1, 2))
+        pooled = last.mean((1, 2))
+        if self.fields.pool == "max":  # of equal ones the first has the gradient, as in flax_model
+            pooled = last.flatten(1, 2).max(1).values
         if features is not None:
             pooled = pooled * features.to(pooled.dtype)
         return cast("Tensor", self.head(pooled))
@@ -85,11 +87,11 @@ class Block(nn.Module):
 
     def __init__(self, fields: VisionModel, grid: Grid) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(fields.width, eps=_EPS)
+        self.norm = _norm(fields)
         self.mixer = _MIXERS[fields.cssm](fields, grid)
         self.feeds = fields.arch == "vit"
         if self.feeds:
-            self.feed_norm = nn.LayerNorm(fields.width, eps=_EPS)
+            self.feed_norm = _norm(fields)
             self.up = nn.Linear(fields.width, fields.inner)
             self.down = nn.Linear(fields.inner, fields.width)
 
@@ -103,6 +105,27 @@ class Block(nn.Module):
 
 def _add(x: Tensor, change: Tensor, factor: Tensor | None) -> Tensor:
     return x + change if factor is None else x + change * factor.to(change.dtype)
+
+
+class ImageNorm(nn.Module):
+    """Layer normalisation of [..., down, across, width] over a whole image."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = NORM_AXES["image"]
+        centred = x - x.mean(axes, keepdim=True)
+        variance = (centred * centred).mean(axes, keepdim=True)
+        return centred * torch.rsqrt(variance + _EPS) * self.weight + self.bias
+
+
+def _norm(fields: VisionModel) -> nn.Module:
+    if fields.norm == "image":
+        return ImageNorm(fields.width)
+    return nn.LayerNorm(fields.width, eps=_EPS)
 
 
 class Attention(nn.Module):
