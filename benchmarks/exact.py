@@ -15,7 +15,8 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,57 @@ MODEL = {
 }
 MODES: dict[str, dict[str, Any]] = {  # changes of each mode to the config
     "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
-    "same slots": {"batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
-    "as is": {"batch": {"samples": BATCH}},
+    "same slots": {
+        "train": {"exact": False},
+        "batch": {"samples": BATCH, "per_device": MICRO_BATCH},
+    },
+    "as is": {"train": {"exact": False}, "batch": {"samples": BATCH}},
 }
+
+
+class Runner:
+    """A config that is trained step by step, in this process."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        home: Path,
+        *,
+        index: int = 0,
+        comm: Comm | None = None,
+        place: str = "cpu",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """values: of the config. index: of this process's device. comm: None: it is alone"""
+        self._clock = clock
+        config = load(Document(dict(values)), Tasks()).config
+        self.task: Any = open_task(config, str(home / "cache"))
+        self.facts = self.task.facts()
+        machine = Machine(devices=(), links=(), host_bytes=64 << 30, cores=4)
+        self.plan = plan(config, machine, self.facts)
+        self._engine = TorchEngine(
+            self.task, self.plan, config.optimizer, comm or Comm(None), [torch.device(place)]
+        )
+        devices = self.plan.layout.devices_of(index)
+        self._feed = Feed(self.plan, devices, self.task.train_data(), None, self._engine.stage)
+        self._batches = iter(self._feed)
+        self.state = self._engine.init()
+        self.loss = 0.0  # of the last step
+
+    def step(self, before: Callable[[], object] = lambda: None) -> float:
+        """Train one step, once `before` has been called. Returns its seconds."""
+        step, batch = next(self._batches)
+        before()
+        began = self._clock()
+        self.state, metrics = self._engine.step(
+            self.state, batch, self.plan.schedule.at(step), UNASKED
+        )
+        self.loss = metrics.read().loss
+        return self._clock() - began
+
+    def close(self) -> None:
+        self._feed.close()
+        self._engine.close()
 
 
 def values_of(
@@ -76,33 +125,25 @@ def race(
     """
     dtype, device, strategy = where
     world, place = dist.get_world_size(group), torch.device(device)
-    runners = {}
-    for mode in modes:
-        config = load(Document(values_of(home, mode, world, dtype, strategy)), Tasks()).config
-        task: Any = open_task(config, str(home / "cache"))
-        made = plan(
-            config, Machine(devices=(), links=(), host_bytes=64 << 30, cores=4), task.facts()
+    runners = {
+        mode: Runner(
+            values_of(home, mode, world, dtype, strategy),
+            home,
+            index=index,
+            comm=Comm(group if world > 1 else None),
+            place=device,
         )
-        engine = TorchEngine(
-            task, made, config.optimizer, Comm(group if world > 1 else None), [place]
-        )
-        feed = Feed(made, made.layout.devices_of(index), task.train_data(), None, engine.stage)
-        runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
+        for mode in modes
+    }
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
-    losses: dict[str, float] = {}
     for number in range(WARM + STEPS):
-        for mode, (made, engine, batches, _, state) in runners.items():
-            set_deterministic(made.compute.exact)
-            step, batch = next(batches)
-            dist.barrier(group)
-            began = time.perf_counter()
-            state[0], stats = engine.step(state[0], batch, made.lr_at(step), UNASKED)
-            losses[mode] = stats.read().loss
+        for mode, runner in runners.items():
+            set_deterministic(runner.plan.compute.exact)
+            took = runner.step(before=partial(dist.barrier, group))
             if number >= WARM:
-                seconds[mode].append(time.perf_counter() - began)
-    for _, engine, _, feed, _ in runners.values():
-        feed.close()
-        engine.close()
+                seconds[mode].append(took)
+    for runner in runners.values():
+        runner.close()
     peak = (
         torch.cuda.max_memory_allocated()
         if place.type == "cuda"
@@ -110,9 +151,9 @@ def race(
     )
     return {
         "seconds": seconds,
-        "losses": losses,
+        "losses": {mode: runner.loss for mode, runner in runners.items()},
         "peak": peak,
-        "params": sum(p.numel() for p in state[0].model.parameters()),
+        "params": runners[modes[0]].facts.params,
     }
 
 

@@ -83,7 +83,7 @@ def config(folder: Path) -> dict[str, Any]:
         "batch": {"samples": BATCH},
         "optimizer": {"lr": LR, "betas": list(BETAS), "weight_decay": 0.0, "clip": CLIP},
         "schedule": {"decay": "constant"},
-        "train": {"steps": STEPS, "seed": SEED, "precision": "f32"},
+        "train": {"steps": STEPS, "seed": SEED, "precision": "f32", "exact": False},
         "devices": {"threads": 1},
     }
 

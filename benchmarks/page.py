@@ -189,6 +189,29 @@ def exact(found: Result) -> str:
     return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
+def exact_cost(found: Result) -> str:
+    rows = [
+        [
+            name,
+            f"{statistics.median(of['seconds']['whole batches']) * 1e3:.1f}",
+            f"{of['ratio']:.3f}",
+            _span(
+                [
+                    a / b
+                    for a, b in zip(
+                        of["seconds"]["exact"], of["seconds"]["whole batches"], strict=True
+                    )
+                ],
+                ".2f",
+            ),
+            f"{1 + of['foreseen']:.3f}",
+        ]
+        for name, of in found["models"].items()
+    ]
+    head = ["model, microbatch", "ms a step", "exact beside it", "least and most", "foreseen"]
+    return table(head, rows)
+
+
 def jax_step(found: Result) -> str:
     rows = [
         [
@@ -421,6 +444,13 @@ SECTIONS = {
         "What does [`--exact`](exact.md) cost? The table compares it with the ordinary mode in the"
         " same microbatches, and with the ordinary mode as it is. Script: `benchmarks/exact.py`.",
         exact,
+    ),
+    "cost-of-exact": Section(
+        "What `train.exact: auto` foresees",
+        "How well does a [plan](exact.md#what-auto-foresees) foresee what `--exact` costs? One CPU"
+        " rank of one thread trains each model in whole batches, and exactly in eight microbatches."
+        " Where less than 5 % is foreseen, `auto` is exact. Script: `benchmarks/exact_cost.py`.",
+        exact_cost,
     ),
     "dropout": Section(
         "Dropout whose masks follow the sample",

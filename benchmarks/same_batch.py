@@ -71,7 +71,7 @@ def write_case(case: Case, home: Path) -> dict[str, Any]:
         "batch": {"samples": BATCH, "per_device": case.micro},
         "optimizer": {"lr": LR, "betas": list(BETAS), "weight_decay": 0.0, "clip": CLIP},
         "schedule": {"decay": "constant"},
-        "train": {"steps": f"{case.epochs}ep", "seed": SEED},
+        "train": {"steps": f"{case.epochs}ep", "seed": SEED, "exact": False},
         "devices": {"threads": 1},
     }
     (home / "same.yaml").write_text(yaml.safe_dump(config, sort_keys=False))

@@ -75,7 +75,7 @@ def time_ours(rank: int, home: Path, steps: int, **sections: Any) -> float:
             **sections,
             "batch": {"samples": WORLD * EACH},
             "optimizer": {"lr": LR, "clip": CLIP},
-            "train": {"steps": steps},
+            "train": {"steps": steps, "exact": False},
             "devices": {"use": f"cpu:{WORLD}", "strategy": "ddp", "threads": 1},
         }
     )

@@ -319,7 +319,7 @@ def _tiny_plan(tiny: TinyRun, config: Config, task: Any, index: int, world: int 
     if world is not None:
         devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
         config = config.model_copy(update={"devices": devices})
-    fixed = Fixed.from_json(read_manifest(tiny.resume)["fixed"]) if tiny.resume else None
+    fixed = Fixed.from_manifest(read_manifest(tiny.resume)) if tiny.resume else None
     plan = make_plan(config, MACHINE, task.facts(), fixed)
     if tiny.fault == "another order" and index == 1:
         plan = replace(plan, fixed=replace(plan.fixed, seed=plan.fixed.seed + 1))

@@ -2,7 +2,8 @@
 
 SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
-│   └── InvalidConfigError     all the errors of one config, at once
+│   ├── InvalidConfigError     all the errors of one config, at once
+│   └── NotExactError          a run that can't be exact here (train.exact)
 └── RunError             the run itself could not go on                         exit 1, or 75 where
                          another start may help
 
@@ -79,6 +80,15 @@ class InvalidConfigError(UserError):
         if self.more:
             texts.append(f"and {self.more} more like these")
         return "\n".join(texts)
+
+
+class NotExactError(UserError):
+    """train.exact can't be honoured here. Where the plan chose it (auto), the run is not exact."""
+
+    @property
+    def reason(self) -> str:
+        """The cause, where another sentence says what is refused."""
+        return self.cause.removeprefix("train.exact: ")
 
 
 class Refusals:

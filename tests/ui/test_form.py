@@ -22,7 +22,9 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
+from samecurve.ui.form.fields import form_fields
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
+from samecurve.ui.form.values import read_values
 
 SOURCE = Path(__file__).parents[2]
 SMALL = {"kind": "preset", "id": "small-language-model"}
@@ -234,6 +236,14 @@ def test_errors_stand_beside_their_fields(worker: PlanWorker) -> None:
     assert [e["key"] for e in errors_of(worker, SMALL, {"devices.use": "7"})] == ["devices.use"]
     scale = {"schedule.scale_lr": "linear"}
     assert [e["key"] for e in errors_of(worker, SMALL, scale)] == ["schedule.scale_lr"]
+
+
+def test_a_choice_between_yes_no_and_the_plans_own() -> None:
+    fields = form_fields("language", "torch", {})
+    choices = [choice["value"] for choice in fields.by_key["train.exact"].choices]
+    assert choices == ["auto", "true", "false"]
+    read = [read_values({"train.exact": choice}, fields)["train.exact"] for choice in choices]
+    assert read == ["auto", True, False]
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_form(worker: PlanWorker) -> None:

@@ -279,6 +279,7 @@ CONFIG_OPTIONS = (
     _switch("--no-amp", "train.precision", "precision f32", sets="f32"),
     _switch("--bf16", "train.precision", sets="bf16"),
     _switch("--exact", "train.exact", "the same bits on any number of devices"),
+    _switch("--no-exact", "train.exact", "the order of sums may follow the devices", sets=False),
     _switch(
         "--compile", "train.compile", "compile the model's blocks: faster steps, slower first ones"
     ),

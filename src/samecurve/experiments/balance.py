@@ -31,6 +31,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
+from samecurve.experiments.layout_runner import with_exact_settled
 from samecurve.experiments.profile.profile import run_profile, shorten
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.scratch import scratch
@@ -57,6 +58,7 @@ def measure_speeds(
         return facts
     # refused by name before anything is measured
     plan(config, machine, replace(facts, speeds=Speeds()))
+    config = with_exact_settled(config, machine, replace(facts, speeds=Speeds()))
     experiment = _Experiment(with_even_balance(config), machine, facts)
     large, size = experiment.plan_large()
     path = _cache_path(config, machine, facts, large, size)

@@ -38,6 +38,22 @@ STEPS = 6  # steps of each layout without --steps
 _UNSPLIT = {"shards": None, "compress": "none", "balance": "even"}
 
 
+def with_exact_settled(config: Config, machine: Machine, facts: Facts) -> Config:
+    """The config with what its plan chooses in place of train.exact: auto."""
+    if config.train.exact != "auto":
+        return config
+    exact = plan(config, machine, facts).compute.exact
+    return config.with_values(train={"exact": exact})
+
+
+def on_one_device(config: Config, kind: str) -> Config:
+    """The config for one device of this kind; where its batch follows the devices, for its own."""
+    if not config.batch.samples:
+        return with_even_balance(config)
+    use = "cpu" if kind == "cpu" else config.devices.use
+    return config.with_values(devices={**_UNSPLIT, "use": use, "strategy": "auto"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     """The losses, norms and arrays of a layout's steps."""
@@ -72,11 +88,7 @@ class LayoutRunner:
         home: directory of the runs
         job: the work of a rank; tests replace it to simulate faults
         """
-        one_device = with_even_balance(config)
-        if config.batch.samples:
-            use = "cpu" if kind == "cpu" else config.devices.use
-            one_device = config.with_values(devices={**_UNSPLIT, "use": use, "strategy": "auto"})
-        config_plan = plan(one_device, machine, facts)
+        config_plan = plan(on_one_device(config, kind), machine, facts)
         if steps is not None and steps > config_plan.steps:
             raise UserError(
                 f"--steps {steps}: the config trains {config_plan.steps}",
@@ -93,7 +105,7 @@ class LayoutRunner:
 
     @property
     def exact(self) -> bool:
-        return self.config.train.exact
+        return self.config.train.is_exact
 
     def plan(self, layout: Layout) -> Plan:
         """Plan a layout. UserError: this layout is not possible for this model and machine."""

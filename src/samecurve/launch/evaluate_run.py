@@ -84,7 +84,7 @@ def _plan(
 ) -> Plan:
     """Plan for the run's own devices, or for those that the flags name."""
     config = loaded.config
-    fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
+    fixed = None if is_other_data else Fixed.from_manifest(saved.manifest)
     facts = describe(config, warm_start.server)
     refuse_other_model(saved.run, saved.path, facts)
     own_plan = plan(config, probe(), facts, fixed)

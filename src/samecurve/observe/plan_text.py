@@ -37,7 +37,10 @@ def banner(plan: Plan) -> list[str]:
     ]
     if "balance" in reasons:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
-    if plan.compute.exact:
+    if "exact_auto" in reasons:
+        how = "exact" if plan.compute.exact else "not exact"
+        lines.append(f"       {how} (auto): {reasons['exact_auto']}")
+    elif plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
     lines += [f"       {label}{reasons[name]}" for name, label in _SAID.items() if name in reasons]
     lines += [f"       {note}" for note in reasons.get("task", "").splitlines()]

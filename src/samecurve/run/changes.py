@@ -52,6 +52,8 @@ def refuse_changes(origin: Origin, config: Config) -> None:
     if not before:
         return
     after = _plain(flatten(config))
+    if config.train.exact == "auto":  # the run keeps what it began with
+        before = {key: value for key, value in before.items() if key != "train.exact"}
     _refuse_thawed(origin, before["optimizer.groups"], config)
     free_of_data = (*config.data.indifferent, *config.data.in_fingerprint)
     not_judged = {f"data.{name}" for name in free_of_data}

@@ -188,7 +188,8 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         try:
             if task_of(run) != wanted["task"]:
                 continue
-            if _comparable(run.read_config(Tasks()), settled) == wanted:
+            config = run.read_config(Tasks())
+            if _comparable(config, settled) == wanted and _is_as_exact(config, loaded.config):
                 return run
         except SamecurveError:
             continue  # written by another version of the program
@@ -222,12 +223,21 @@ def _comparable(config: Config, settled: Sequence[str]) -> dict[str, Any]:
             "devices": True,
             "engine": True,
             "track": True,
-            "train": {"save_every"},
+            "train": {"save_every", "exact"},
             "data": set(config.data.indifferent),
             "model": dict.fromkeys(settled, True),
         },
     )
     return {**values, "task": identity_of(config.task)}
+
+
+def _is_as_exact(before: Config, now: Config) -> bool:
+    """Whether a run of the one config may go on with the other. Runs that are older than `auto` had
+    false by default.
+    """
+    if now.train.exact == "auto":
+        return not before.train.is_exact
+    return now.train.exact == before.train.exact
 
 
 def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:
@@ -263,7 +273,7 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
         if origin.run is None:
             return None
         return replace(origin.run.read_plan().fixed, anchor=Anchor())
-    fixed = Fixed.from_json(origin.manifest["fixed"])
+    fixed = Fixed.from_manifest(origin.manifest)
     if not options.new_batch:
         return fixed
     return replace(

@@ -92,7 +92,7 @@ def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]
             " into the step",
             "--engine torch, or leave --machine out",
         )
-    if config.train.exact:
+    if config.train.is_exact:
         yield (
             "--machine does not predict --exact, whose sums go along a tree by other collectives",
             "leave one of them out",

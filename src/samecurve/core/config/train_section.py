@@ -94,9 +94,13 @@ class Train(Section):
     float8: bool = False
     """with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight
     bits (torchao); changes results"""
-    exact: bool = False
+    exact: Literal["auto"] | bool = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
-    one tree; every strategy but fsdp of engine jax"""
+    one tree; every strategy but fsdp of engine jax. auto: where nothing stands in its way and it is
+    foreseen to cost under 5 % of a step; the plan says so, and a run keeps what it began with"""
+    exact_devices: PositiveInt = 8
+    """exact: how many devices can share a step: it is cut into as many microbatches, where
+    batch.per_device does not give their size"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""
@@ -110,6 +114,11 @@ class Train(Section):
     def _best_mode_is_known(self) -> "Train":
         _check_mode("best_metric", "best_mode", self.best_metric, self.best_mode)
         return self
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether runs are exact; of `auto`, until a plan has settled it: no."""
+        return self.exact is True
 
     @property
     def goal(self) -> MetricGoal:

@@ -15,7 +15,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.errors import UserError
+from samecurve.errors import NotExactError, UserError
 from samecurve.units import counted, first_and_count
 
 
@@ -49,7 +49,7 @@ def choose_compute(
         recompute=train.recompute,
         compile=train.compile,
         float8=train.float8,
-        exact=train.exact,
+        exact=train.is_exact,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
         whole_batch=facts.whole_batch,
@@ -112,7 +112,7 @@ def choose_threads(
         raise UserError(
             "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
         )
-    if train.exact and on_cpu and layout.engine == "torch":
+    if train.is_exact and on_cpu and layout.engine == "torch":
         return _choose_exact_threads(threads, fixed)
     if threads:
         return Decision(threads, {"threads": "devices.threads"})
@@ -151,8 +151,8 @@ def check_compile(train: Train, engine: str) -> None:
             "leave --compile out (--set train.compile=false, where a file asks for it)",
             "train.compile",
         )
-    if train.compile and train.exact:
-        raise UserError(
+    if train.compile and train.is_exact:
+        raise NotExactError(
             "train.exact: a compiled kernel is made, and on a GPU chosen by its time, where it"
             " runs: its bits may differ between devices",
             "leave --compile out (--set train.compile=false, where a file asks for it), or --exact",
@@ -167,10 +167,15 @@ def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int
     """
     if not train.float8:
         return
+    if train.is_exact:
+        raise NotExactError(
+            "train.float8: it rounds, which train.exact is there to rule out",
+            "leave it out",
+            "train.float8",
+        )
     device = layout.devices[0]
     refused = {
         "it is for engine torch": layout.engine != "torch",
-        "it rounds, which train.exact is there to rule out": train.exact,
         f"CPU ranks have no products in eight bits ({device.name})": device.kind == "cpu",
         f"{device.name} has no products in eight bits": device.lacks("float8"),
         f"weights and other products are to be bf16, not {precision}": precision != "bf16",
@@ -232,7 +237,7 @@ def check_coupled(
         log.reasons["coupled"] = f"{layers}: statistics over the whole step, synchronised"
     elif not others and is_whole:
         log.reasons["coupled"] = f"{layers}: one microbatch a step, so nothing is split"
-    elif train.allow_coupled and train.exact:
+    elif train.allow_coupled and train.is_exact:
         log.reasons["coupled"] = (
             f"{layers} mixes the samples of a microbatch, which are the same on any devices"
             " (train.exact)"

@@ -17,15 +17,12 @@ from samecurve.core.planning.memory import (
     autocast_itemsize,
     sample_bytes,
 )
-from samecurve.errors import UserError
+from samecurve.errors import NotExactError
 from samecurve.units import first_and_count
-
-# train.exact: microbatches of a step, where nothing else is asked for: work for 1, 2, 4, 8 devices
-_EXACT_MICROBATCHES = 8
 
 
 def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
-    """UserError: on these devices the bits would be others than on one device.
+    """NotExactError: on these devices the bits would be others than on one device.
 
     is_auto: the plan chose the strategy
     """
@@ -34,15 +31,15 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
         how = f"strategy {layout.strategy}"
         if is_auto:
             how += ", taken because the model does not fit on one device,"
-        raise UserError(f"train.exact: {how} {refusal.why}", refusal.remedy, "devices.strategy")
+        raise NotExactError(f"train.exact: {how} {refusal.why}", refusal.remedy, "devices.strategy")
     if layout.compress != "none":
-        raise UserError(
+        raise NotExactError(
             f"train.exact: compress {layout.compress} rounds what each device sends",
             "leave --compress out",
             "devices.compress",
         )
     if layout.offload:
-        raise UserError(
+        raise NotExactError(
             "train.exact: with devices.offload the host's CPU makes the updates, and it rounds in"
             " another way than the devices",
             "leave devices.offload out, or --exact",
@@ -50,7 +47,7 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
         )
     names = {device.name for device in layout.devices}
     if len(names) > 1:
-        raise UserError(
+        raise NotExactError(
             f"train.exact: {' and '.join(sorted(names))} compute with different kernels",
             "--gpus with devices of one kind",
             "devices.use",
@@ -58,10 +55,10 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
 
 
 def check_exact_model(facts: Facts) -> None:
-    """UserError: the model keeps statistics that follow the device."""
+    """NotExactError: the model keeps statistics that follow the device."""
     norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
     if norms:
-        raise UserError(
+        raise NotExactError(
             f"train.exact: the running statistics of {first_and_count(norms)} follow the device",
             "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out",
             "model",
@@ -69,10 +66,10 @@ def check_exact_model(facts: Facts) -> None:
 
 
 def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
-    """UserError: this optimizer's arithmetic follows the shards of a parameter."""
+    """NotExactError: this optimizer's arithmetic follows the shards of a parameter."""
     cause = why_not_sharded(section, facts) if layout.shards > 1 else ""
     if cause:
-        raise UserError(
+        raise NotExactError(
             f"train.exact under {layout.strategy}: {cause}",
             "optimizer.name adamw, sgd, muon or adamw8bit; or --strategy ddp",
             "task" if facts.user_optimizer else "optimizer.name",
@@ -93,16 +90,24 @@ def why_not_sharded(section: Optimizer, facts: Facts) -> str:
 
 
 def choose_exact_batch(
-    section: Batch, fixed: Fixed | None, num_devices: int, interleaved: int = 1
+    section: Batch,
+    fixed: Fixed | None,
+    num_devices: int,
+    interleaved: int = 1,
+    *,
+    most_devices: int,
+    is_auto: bool,
 ) -> Decision[BatchSplit]:
     """The batch of train.exact, whose microbatches have one size on any devices.
 
     interleaved: devices that share a copy of the model
+    most_devices: train.exact_devices
+    is_auto: the plan chose train.exact, and batch.per_device was not meant as its microbatch
 
-    UserError: the config cuts a step by the number of devices, or into too many parts.
+    NotExactError: the config cuts a step by the number of devices, or into too many parts.
     """
     if section.samples and section.accumulate:
-        raise UserError(
+        raise NotExactError(
             "train.exact: batch.accumulate cuts a step by the number of devices",
             "batch.per_device: the samples of a microbatch, on any devices",
             "batch.accumulate",
@@ -116,13 +121,9 @@ def choose_exact_batch(
         why_batch = "as given per device: it grows with the devices"
     if fixed:
         micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
-    elif section.per_device:
-        micro, why_micro = min(section.per_device, global_batch_size), "batch.per_device"
     else:
-        micro = -(-global_batch_size // _EXACT_MICROBATCHES)
-        why_micro = (
-            f"a {_EXACT_MICROBATCHES}th of the batch, whatever the devices (train.exact);"
-            " batch.per_device gives another size"
+        micro, why_micro = _exact_microbatch(
+            section, global_batch_size, most_devices=most_devices, is_auto=is_auto
         )
     split = BatchSplit(
         global_batch_size=global_batch_size,
@@ -130,6 +131,12 @@ def choose_exact_batch(
         num_devices=num_devices,
         interleaved=interleaved,
     )
+    if is_auto and fixed is None and num_devices > split.num_microbatches:
+        raise NotExactError(
+            f"{num_devices} devices share a step of {split.num_microbatches} microbatches",
+            f"train.exact_devices={num_devices}",
+            "train.exact_devices",
+        )
     why_exact = (
         f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
         " along one tree; the order of devices changes no bit"
@@ -138,6 +145,22 @@ def choose_exact_batch(
         why_exact += f"; in each round {interleaved} devices take neighbouring ones"
     check_count(split)
     return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
+
+
+def _exact_microbatch(
+    section: Batch, global_batch_size: int, *, most_devices: int, is_auto: bool
+) -> tuple[int, str]:
+    """The samples of a microbatch, and why as many."""
+    share = -(-global_batch_size // most_devices)
+    why = (
+        f"the batch over {most_devices} devices, whatever their number (train.exact_devices);"
+        " batch.per_device gives another size"
+    )
+    if section.per_device and is_auto:
+        return min(section.per_device, share), f"{why} at most"
+    if section.per_device:
+        return min(section.per_device, global_batch_size), "batch.per_device"
+    return share, why
 
 
 def exact_memory(
@@ -153,7 +176,7 @@ def exact_memory(
 
     capacity: samples that fit without them; None: not known
 
-    UserError: no microbatch fits beside them.
+    NotExactError: no microbatch fits beside them.
     """
     terms = [_exact_term(options, facts, layout, split)]
     if copies := _copies(options, facts, layout):
@@ -164,7 +187,7 @@ def exact_memory(
     if each:
         capacity -= -(-sum(term.bytes for term in terms) // each)
     if capacity < 1:
-        raise UserError(
+        raise NotExactError(
             "the sums that train.exact holds beside the gradients leave no room for a sample",
             "a smaller model, or leave --exact out",
             "train.exact",
@@ -180,7 +203,7 @@ def exact_memory(
                 "fewer ranks on this machine, or a device with more memory: this run's microbatches"
                 f" are of {micro}"
             )
-        raise UserError(
+        raise NotExactError(
             f"a microbatch of {micro} samples does not fit: {capacity} do",
             remedy,
             "batch.per_device",

@@ -56,10 +56,18 @@ class Fixed:
     anchor: Anchor = Anchor()
     computed_on: str = ""  # engine and kind of device
     clip_epsilon: float = CLIP_EPSILON
+    exact: bool = False  # as train.exact: auto chose, or the config says
 
     def to_json(self) -> dict[str, Any]:
         """The form in manifest.json and plan.json, whose public keys are older than our names."""
         return {_KEYS_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> "Fixed":
+        """The copy in a checkpoint. ValueError: as from_json()."""
+        # runs older than the key were exact where their config says so
+        was_exact = manifest.get("config", {}).get("train.exact") is True
+        return cls.from_json({"exact": was_exact, **as_mapping(manifest.get("fixed"))})
 
     @classmethod
     def from_json(cls, value: object) -> "Fixed":

@@ -141,9 +141,9 @@ def choose_layout(
     _check_offload_and_compress(section, train, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
-    if spec.processes == "as started" and not train.exact:
+    if spec.processes == "as started" and not train.is_exact:
         meets_every_round = machine.started > 1
-    meets_every_round |= norm_sync and not train.exact
+    meets_every_round |= norm_sync and not train.is_exact
     sync = choose_sync(section.sync, spec, devices, shards)
     layout = Layout(
         engine=spec.engine,

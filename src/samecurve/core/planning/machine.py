@@ -181,3 +181,10 @@ def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> DevicesDecision:
         raise UserError(f"devices {use} names a GPU twice", "each one once", "devices.use")
     reason = f"{len(wanted)} of {len(gpus)} visible devices, as asked"
     return Decision(tuple(by_index[index] for index in wanted), {"devices": reason})
+
+
+def peak_flops(devices: tuple[Device, ...], precision: str) -> float | None:
+    """FLOP/s of all devices together; None: a device is not on file."""
+    peaks = [device.peak(precision) for device in devices]
+    known = [peak for peak in peaks if peak]
+    return sum(known) if len(known) == len(peaks) else None

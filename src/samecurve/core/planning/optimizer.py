@@ -14,7 +14,7 @@ from samecurve.core.config.sections import Optimizer, ScheduleFields
 from samecurve.core.planning import DecisionLog
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
-from samecurve.errors import UserError
+from samecurve.errors import NotExactError, UserError
 from samecurve.units import counted, first_and_count
 
 _STATES = {"adamw": 2, "sgd": 1}  # arrays of a parameter's shape that are kept for it
@@ -283,15 +283,16 @@ def _check_elementwise(layout: Layout, optimizer: UserOptimizerFacts, *, exact: 
     """UserError: the optimizer may need whole parameters, and would get parts of them."""
     if optimizer.elementwise:
         return
+    error = UserError
     if layout.shards > 1:
         why = f"strategy {layout.strategy} gives it only a part of each parameter"
         otherwise = "--strategy ddp"
     elif exact:
+        error, otherwise = NotExactError, "leave --exact out"
         why = "train.exact asks for arithmetic that is the same number by number"
-        otherwise = "leave --exact out"
     else:
         return
-    raise UserError(
+    raise error(
         f"{optimizer.by}: {why}, and the task does not say that {optimizer.name} updates each"
         " number by itself",
         "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor,"

@@ -196,7 +196,9 @@ class Plan:
         for section, kind in _SECTIONS.items():
             names = {field.name for field in fields(kind)} & values.keys()
             values[section] = {name: values.pop(name) for name in names}
-        parsed = parse_dataclass(cls, {**values, "fixed": Fixed.from_json(on_disk.get("fixed"))})
+        # plans older than `exact` in `fixed` say it once
+        fixed = {"exact": on_disk.get("exact") is True, **as_mapping(on_disk.get("fixed"))}
+        parsed = parse_dataclass(cls, {**values, "fixed": Fixed.from_json(fixed)})
         layout = parsed.layout
         if (layout.engine, layout.strategy) not in STRATEGIES:
             raise ValueError(f"there is no strategy {layout.strategy} of engine {layout.engine}")

@@ -34,7 +34,7 @@ from samecurve.core.planning.compute import (
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, make_order
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
-from samecurve.core.planning.machine import Device, Machine, choose_devices
+from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
 from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
@@ -53,7 +53,8 @@ from samecurve.core.planning.schedule import (
     choose_peak,
     choose_schedule,
 )
-from samecurve.errors import Refusals, UserError
+from samecurve.errors import NotExactError, Refusals, UserError
+from samecurve.units import counted
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
@@ -65,6 +66,8 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
     UserError: what the config asks for cannot be done on this machine; all that is known of it.
     """
+    if config.train.exact == "auto":  # what would stand in its way is no refusal
+        config = config.with_values(train={"exact": False})
     train, refusals = config.train, Refusals()
     with refusals.collected():
         layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
@@ -90,7 +93,7 @@ def _layout_before_facts(
     strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
     refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
-    if train.exact:
+    if train.is_exact:
         from samecurve.core.planning.exact import check_exact_layout
 
         is_auto = config.devices.strategy == "auto"
@@ -112,17 +115,42 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     UserError: what the config asks for cannot be done on this machine, with the numbers and what
     can be done instead.
     """
-    return _Planning(config, machine, facts, fixed).plan()
+    if config.train.exact != "auto":
+        return _Planning(config, machine, facts, fixed).plan()
+    is_exact, why = _choose_exact(config, machine, facts, fixed)
+    if is_exact:
+        exact = config.with_values(train={"exact": True})
+        try:
+            return _Planning(exact, machine, facts, fixed, why).plan()
+        except NotExactError as refusal:
+            why = refusal.reason
+    ordinary = config.with_values(train={"exact": False})
+    return _Planning(ordinary, machine, facts, fixed, why).plan()
+
+
+def _choose_exact(
+    config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
+) -> tuple[bool, str]:
+    """Choose in place of train.exact: auto; and the words for the plan."""
+    if fixed is not None:
+        return fixed.exact, "as this run began"
+    kind = choose_devices(config.devices, config.engine, machine).value[0].kind
+    if config.engine == "torch" and kind == "cpu" and config.devices.threads is None:
+        return False, "devices.threads is not given"  # other threads add in another order
+    from samecurve.core.planning.exact_choice import choose_exact
+
+    return choose_exact(config, facts, kind)
 
 
 @dataclass(frozen=True)
 class _Planning:
-    """The inputs of a plan, and the log of its decisions."""
+    """The inputs of a plan, whose train.exact is settled, and the log of its decisions."""
 
     config: Config
     machine: Machine
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
+    why_exact: str = ""  # or why not, where the plan chose so; '': the config says so
     log: DecisionLog = field(default_factory=DecisionLog)
 
     def plan(self) -> Plan:
@@ -157,6 +185,8 @@ class _Planning:
             from samecurve.core.planning.frozen_offload import choose_frozen_offload
 
             log.take(choose_frozen_offload(options, facts, layout, split, self.machine))
+        if self.why_exact:
+            self._say_choice(split)
         self._warn(layout, split, terms, fixed)
         flops = facts.flops_per_sample
         return Plan(
@@ -186,7 +216,7 @@ class _Planning:
             best=train.goal,
             early_stop=early_stop,
             flops_per_step=flops * split.global_batch_size if flops else None,
-            peak_flops=_peak_flops(layout.devices, precision.value),
+            peak_flops=peak_flops(layout.devices, precision.value),
             reference=facts.reference,
         )
 
@@ -204,15 +234,19 @@ class _Planning:
         can_measure = self.facts.speeds is not None
         check_uneven(section, self.config.batch, layout, can_measure=can_measure)
         speeds = choose_speeds(section, train, self.facts)
-        if train.exact:
+        if train.is_exact:
             from samecurve.core.planning.exact import check_exact_layout, check_exact_model
 
             check_exact_layout(layout, is_auto=section.strategy == "auto")
             check_exact_model(self.facts)
-        split = self.log.take(_even_split(self.config, layout, capacity, fixed=self.fixed))
+        split = self.log.take(
+            _even_split(
+                self.config, layout, capacity, fixed=self.fixed, is_auto=bool(self.why_exact)
+            )
+        )
         if speeds is None:
             return split
-        return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
+        return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.is_exact))
 
     def _fused_attention(self, layout: Layout, precision: Precision) -> bool:
         """Whether a fused kernel computes attention: of a model that has some, under jax."""
@@ -220,7 +254,7 @@ class _Planning:
             return False
         from samecurve.core.planning.attention import choose_attention
 
-        exact = self.config.train.exact
+        exact = self.config.train.is_exact
         return self.log.take(choose_attention(self.facts, layout, precision, exact=exact))
 
     def _memory_terms(
@@ -228,7 +262,7 @@ class _Planning:
     ) -> tuple[MemoryTerm, ...]:
         """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
         facts, held = self.facts, list(capacity.terms)
-        if self.config.train.exact:
+        if self.config.train.is_exact:
             from samecurve.core.planning.exact import exact_memory
 
             is_resumed = self.fixed is not None
@@ -246,16 +280,20 @@ class _Planning:
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
+        train = self.config.train
         if self.fixed is not None:
-            return replace(self.fixed, global_batch_size=split.global_batch_size)
+            return replace(
+                self.fixed, global_batch_size=split.global_batch_size, exact=train.is_exact
+            )
         return Fixed(
             global_batch_size=split.global_batch_size,
             micro_batch_size=split.micro_batch_size,
-            seed=self.config.train.seed,
+            seed=train.seed,
             samples=self.facts.samples,
             fingerprint=self.facts.fingerprint,
             threads=threads,
             computed_on=layout.computed_on,
+            exact=train.is_exact,
         )
 
     def _explain_training(
@@ -268,8 +306,8 @@ class _Planning:
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         say_task(log, train, facts)
         check_engine_has(config.optimizer, config.engine)
-        say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.exact)
-        if train.exact:
+        say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.is_exact)
+        if train.is_exact:
             from samecurve.core.planning.exact import check_exact_optimizer
 
             check_exact_optimizer(config.optimizer, facts, layout)
@@ -279,6 +317,19 @@ class _Planning:
         say_compute(log, train, facts)
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
+
+    def _say_choice(self, split: BatchSplit) -> None:
+        """Log what the plan chose in place of train.exact: auto."""
+        why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
+        if self.config.train.is_exact:
+            same = f"the same bits on up to {counted(split.num_microbatches, 'device')}"
+            why = f"{same}, {why}" if was_exact else same
+        elif was_exact:
+            warning = f"this run was exact until here, and is not from here on: {why}"
+            self.log.warnings.append(warning)
+        else:
+            why += "; --exact asks for it"
+        self.log.reasons["exact_auto"] = why
 
     def _warn(
         self, layout: Layout, split: BatchSplit, terms: tuple[MemoryTerm, ...], fixed: Fixed
@@ -293,7 +344,7 @@ class _Planning:
             )
         optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
         warnings += layout_warnings(self.config.devices, layout, optimizer_bytes)
-        if train.exact and fixed.computed_on not in {"", layout.computed_on}:
+        if train.is_exact and fixed.computed_on not in {"", layout.computed_on}:
             warnings.append(
                 f"this run began with {fixed.computed_on}; from here its bits are those of"
                 f" {layout.computed_on}"
@@ -301,13 +352,25 @@ class _Planning:
 
 
 def _even_split(
-    config: Config, layout: Layout, capacity: Capacity, *, fixed: Fixed | None
+    config: Config,
+    layout: Layout,
+    capacity: Capacity,
+    *,
+    fixed: Fixed | None,
+    is_auto: bool = False,
 ) -> Decision[BatchSplit]:
-    """The split for devices that are alike."""
-    if config.train.exact:
+    """The split for devices that are alike. is_auto: the plan has chosen train.exact"""
+    if config.train.is_exact:
         from samecurve.core.planning.exact import choose_exact_batch
 
-        return choose_exact_batch(config.batch, fixed, layout.num_devices, layout.shards)
+        return choose_exact_batch(
+            config.batch,
+            fixed,
+            layout.num_devices,
+            layout.shards,
+            most_devices=config.train.exact_devices,
+            is_auto=is_auto,
+        )
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
 
 
@@ -332,10 +395,3 @@ def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
             f"--set train.seed={fixed.seed}, or another --save-dir",
             "train.seed",
         )
-
-
-def _peak_flops(devices: tuple[Device, ...], precision: Precision) -> float | None:
-    """FLOP/s of all devices together; None: a device is not on file."""
-    peaks = [device.peak(precision) for device in devices]
-    known = [peak for peak in peaks if peak]
-    return sum(known) if len(known) == len(peaks) else None

@@ -77,7 +77,7 @@ def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Int
         evaluate=_interval(train.eval_every, order),
         save=0 if save_seconds else _interval(train.save_every, order),
         sample=_interval(train.sample_every, order),
-        hash=train.hash_every if train.exact else 0,
+        hash=train.hash_every if train.is_exact else 0,
         save_seconds=save_seconds,
         check_replicas=train.check_replicas if layout.num_devices > 1 else 0,
     )

@@ -97,7 +97,7 @@ class Replayer:
 def start_at(checkpoint: Path) -> Start:
     """The start at a checkpoint. CorruptCheckpointError: it is damaged, or gone."""
     manifest = verify(checkpoint)
-    return Start(int(manifest["step"]), checkpoint, Fixed.from_json(manifest["fixed"]))
+    return Start(int(manifest["step"]), checkpoint, Fixed.from_manifest(manifest))
 
 
 def start_of_run(first_plan: Plan) -> Start:

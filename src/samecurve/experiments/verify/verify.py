@@ -4,7 +4,7 @@ Each layout trains the same few steps of the user's own model and data, and is c
 device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config, Devices
@@ -13,7 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner
+from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_exact_settled
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
 from samecurve.experiments.scratch import scratch
 from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
@@ -45,17 +45,18 @@ def verify(
     show: prints lines of the table
     """
     config, machine = loaded.config, probe()
-    exact = config.train.exact
     tolerance = _tolerance(config)
     facts = describe(config)
     # GPUs, if several may be used
     kind = (
         "cuda" if len(machine.devices) > 1 and not config.devices.use.startswith("cpu") else "cpu"
     )
-    if layout_list is None:
-        layouts = _default_layouts(config, facts, kind, machine)
-    else:
-        layouts = [parse_layout(part) for part in layout_list.split(",")]
+    parts = [] if layout_list is None else layout_list.split(",")
+    named = [parse_layout(part) for part in parts]
+    config = _with_exact_settled(config, machine, facts, kind, named)
+    exact = config.train.is_exact
+    tolerance = 0.0 if exact else tolerance
+    layouts = named or _default_layouts(config, facts, kind, machine)
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         # refuses an engine for which the task has no model
         describe(config.with_values(engine=engine))
@@ -82,8 +83,24 @@ def verify(
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
 
 
+def _with_exact_settled(
+    config: Config, machine: Machine, facts: Facts, kind: str, named: Sequence[Layout]
+) -> Config:
+    """The config with what the plan of one device chooses in place of train.exact: auto; not exact
+    where one of the named layouts can't be.
+    """
+    if config.train.exact != "auto":
+        return config
+    legs = [leg for layout in named for leg in layout.legs]
+    if any(leg.accumulation_steps or not leg.spec.has_exact_form for leg in legs):
+        return config.with_values(train={"exact": False})
+    one_device = on_one_device(config, kind)
+    exact = with_exact_settled(one_device, machine, facts).train.exact
+    return config.with_values(train={"exact": exact})
+
+
 def _tolerance(config: Config) -> float:
-    if config.train.exact:
+    if config.train.is_exact:
         return 0.0
     tolerance = TOLERANCE.get(config.train.precision)
     if tolerance is None:
@@ -112,7 +129,7 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
         if not missing_libraries(engine) and (engine == config.engine or engine not in unfit)
     ]
     num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
-    if config.train.exact:
+    if config.train.is_exact:
         layouts = default_bits(num_devices, engines)
     else:
         layouts = default_layouts(num_devices, engines, accumulates=not facts.coupled)
@@ -125,7 +142,7 @@ def _why_not_sharded(config: Config, facts: Facts) -> str:
     """Why the optimizer can't update shards; empty: it can."""
     if facts.user_optimizer and not facts.user_optimizer.elementwise:
         return f"{facts.user_optimizer.by} is not said to be elementwise"
-    return why_not_sharded(config.optimizer, facts) if config.train.exact else ""
+    return why_not_sharded(config.optimizer, facts) if config.train.is_exact else ""
 
 
 def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[str]:

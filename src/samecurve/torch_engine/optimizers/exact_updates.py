@@ -46,20 +46,21 @@ class _Vectors:
 
 def _in_vectors(group: Group, gradients: list[torch.Tensor]) -> _Vectors:
     numbers = _VECTOR_BYTES // group.views[0].itemsize
-    on_cpu = group.views[0].device.type == "cpu"
-    if not on_cpu or all(view.numel() % numbers == 0 for view in group.views):
+    cut = {at for at, view in enumerate(group.views) if view.numel() % numbers}
+    if group.views[0].device.type != "cpu" or not cut:
         return _Vectors(group, gradients, ())
     arrays = [group.views, gradients, *group.states]
     bodies: list[list[torch.Tensor]] = []
     ends: list[tuple[list[torch.Tensor], torch.Tensor]] = []
     for of_kind in arrays:
+        whole = [array for at, array in enumerate(of_kind) if at not in cut]
         # as they lie in memory; an array may be transposed
-        flat = [array.as_strided((array.numel(),), (1,)) for array in of_kind]
+        flat = [of_kind[at].as_strided((of_kind[at].numel(),), (1,)) for at in sorted(cut)]
         cuts = [len(array) // numbers * numbers for array in flat]
-        in_place = [array[cut:] for array, cut in zip(flat, cuts, strict=True) if cut < len(array)]
+        in_place = [array[at:] for array, at in zip(flat, cuts, strict=True)]
         size = sum(map(len, in_place))
         together = torch.cat([*in_place, in_place[0].new_zeros(-size % numbers)])
-        whole = [array[:cut] for array, cut in zip(flat, cuts, strict=True) if cut]
+        whole += [array[:at] for array, at in zip(flat, cuts, strict=True) if at]
         bodies.append([*whole, together])
         ends.append((in_place, together))
     views, cut_gradients, *states = bodies

@@ -24,9 +24,8 @@ from samecurve.torch_engine.strategies.exact_allreduce import (
     ExactAllReduce,
     Gradients,
     Held,
-    without_negative_zeros,
 )
-from samecurve.torch_engine.strategies.exact_norm import norm_of_rows, squares_by_row
+from samecurve.torch_engine.strategies.exact_norm import RowSquares, norm_of_rows
 
 _BUCKET_BYTES = 8 << 20
 
@@ -60,6 +59,7 @@ class Exact(DP):
             [parameter for parameter in model.parameters() if parameter.requires_grad]
             for model in self.models
         ]
+        self._squares: RowSquares | None = None
         self._buckets = [slice(None)]
         self._all_reduce: ExactAllReduce | None = None
         if self._comm.group:
@@ -166,7 +166,10 @@ class Exact(DP):
     def norm(
         self, _trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]
     ) -> torch.Tensor:
-        return norm_of_rows(torch.cat([squares_by_row(gradient) for gradient in gradients]))
+        shapes = [gradient.shape for gradient in gradients]
+        if self._squares is None or self._squares.shapes != shapes:  # of the step's other update
+            self._squares = RowSquares(gradients)
+        return norm_of_rows(self._squares(gradients))
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._all_reduce:
@@ -188,9 +191,8 @@ class Exact(DP):
         for others in self._parameters[1:]:
             _clear(others)
         summed = total.total()
-        for gradient in summed:
-            if gradient is not None:
-                without_negative_zeros(gradient)
+        if present := [gradient for gradient in summed if gradient is not None]:
+            torch._foreach_add_(present, 0.0)  # as without_negative_zeros()
         for parameter, gradient in zip(parameters, summed, strict=True):
             parameter.grad = _laid_out(gradient, parameter)
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+_SMALL = 1 << 15  # numbers of an array that is cheaper copied than looked at by itself
+
 
 def num_rows(shape: Sequence[int]) -> int:
     """The rows of an array; a single number is one."""
@@ -25,6 +27,45 @@ def squares_by_row(array: torch.Tensor) -> torch.Tensor:
         norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms.double().square_()
     return _halved(rows.square()).double()
+
+
+class RowSquares:
+    """The sums of squares of the rows of many arrays, in a few calls of torch: small arrays with
+    rows of one length are put together.
+    """
+
+    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
+        """arrays: of the shapes, and on the device, of those to come"""
+        self.shapes = shapes = [array.shape for array in arrays]
+        together: dict[int, list[int]] = {}  # numbers of arrays, by the length of their rows
+        self._alone: list[int] = []
+        begins, total = [], 0
+        for number, shape in enumerate(shapes):
+            begins.append(total)
+            rows = num_rows(shape)
+            total += rows
+            if 0 < shape.numel() <= _SMALL:
+                together.setdefault(shape.numel() // rows, []).append(number)
+            else:
+                self._alone.append(number)
+        self._together = list(together.items())
+        in_turn = [*(n for _, numbers in self._together for n in numbers), *self._alone]
+        lie_at = torch.empty(total, dtype=torch.int64)
+        at = 0
+        for number in in_turn:  # where the rows of each array lie among all
+            rows = num_rows(shapes[number])
+            lie_at[begins[number] : begins[number] + rows] = torch.arange(at, at + rows)
+            at += rows
+        self._in_order = lie_at.to(arrays[0].device)
+
+    def __call__(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of squares of each row, in the order of the arrays; float64."""
+        sums = [
+            squares_by_row(torch.cat([arrays[number].reshape(-1, width) for number in numbers]))
+            for width, numbers in self._together
+        ]
+        sums += [squares_by_row(arrays[number]) for number in self._alone]
+        return torch.cat(sums)[self._in_order]
 
 
 def norm_of_rows(squares: torch.Tensor) -> torch.Tensor:

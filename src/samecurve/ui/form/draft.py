@@ -39,6 +39,7 @@ _KEYS_OF_FLAGS = {
     "--global-batch": "batch.samples",
     "--max-steps": "train.steps",
     "--exact": "train.exact",
+    "--no-exact": "train.exact",
 }
 _WORD = re.compile(r"[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*")
 

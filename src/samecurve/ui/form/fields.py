@@ -243,6 +243,8 @@ def _kind_of(key: str, node: Schema) -> tuple[Kind, bool]:
         return _SIMPLE.get(types.pop(), "json"), nullable
     if types <= {"integer", "number"}:
         return "number", nullable
+    if key in table()["choices"]:
+        return "choice", nullable
     return "json", nullable
 
 

@@ -43,6 +43,8 @@ def _read(field: Field, value: Any) -> Any:
         return None if field.nullable else field.default
     if field.kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
+    if field.kind == "choice" and value in {"true", "false"}:
+        return value == "true"
     if not isinstance(value, str) or field.kind in {"text", "choice"}:
         return value
     text = value.strip()

@@ -1,0 +1,126 @@
+"""What train.exact costs on one device, beside what the plan foresees (train.exact: auto).
+
+Models of several sizes on one CPU rank of one thread, in whole batches and exactly.
+
+Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
+that computes, which other programs on the machine change least. Writes
+benchmarks/results/cost-of-exact-<machine>.json unless --no-keep.
+Run: python -m benchmarks.exact_cost [--steps 20] [--models har,...] [--no-keep]
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import paired
+from benchmarks.exact import Runner
+from benchmarks.page import publish
+from samecurve.core.config.document import read_file
+from samecurve.core.planning.exact_choice import foreseen_cost
+from samecurve.probe import cpu_name
+from samecurve.torch_engine.strategies.exact import set_deterministic
+
+WARM = 2
+MODELS_HOME = Path(__file__).parents[1] / "models"
+
+
+def language(hidden: int, layers: int, length: int, batch: int) -> dict[str, Any]:
+    """A decoder on lines of text."""
+    return {
+        "model": {
+            "hidden_size": hidden,
+            "num_layers": layers,
+            "num_heads": hidden // 64,
+            "kv_heads": hidden // 64,
+            "intermediate_size": hidden * 27 // 10 // 16 * 16,
+            "max_seq_len": length,
+            "tie_embeddings": True,
+        },
+        "data": {"eval_samples": 0},
+        "batch": {"samples": batch},
+    }
+
+
+MODELS: Mapping[str, Mapping[str, Any] | str] = {
+    "har": "har.yaml",
+    "digits": "digits.yaml",
+    "decoder 128x4, 8 x 64 tokens": language(128, 4, 64, 64),
+    "decoder 128x4, 8 x 256 tokens": language(128, 4, 256, 64),
+    "decoder 256x6, 2 x 128 tokens": language(256, 6, 128, 16),
+    "decoder 256x6, 4 x 256 tokens": language(256, 6, 256, 32),
+    "decoder 320x8, 2 x 128 tokens": language(320, 8, 128, 16),
+    "decoder 320x8, 8 x 128 tokens": language(320, 8, 128, 64),
+}
+
+
+def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
+    """Train in both modes, step by step in turn."""
+    runners = {
+        mode: Runner(
+            {**values, "train": {**values["train"], "exact": is_exact}},
+            home,
+            clock=time.thread_time,
+        )
+        for mode, is_exact in (("whole batches", False), ("exact", True))
+    }
+    seconds: dict[str, list[float]] = {mode: [] for mode in runners}
+    for number in range(WARM + steps):
+        for mode, runner in runners.items():
+            set_deterministic(mode == "exact")
+            took = runner.step()
+            if number >= WARM:
+                seconds[mode].append(took)
+    exact = runners["exact"]
+    for runner in runners.values():
+        runner.close()
+    facts, batch = exact.facts, exact.plan.batch
+    return {
+        "arrays": facts.arrays,
+        "trainable": facts.trainable,
+        "flops_per_sample": facts.flops_per_sample,
+        "samples": batch.global_batch_size,
+        "microbatch": batch.micro_batch_size,
+        "foreseen": foreseen_cost(facts, batch.global_batch_size, batch.micro_batch_size),
+        "ratio": paired(seconds["exact"], seconds["whole batches"], lambda a, b: a / b),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--models", default=";".join(MODELS), help="names with ; between them")
+    parser.add_argument("--no-keep", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    models = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        home = Path(scratch)
+        (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(200_000)))
+        for name in given.models.split(";"):
+            of = MODELS[name]
+            values: dict[str, Any] = (
+                dict(read_file(MODELS_HOME / of).value) if isinstance(of, str) else dict(of)
+            )
+            if not isinstance(of, str):
+                values["data"] = {**values["data"], "source": str(home / "text.txt")}
+            values["devices"] = {"use": "cpu", "threads": 1}
+            values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
+            models[name] = race(values, home, given.steps)
+            one = models[name]
+            print(
+                f"{name}: {1e3 * statistics.median(one['seconds']['exact']):.1f} ms, ratio"
+                f" {one['ratio']:.3f}, foreseen {one['foreseen']:.3f}",
+                flush=True,
+            )
+    publish("cost-of-exact", {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)
+
+
+if __name__ == "__main__":
+    main()

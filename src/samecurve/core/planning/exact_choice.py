@@ -1,0 +1,66 @@
+"""train.exact: auto: whether a run is exact where the config does not say so.
+
+The choice follows from the config, the model and the kind of device alone, never from the number of
+devices, their strategy or the machine, so a config is decided alike on any of them. The run's first
+plan fixes the choice.
+"""
+
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts
+
+MOST_COST = 0.05  # share of a step
+# What a step pays for each microbatch, whatever its samples, as the work that a device does in that
+# time. Fitted to pairs of steps on CPU ranks of one thread, so that a pair that is taken costs less
+# than MOST_COST (docs/exact.md, "What auto foresees"; benchmarks/exact_cost.py).
+_FLOPS_PER_ARRAY = 2e6  # its operations are called once more, forward and backward
+_FLOPS_PER_KERNEL = 25e6  # of an array of three dimensions or more: a convolution is laid out anew
+_FLOPS_PER_NUMBER = 200.0  # its gradient is written and added once more
+
+
+def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
+    """Choose for a run's first plan; and the words for it.
+
+    kind: of the devices: cpu or cuda
+    """
+    if hindrance := _hindrance(config, facts, kind):
+        return False, hindrance
+    cost = foreseen_cost(facts, config.batch.samples or 1, exact_microbatch(config))
+    if cost is None:
+        return False, "the work of a sample is not known"
+    return cost <= MOST_COST, f"foreseen to take {1 + cost:.2f} times as long"
+
+
+def exact_microbatch(config: Config) -> int:
+    """The samples of a microbatch, of a batch that does not follow the devices."""
+    batch = config.batch
+    share = -(-(batch.samples or 1) // config.train.exact_devices)
+    return min(share, batch.per_device or share)
+
+
+def foreseen_cost(facts: Facts, samples: int, micro: int) -> float | None:
+    """How much longer one device takes for a step in microbatches than at once, as a share of the
+    step; None: not known.
+
+    samples: of a step; micro: of a microbatch
+    """
+    if not facts.flops_per_sample or not facts.arrays:
+        return None
+    kernels = sum(len(shape) > 2 for shape in facts.arrays.values())
+    each = _FLOPS_PER_NUMBER * facts.trainable + _FLOPS_PER_KERNEL * kernels
+    each += _FLOPS_PER_ARRAY * (len(facts.arrays) - kernels)
+    more = -(-samples // micro) - 1
+    return more * each / (facts.flops_per_sample * samples + each)
+
+
+def _hindrance(config: Config, facts: Facts, kind: str) -> str:
+    """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
+    batch = config.batch
+    hindrances = {
+        "what it costs under engine jax is not measured": config.engine == "jax",
+        "what it costs on GPUs is not measured": kind == "cuda",
+        "batch.per_device without batch.samples follows the devices": batch.samples is None,
+        "batch.accumulate follows the devices": batch.accumulate is not None,
+        "train.allow_coupled": config.train.allow_coupled,
+        "the model mixes the samples of a microbatch": bool(facts.coupled),
+    }
+    return next((why for why, is_so in hindrances.items() if is_so), "")

@@ -1,0 +1,200 @@
+"""train.exact: auto: chosen from the config and the model alone, so alike on any devices; for good;
+and never a reason to refuse a run.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samecurve.core.config.document import Document
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.exact_choice import MOST_COST, foreseen_cost
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
+from samecurve.core.planning.fixed import Fixed
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.errors import UserError
+from samecurve.observe.plan_text import banner
+from samecurve.tasks import Tasks
+
+GIB = 1 << 30
+CPUS = Machine(devices=(), links=(), host_bytes=64 * GIB, cores=16)
+GPUS = replace(
+    CPUS,
+    devices=tuple(
+        Device(kind="cuda", index=index, name="NVIDIA H100", memory=80 * GIB) for index in (0, 1)
+    ),
+)
+FACTS = Facts(
+    samples=1000,
+    eval_samples=50,
+    tokens_per_sample=512,
+    params=10**7,
+    trainable=10**7,
+    blocks=4,
+    bytes_per_sample=1 << 20,
+    flops_per_sample=1e10,
+    coupled=(),
+    fingerprint="x",
+    arrays={f"blocks.{number}": (1000, 100) for number in range(100)},
+)
+SAME_BITS = "       exact (auto): the same bits on up to 8 devices"
+
+
+def config(**sections: Any) -> Config:
+    devices = {"threads": 1, **sections.pop("devices", {})}
+    values = {"batch": {"samples": 64}, **sections, "devices": devices}
+    return load(Document(values), Tasks()).config
+
+
+@pytest.mark.parametrize("use", ["auto", "cpu:2", "cpu:3", "cpu:8"])
+@pytest.mark.parametrize("strategy", ["auto", "dp", "fsdp"])
+def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
+    made = plan(config(devices={"use": use, "strategy": strategy}), CPUS, FACTS)
+    assert (made.compute.exact, made.batch.micro_batch_size, made.fixed.exact) == (True, 8, True)
+    assert made.compute.threads == 1
+    assert SAME_BITS in banner(made)
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+@pytest.mark.parametrize(
+    ("sections", "facts", "says"),
+    [
+        ({}, {"flops_per_sample": 1e9}, "foreseen to take 1.23 times as long"),
+        ({}, {"flops_per_sample": None}, "the work of a sample is not known"),
+        ({"engine": "jax", "devices": {"threads": None}}, {}, "under engine jax is not measured"),
+        ({"devices": {"threads": None}}, {}, "devices.threads is not given"),
+        ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
+        ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
+        ({"batch": {"samples": 64, "per_device": 1}}, {}, "foreseen to take 1.22 times as long"),
+        ({"train": {"allow_coupled": True}}, {}, "train.allow_coupled"),
+        ({"train": {"compile": True}}, {}, "a compiled kernel is made"),
+        # one layout only, whatever others choose
+        ({"devices": {"compress": "bf16", "strategy": "ddp", "use": "cpu:2"}}, {}, "bf16 rounds"),
+        (
+            {"optimizer": {"name": "adafactor"}, "devices": {"strategy": "fsdp", "use": "cpu:2"}},
+            {},
+            "under fsdp: adafactor adds up",
+        ),
+        # on these devices only, and for good
+        ({"batch": {"samples": 32768}}, {"bytes_per_sample": 1 << 24}, "does not fit"),
+        (
+            {},
+            {
+                "user_optimizer": UserOptimizerFacts(
+                    name="Own",
+                    by="Task.optimizer()",
+                    elementwise=False,
+                    takes_lr=True,
+                    scales=(1.0,),
+                    num_states=2,
+                )
+            },
+            "asks for arithmetic that is the same",
+        ),
+    ],
+)
+def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
+    sections: dict[str, Any], facts: dict[str, Any], says: str
+) -> None:
+    asked = config(**sections)
+    check_before_facts(asked, CPUS, can_measure=False)
+    made = plan(asked, CPUS, replace(FACTS, **facts))
+    (line,) = (line for line in banner(made) if "(auto)" in line)
+    assert line.startswith("       not exact (auto): ")
+    assert says in line
+    assert line.endswith("; --exact asks for it")
+    ordinary = plan(
+        asked.with_values(train={"exact": False}), CPUS, replace(FACTS, **facts)
+    ).to_json()
+    chosen = made.to_json()
+    assert chosen["because"].pop("exact_auto")
+    assert chosen == ordinary
+
+
+def test_on_gpus_its_cost_is_not_measured() -> None:
+    made = plan(config(devices={"threads": None}), GPUS, FACTS)
+    assert not made.compute.exact
+    assert "GPUs is not measured" in made.reasons["exact_auto"]
+
+
+def test_a_run_keeps_what_its_first_plan_chose() -> None:
+    first = plan(config(), CPUS, FACTS)
+    costly = replace(FACTS, flops_per_sample=1e6)
+    later = plan(config(devices={"use": "cpu:3", "threads": None}), CPUS, costly, first.fixed)
+    assert (later.compute.exact, later.batch.micro_batch_size) == (True, 8)
+    ordinary = plan(config(), CPUS, costly)
+    assert not plan(config(), CPUS, FACTS, ordinary.fixed).compute.exact
+    asked = plan(config(train={"exact": True}), CPUS, FACTS, ordinary.fixed)
+    assert asked.compute.exact
+    assert "exact_auto" not in asked.reasons
+    refused = plan(config(train={"exact": False}), CPUS, FACTS, first.fixed)
+    assert not refused.compute.exact
+
+
+def test_a_run_that_can_be_exact_no_longer_goes_on_without_for_good() -> None:
+    first = plan(config(), CPUS, FACTS)
+    compressed = config(devices={"compress": "bf16", "strategy": "ddp", "use": "cpu:2"})
+    later = plan(compressed, CPUS, FACTS, first.fixed)
+    assert not later.compute.exact
+    says = "this run was exact until here, and is not from here on: compress bf16 rounds"
+    assert any(warning.startswith(says) for warning in later.warnings)
+    last = plan(config(), CPUS, FACTS, later.fixed)
+    assert not last.compute.exact
+    with pytest.raises(UserError, match="compress bf16 rounds"):
+        plan(compressed.with_values(train={"exact": True}), CPUS, FACTS, first.fixed)
+
+
+def test_runs_of_earlier_versions_keep_what_they_were() -> None:
+    """They have no `exact` in `fixed`; their plan, and the config in a manifest, say it."""
+    for was_exact in (False, True):
+        made = plan(config(train={"exact": was_exact}), CPUS, FACTS)
+        older = made.to_json()
+        del older["fixed"]["exact"]
+        assert Plan.from_json(older).fixed.exact == was_exact
+        manifest = {"config": {"train.exact": was_exact}, "fixed": older["fixed"]}
+        fixed = Fixed.from_manifest(manifest)
+        assert plan(config(), CPUS, FACTS, fixed).compute.exact == was_exact
+
+
+def test_devices_that_share_a_step() -> None:
+    wide = config(batch={"samples": 128}, train={"exact_devices": 16})
+    made = plan(wide, CPUS, FACTS)
+    assert made.batch.micro_batch_size == 8
+    assert "up to 16 devices" in made.reasons["exact_auto"]
+    more = config(devices={"use": "cpu:9"})
+    said = plan(more, CPUS, FACTS).reasons["exact_auto"]
+    assert "9 devices share a step of 8 microbatches" in said
+    assert plan(more, CPUS, FACTS, plan(config(), CPUS, FACTS).fixed).compute.exact
+    small = plan(config(batch={"samples": 64, "per_device": 32}), CPUS, FACTS)
+    assert small.batch.micro_batch_size == 8  # batch.per_device is the most that a device takes
+
+
+def test_its_cost_is_foreseen_as_it_was_measured() -> None:
+    """Where the rule takes a model, the measured pair cost little; larger batches cost less."""
+    root = Path(__file__).parents[2] / "benchmarks" / "results"
+    pairs = [
+        pair
+        for path in root.glob("cost-of-exact-*.json")
+        for pair in json.loads(path.read_text())["models"].values()
+    ]
+    assert pairs
+    for pair in pairs:
+        arrays = {name: tuple(shape) for name, shape in pair["arrays"].items()}
+        counts = {key: pair[key] for key in ("trainable", "flops_per_sample")}
+        facts = replace(FACTS, arrays=arrays, **counts)
+        samples, micro = pair["samples"], pair["microbatch"]
+        foreseen = foreseen_cost(facts, samples, micro)
+        assert foreseen is not None
+        assert foreseen == pytest.approx(pair["foreseen"])
+        assert foreseen > MOST_COST or pair["ratio"] < 1 + MOST_COST
+        larger = foreseen_cost(facts, 2 * samples, 2 * micro)
+        assert larger is not None
+        assert larger < foreseen
+    assert any(pair["foreseen"] < MOST_COST for pair in pairs)
+    assert any(pair["foreseen"] > MOST_COST for pair in pairs)
