@@ -54,7 +54,6 @@ ROOT = Path(__file__).parents[2]
         (["--nproc_per_node", "gpu"], "no GPU found"),
         (["--master_port", "65536"], "less than or equal to 65535"),
         (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
-        (["--compile", "--exact"], "its bits may differ"),
         (["--set", "train.float8=true"], "no products in eight bits"),
         (["--no-such-flag"], "No such option"),
         (["-d", "missing.txt"], "no such file"),

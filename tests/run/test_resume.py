@@ -78,6 +78,18 @@ def test_and_notes_one_that_was_made(tmp_path: Path) -> None:
     assert note.startswith("changed since the run was last saved: optimizer.groups [{'match'")
 
 
+def test_a_run_that_goes_on_compiled_is_told_of_its_bits(tmp_path: Path) -> None:
+    """With train.exact, whose bits are those of the programs."""
+    before = config_with([]).with_values(train={"exact": True})
+    origin = never_saved(tmp_path, before)
+    refuse_changes(origin, before.with_values(train={"compile": True}))
+    assert origin.notes == [
+        "changed since the run was last saved: train.compile False -> True",
+        "train.exact: from step 0 on the bits are those of the compiled model, which rounds in"
+        " another way",
+    ]
+
+
 def test_stop_after_and_what_a_resume_refuses_and_says(
     *,
     unbroken_run: Path,

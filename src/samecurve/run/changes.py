@@ -76,6 +76,14 @@ def refuse_changes(origin: Origin, config: Config) -> None:
     if noted:
         changes = _changes(noted, before, after)
         origin.notes.append(f"changed since the run was last saved: {changes}")
+    was_exact = origin.manifest.get("fixed", {}).get("exact", False)
+    is_exact = was_exact if config.train.exact == "auto" else config.train.exact
+    if is_exact and "train.compile" in noted:
+        how = "compiled" if config.train.compile else "uncompiled"
+        origin.notes.append(
+            f"train.exact: from step {origin.step} on the bits are those of the {how} model, which"
+            " rounds in another way"
+        )
 
 
 def refuse_changed_source(origin: Origin, config: Config, facts: Facts) -> None:

@@ -151,13 +151,6 @@ def check_compile(train: Train, engine: str) -> None:
             "leave --compile out (--set train.compile=false, where a file asks for it)",
             "train.compile",
         )
-    if train.compile and train.is_exact:
-        raise NotExactError(
-            "train.exact: a compiled kernel is made, and on a GPU chosen by its time, where it"
-            " runs: its bits may differ between devices",
-            "leave --compile out (--set train.compile=false, where a file asks for it), or --exact",
-            "train.compile",
-        )
 
 
 def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int | None) -> None:
@@ -327,6 +320,8 @@ def say_compute(log: DecisionLog, train: Train, facts: Facts) -> None:
         log.reasons["compile"] = (
             f"{parts}; the first steps, and the first of each other shape, take longer"
         )
+        if train.is_exact:
+            log.reasons["compile"] += "; every rank compiles the same programs, which is checked"
     if train.float8:
         log.reasons["float8"] = (
             "products of the blocks' linear layers in eight bits, scaled by each tensor's largest"

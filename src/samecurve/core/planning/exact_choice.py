@@ -58,6 +58,7 @@ def _hindrance(config: Config, facts: Facts, kind: str) -> str:
     hindrances = {
         "what it costs under engine jax is not measured": config.engine == "jax",
         "what it costs on GPUs is not measured": kind == "cuda",
+        "what it costs compiled is not measured": config.train.compile,
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,

@@ -3,10 +3,11 @@
 Imported late: torch._dynamo takes a second or two.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,10 +17,15 @@ from samecurve.torch_engine.model.cross_entropy import Head, Kernel, compilable_
 from samecurve.torch_engine.model.model_setup import recompute, repeated_blocks
 from samecurve.torch_engine.randomness.dropout_layers import KeyedDropout
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.model.exact_programs import ExactPrograms
+
 _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
 
-def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
+def compile_model(
+    model: nn.Module, how: Recompute, backend: "str | ExactPrograms" = "inductor"
+) -> None:
     """Compile each repeated block, or the whole model where it has no blocks. Names stay.
 
     Blocks that are alike share one program. A block's forward() is compiled and not its call, so
@@ -28,19 +34,10 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     too many programs are an error, so that a model does not silently run uncompiled.
 
     how: which blocks are computed again in backward (train.recompute)
+    backend: what makes the programs; a name, or that of exact runs
     """
-    import torch._dynamo as dynamo
-
-    dynamo.reset()  # a warm process has compiled other models
-    # torch shows progress by tqdm, whose default lock is shared by all processes: a rank that is
-    # killed would leave that lock behind.
-    with suppress(ImportError):
-        tqdm: Any = import_module("tqdm").tqdm
-        tqdm.set_lock(RLock())
     parts = repeated_blocks(model) or [model]
-    dynamo.config.fail_on_recompile_limit_hit = True
-    dynamo.config.optimize_ddp = False  # it would cut blocks where ddp's buckets end
-    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
+    _prepare_compiler(len(parts))
     keep_uncompiled(model)
     for module in model.modules():
         if isinstance(module, Head):
@@ -48,7 +45,7 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     if how != "block":
         recompute(model, how)  # the compiler sees what selective keeps
     for part in parts:
-        part.forward = torch.compile(part.forward, dynamic=False, backend=backend)
+        part.forward = _compiled(part.forward, backend)
     if how == "block":
         recompute(model, how)
 
@@ -61,8 +58,49 @@ def keep_uncompiled(model: nn.Module) -> None:
             module.__dict__["forward"] = uncompiled(module.forward)
 
 
-def _kernel(backend: str) -> Kernel:
-    """The head's kernel, compiled once for any number of rows: the last chunk has fewer rows."""
+def compile_parts_exactly(model: nn.Module, backend: "ExactPrograms") -> None:
+    """Let the exact backend compile the parts that the model's author compiles, in place of his
+    own, whose programs may follow the shapes that a device happens to see first.
+    """
+    parts: list[Any] = [part for part in model.modules() if part._compiled_call_impl is not None]  # noqa: SLF001
+    _prepare_compiler(len(parts))
+    for part in parts:
+        part._compiled_call_impl = _compiled(part._call_impl, backend)  # noqa: SLF001 - as compile()
+
+
+def _prepare_compiler(num_parts: int) -> None:
+    """Make too many programs an error, and forget those of other models."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()  # a warm process has compiled other models
+    # torch shows progress by tqdm, whose default lock is shared by all processes: a rank that is
+    # killed would leave that lock behind.
+    with suppress(ImportError):
+        tqdm: Any = import_module("tqdm").tqdm
+        tqdm.set_lock(RLock())
+    dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.config.optimize_ddp = False  # it would cut blocks where ddp's buckets end
+    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * num_parts)
+
+
+def _compiled(function: Callable[..., Any], backend: "str | ExactPrograms") -> Callable[..., Any]:
+    """The function, with a program for each shape that it meets."""
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False, backend=backend)
+    if isinstance(backend, str):
+        return compiled
+    from samecurve.torch_engine.model.exact_programs import with_own_errors
+
+    return with_own_errors(compiled)
+
+
+def _kernel(backend: "str | ExactPrograms") -> Kernel:
+    """The head's kernel, compiled once for any number of rows: the last chunk has fewer rows.
+
+    In exact runs it is compiled for each number of rows: a program for any number would follow the
+    number that a rank happens to see first.
+    """
+    if not isinstance(backend, str):
+        return _compiled(compilable_loss, backend)
     from torch._dynamo import maybe_mark_dynamic
 
     compiled: Kernel = torch.compile(compilable_loss, backend=backend)

@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError
@@ -35,6 +35,7 @@ from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_pl
 from samecurve.torch_engine.step.setup import EngineSetup
 
 if TYPE_CHECKING:
+    from samecurve.torch_engine.model.exact_programs import ExactPrograms
     from samecurve.torch_engine.model.frozen_offload import FrozenOffload
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
@@ -238,25 +239,45 @@ class ModelBuilder:
             from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 
             key_dropout(model, context, self._seed)
-        if compiled_in_place(model) and not plan.compute.compile:
-            from samecurve.torch_engine.model.compile_blocks import keep_uncompiled
-
-            keep_uncompiled(model)
+        if compiled_in_place(model):
+            self._keep_compiled(model)
         if self.offload is not None:
             self.offload.add(model)
-        _apply_speed_options(model, plan, setup.devices[device_index])
+        self._apply_speed_options(model, setup.devices[device_index])
         return model
 
+    def _keep_compiled(self, model: nn.Module) -> None:
+        """Leave the parts compiled that the model's author compiles, but for what can't be."""
+        from samecurve.torch_engine.model.compile_blocks import (
+            compile_parts_exactly,
+            keep_uncompiled,
+        )
 
-def _apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
-    """Apply train.float8, train.recompute and train.compile, as the plan has them."""
-    if plan.compute.float8:
-        from samecurve.torch_engine.model.float8 import convert
+        compute = self._setup.plan.compute
+        if not compute.compile:
+            keep_uncompiled(model)
+        if compute.exact:
+            compile_parts_exactly(model, self._exact_programs)
 
-        convert(model, device)
-    if plan.compute.compile:
-        from samecurve.torch_engine.model.compile_blocks import compile_model
+    def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
+        """Apply train.float8, train.recompute and train.compile, as the plan has them."""
+        compute = self._setup.plan.compute
+        if compute.float8:
+            from samecurve.torch_engine.model.float8 import convert
 
-        compile_model(model, plan.compute.recompute)
-    else:
-        recompute(model, plan.compute.recompute)
+            convert(model, device)
+        if compute.compile:
+            from samecurve.torch_engine.model.compile_blocks import compile_model
+
+            backend = self._exact_programs if compute.exact else "inductor"
+            compile_model(model, compute.recompute, backend)
+        else:
+            recompute(model, compute.recompute)
+
+    @cached_property
+    def _exact_programs(self) -> "ExactPrograms":
+        """What compiles in exact runs, for the models of all devices of this process."""
+        from samecurve.torch_engine.model.exact_programs import ExactPrograms
+
+        setup = self._setup
+        return ExactPrograms(setup.comm, setup.plan.compute.threads, setup.device)
