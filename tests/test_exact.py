@@ -44,6 +44,7 @@ LAYOUTS = {
     "bf16": [("ddp", 3), ("fsdp", 2)],
     "f64": [("ddp", 4), ("hsdp", 4)],
 }
+JAX = [*(("dp", world) for world in (1, 2, 3, 4, 8)), *(("fsdp", world) for world in (2, 3, 4, 8))]
 SOME = 40  # steps of make test
 
 
@@ -174,15 +175,24 @@ def test_the_ordinary_mode_differs_and_so_do_other_microbatches(
     assert exact.hashes[10] != other.hashes[10]
 
 
-@pytest.mark.parametrize("worlds", [(3,), pytest.param((2, 3, 4, 8), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("precision", "layouts"),
+    [
+        ("f32", [("dp", 3), ("fsdp", 2)]),
+        pytest.param("f32", JAX, marks=pytest.mark.long),
+        pytest.param("bf16", [("dp", 3), ("fsdp", 3)], marks=pytest.mark.long),
+        pytest.param("f64", [("dp", 2), ("fsdp", 4)], marks=pytest.mark.long),
+    ],
+)
 def test_jax_one_hash_on_any_number_of_devices(
-    worlds: tuple[int, ...], train: Train, tmp_path: Path
+    precision: str, layouts: list[tuple[str, int]], train: Train, tmp_path: Path
 ) -> None:
-    steps = STEPS if len(worlds) > 2 else 20
-    expected = train(tmp_path / "one", "dp", 1, engine="jax", steps=steps)
-    for world in worlds:
-        outcome = train(tmp_path / f"{world}", "dp", world, engine="jax", steps=steps)
-        assert same(outcome, expected), world
+    options: dict[str, Any] = {"engine": "jax", "precision": precision}
+    options["steps"] = STEPS if len(layouts) > 2 else 20
+    expected = train(tmp_path / "one", "single", 1, **options)
+    for strategy, world in layouts:
+        outcome = train(tmp_path / f"{strategy}-{world}", strategy, world, **options)
+        assert same(outcome, expected), (strategy, world)
 
 
 def hashes(home: Path) -> dict[int, str]:

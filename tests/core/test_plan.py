@@ -271,13 +271,7 @@ def test_refusals_that_follow_from_the_task() -> None:
 @pytest.mark.parametrize(
     ("sections", "facts", "says"),
     [
-        ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "another program"),
         ({"devices": {"strategy": "fsdp", "offload": True}}, {}, "host's CPU makes the updates"),
-        (
-            {"engine": "jax"},
-            {"params": 5 * 10**9, "trainable": 5 * 10**9, "block_params": 4 * 10**8},
-            "taken because the model does not fit",
-        ),
         ({"devices": {"compress": "bf16", "strategy": "ddp"}}, {}, "compress bf16 rounds"),
         (
             {"batch": {"samples": 64, "accumulate": 2}},
@@ -326,6 +320,18 @@ def test_exact_holds_a_few_shards_of_sums() -> None:
     made = plan(config(batch=batch, train=narrow, devices=devices), GPUS, facts)
     (term,) = (term for term in made.memory if term.name == "copies")
     assert term.bytes == 2 * 200 * 2  # two blocks in f32, beside weights that nothing rounds
+
+
+def test_exact_sums_under_the_fsdp_of_jax_are_those_of_dp() -> None:
+    """Each device computes neighbouring microbatches, and holds sums of whole gradients."""
+    held = []
+    for strategy in ("dp", "fsdp"):
+        devices = {"use": "cpu:4", "strategy": strategy}
+        made = plan(config(engine="jax", train={"exact": True}, devices=devices), GPUS, FACTS)
+        assert "in each round" not in made.reasons["exact"]
+        held += [term for term in made.memory if term.name in {"exact", "copies"}]
+    assert len(held) == 2
+    assert held[0] == held[1]
 
 
 def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
@@ -426,7 +432,6 @@ def test_hsdp_repeats_groups_of_shards() -> None:
     ("train", "engine", "says"),
     [
         ({"compile": True}, "jax", "jax compiles its step anyway"),
-        ({"compile": True, "exact": True}, "torch", "its bits may differ"),
         ({"float8": True}, "torch", "not f32"),
         (
             {"float8": True, "precision": "bf16", "exact": True},
@@ -453,6 +458,8 @@ def test_what_is_fast_says_what_it_changes() -> None:
         .startswith("12 blocks, one program")
     )
     assert not plan(config(train={"compile": True}), GPUS, FACTS).warnings
+    exact = plan(config(train={"compile": True, "exact": True}), GPUS, FACTS)
+    assert exact.reasons["compile"].endswith("the same programs, which is checked")
     with pytest.raises(UserError, match="CPU ranks have no products in eight bits"):
         plan(
             config(train={"float8": True, "precision": "bf16"}, devices={"use": "cpu"}), GPUS, FACTS

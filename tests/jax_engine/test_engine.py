@@ -128,7 +128,10 @@ def test_numbers_that_a_loss_asks_for_follow_the_sample(
 
 @pytest.mark.parametrize(
     ("exact", "layout"),
-    [(False, "jax-fsdp:3/4"), pytest.param(True, "jax:3..jax:2", marks=pytest.mark.long)],
+    [
+        (False, "jax-fsdp:3/4"),
+        pytest.param(True, "jax:3..jax-fsdp:2..jax:2", marks=pytest.mark.long),
+    ],
 )
 def test_dropout_layers_are_one_curve(
     layout: str, pool: Pool, tmp_path: Path, *, exact: bool

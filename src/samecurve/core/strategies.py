@@ -125,14 +125,6 @@ _REFUSED_BY_JAX = {
     ),
 }
 
-_NOT_EXACT_IN_JAX = {
-    "train.exact": Refusal(
-        "compiles forward and backward, the gathering of weights and the update as one program for"
-        " all devices, and another number of devices is another program",
-        "--strategy dp; or --engine torch, whose fsdp has an exact form; or leave --exact out",
-    )
-}
-
 _ROWS = (
     StrategySpec(
         name="single",
@@ -260,7 +252,8 @@ _ROWS = (
         sharding="all devices",
         state="sharded whole",
         auto="only a shard fits",
-        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX, **_NOT_EXACT_IN_JAX},
+        has_exact_form=True,
+        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
         summary="one process for all devices of a host, the model sharded",
         holds="its share of weights and optimizer state",
         sends="weights gathered once before, gradients summed and shared out once after",

@@ -123,7 +123,8 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
     torch.append(parse_layout(f"{sharded}:2..single..{whole}:{last}..{sharded}:{last}"))
     jax = [
         *(Layout("jax", count) for count in (1, 2, 4, 8)),
-        Layout("jax", 2, None, Layout("jax", 4, None, Layout("jax", 1))),
+        *(Layout("jax-fsdp", count) for count in (2, 4)),
+        Layout("jax", 2, None, Layout("jax-fsdp", 4, None, Layout("jax", 1))),
     ]
     return [layout for engine in engines for layout in {"torch": torch, "jax": jax}[engine]]
 

@@ -134,6 +134,11 @@ class StateLayout:
         )
         return specs
 
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of whole arrays, by their names in a checkpoint."""
+        return {entry.name: entry.shape for entry in self._entries}
+
     def init(self, value: InitialValue, weights: Checkpoint | None = None) -> State:
         """A first state, whose moments are zero.
 
@@ -163,7 +168,7 @@ class StateLayout:
 
         UserError: names or shapes don't fit.
         """
-        shapes = {entry.name: entry.shape for entry in self._entries}
+        shapes = self.shapes
         averages = {name for name in (*shapes, *saved.arrays) if name.startswith(AVERAGE)}
         late = {f"{LATE}{name}" for name in self.trained}.intersection(saved.arrays)
         late_counts = {name for name in saved.arrays if name.startswith("optimizer/step/late/")}

@@ -21,11 +21,12 @@ from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, sp
 from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.evaluation import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
-from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import ExactBatchLoss, StagedMicroBatch, per_device
+from samecurve.jax_engine.exact_norm import longest_axis, piece_sums, sum_of_pieces
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.step_metrics import QueuedMetrics
@@ -40,9 +41,10 @@ from samecurve.jax_engine.step_program import (
     progress_array,
     split_trained,
 )
-from samecurve.jax_engine.strategies import AXIS, squared_norm
+from samecurve.jax_engine.strategies import AXIS
 
 ReplicaStates = list[State]  # whole states, one for each device of this process
+ParamsOf = Callable[[State], Arrays]  # all_params, or averaged_params
 
 
 class ExactEngine(JaxEngine):
@@ -93,25 +95,38 @@ class ExactEngine(JaxEngine):
             self._check_loss(self._example(staged))
         staged = [replace(one, rows=self._staging.trained_rows(one.rows)) for one in staged]
         count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
-        trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
-        when = progress_array(batch.progress)
-        if self.plan.compute.whole_batch:
-            gradient_sums = self._batch_loss.gradient_sums(states, staged, batch.samples, when)
-        else:
-            gradient_sums = [self._gradients(states, microbatch, when) for microbatch in staged]
-        for microbatch, sums in zip(staged, gradient_sums, strict=True):
-            trees[microbatch.local_device].give((0, microbatch.number), sums)
-        subtree_sums = [[sums for _, sums in tree.held] for tree in trees]
+        subtree_sums = self._subtree_sums(states, staged, batch, count)
         local = self._local_metrics(batch, requests)
         totals = self._reduce(count, subtree_sums, self._to_all_reduce(local))
+        squared_norms = self._squared_norms([packed for packed, _ in totals])
         rate = np.asarray(lr, self._dtype)
         updated = [
-            self._update_program(replica, packed, extra, rate)
-            for replica, (packed, extra) in zip(states, totals, strict=True)
+            self._update_program(replica, packed, squared_norm, extra, rate)
+            for replica, (packed, extra), squared_norm in zip(
+                states, totals, squared_norms, strict=True
+            )
         ]
         _, values = updated[0]  # the same on every device
         metrics = QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
         return [replica for replica, _ in updated], metrics
+
+    def _subtree_sums(
+        self, states: ReplicaStates, staged: Sequence[StagedMicroBatch], batch: Batch, count: int
+    ) -> list[list[GradientSums]]:
+        """For each local device the sums of its subtrees of the step's microbatches."""
+        whole, when = self._whole_states(states, all_params), progress_array(batch.progress)
+        trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
+        if self.plan.compute.whole_batch:
+            gradient_sums = self._batch_loss.gradient_sums(whole, staged, batch.samples, when)
+        else:
+            gradient_sums = [self._gradients(whole, microbatch, when) for microbatch in staged]
+        for microbatch, sums in zip(staged, gradient_sums, strict=True):
+            trees[microbatch.local_device].give((0, microbatch.number), sums)
+        return [[sums for _, sums in tree.held] for tree in trees]
+
+    def _whole_states(self, states: ReplicaStates, _params_of: ParamsOf) -> ReplicaStates:
+        """States whose parameters, as these are asked for, are whole on each device."""
+        return states
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
         """A row whose shapes are those of the data; from the source if the step brought no row."""
@@ -162,29 +177,57 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _update_program(self) -> Wrapped:
-        """(state, packed GradientSums of the step, sums over processes, lr) -> (state, metrics)."""
+        """(state, packed GradientSums of the step, squared norm, sums over processes, lr) ->
+        (state, metrics).
+        """
 
         def program(
-            state: State, packed: jax.Array, extra: jax.Array, lr: jax.Array
+            state: State,
+            packed: jax.Array,
+            squared_norm: jax.Array,
+            extra: jax.Array,
+            lr: jax.Array,
         ) -> tuple[State, jax.Array]:
             sums = self._unpack(packed)
-            squares = squared_norm(sums.gradients.values())
-            state, update_metrics = apply_update(self._setup, state, sums, squares, lr)
+            state, update_metrics = apply_update(self._setup, state, sums, squared_norm, lr)
             return state, jnp.concatenate([sums.totals, extra, update_metrics])
 
         return exact_jit(program, donate_argnums=(0,))
 
+    def _squared_norms(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
+        """The squared norm of the step's gradient, on each local device."""
+        return [self._norm_program(self._squares_program(values)) for values in packed]
+
+    @cached_property
+    def _squares_program(self) -> Wrapped:
+        """Apart from the sums of squares: see exact_norm.py."""
+        return exact_jit(jnp.square)
+
+    @cached_property
+    def _norm_program(self) -> Wrapped:
+        """(squares of packed GradientSums) -> the sum of those of the gradient."""
+
+        def program(squares: jax.Array) -> jax.Array:
+            gradients = self._unpack(squares).gradients
+            axes = {name: longest_axis(one.shape) for name, one in gradients.items() if one.ndim}
+            return sum_of_pieces(piece_sums(gradients, axes).values())
+
+        return exact_jit(program)
+
     @cached_property
     def _pack_program(self) -> Wrapped:
-        """Pack the sums of one device's subtrees into [1, subtrees, values]."""
-
-        def pack(sums: GradientSums) -> jax.Array:
-            gradients = [sums.gradients[name].ravel() for name in self._layout.trained]
-            return jnp.concatenate([*gradients, sums.totals])
-
+        """Pack the sums of one device's subtrees into [1, subtrees, *_packed_shape]."""
         return exact_jit(
-            lambda subtree_sums: jnp.stack([pack(sums) for sums in subtree_sums])[None]
+            lambda subtree_sums: jnp.stack([self._pack(sums) for sums in subtree_sums])[None]
         )
+
+    def _pack(self, sums: GradientSums) -> jax.Array:
+        gradients = [sums.gradients[name].ravel() for name in self._layout.trained]
+        return jnp.concatenate([*gradients, sums.totals])
+
+    @cached_property
+    def _packed_shape(self) -> Shape:
+        return (sum(map(self._num_scalars, self._layout.trained)) + 2 + 2 * len(self._names),)
 
     def _unpack(self, packed: jax.Array) -> GradientSums:
         gradients, begin = {}, 0
@@ -221,9 +264,7 @@ class ExactEngine(JaxEngine):
         return self._per_device(self._exchange_program(count)(packed, extra))
 
     def _empty_pack(self, device: int, most: int) -> jax.Array:
-        totals = 2 + 2 * len(self._names)
-        length = sum(map(self._num_scalars, self._layout.trained)) + totals
-        zeros = np.zeros((1, most, length), self._dtype)
+        zeros = np.zeros((1, most, *self._packed_shape), self._dtype)
         packed: jax.Array = jax.device_put(zeros, self._local_devices[device])
         return packed
 
@@ -263,7 +304,7 @@ class ExactEngine(JaxEngine):
         samples: int | None = None,
     ) -> EvalSums:
         """The task's sums: counts add up as integers, the others along the microbatches' tree."""
-        states: ReplicaStates = state
+        states = self._whole_states(state, averaged_params)
         specs = self.task.eval_sums()
         samples = samples or self.plan.eval_samples
         num_microbatches = len(split_batch(samples, self.plan.batch.micro_batch_size))
@@ -319,7 +360,7 @@ class ExactEngine(JaxEngine):
         return np.asarray(add(self._staging.put(by_device)))
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
-        states: ReplicaStates = state
+        states = self._whole_states(state, averaged_params)
         module = self._model.merge_for_eval(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 

@@ -147,9 +147,9 @@ def _jax_session(
     """Begin to use jax's devices. least: the least number of CPU devices of this process."""
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
-    from samecurve.jax_engine.exact import ExactEngine
+    from samecurve.jax_engine.exact_fsdp import exact_engine
 
-    kind = ExactEngine if plan.compute.exact else JaxEngine
+    kind = exact_engine(plan) if plan.compute.exact else JaxEngine
     os.environ.update(runtime.environment(plan, os.environ))
     runtime.configure(
         plan,

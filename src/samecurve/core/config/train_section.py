@@ -96,8 +96,8 @@ class Train(Section):
     bits (torchao); changes results"""
     exact: Literal["auto"] | bool = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
-    one tree; every strategy but fsdp of engine jax. auto: where nothing stands in its way and it is
-    foreseen to cost under 5 % of a step; the plan says so, and a run keeps what it began with"""
+    one tree. auto: where nothing stands in its way and it is foreseen to cost under 5 % of a step;
+    the plan says so, and a run keeps what it began with"""
     exact_devices: PositiveInt = 8
     """exact: how many devices can share a step: it is cut into as many microbatches, where
     batch.per_device does not give their size"""

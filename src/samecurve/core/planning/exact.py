@@ -217,7 +217,7 @@ def _exact_term(
     """The memory beside one gradient: sums that wait for their siblings, and sums on their way
     between devices.
     """
-    if layout.shards > 1:
+    if layout.interleaved > 1:
         return _sharded_term(options, facts, layout, split)
     count = split.num_microbatches
     of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
@@ -267,7 +267,7 @@ def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm 
     they are and autocast rounds them; None: they are no wider.
     """
     width, narrow = options.itemsize, autocast_itemsize(options.precision)
-    if layout.shards == 1 or narrow == width:
+    if layout.interleaved == 1 or narrow == width:
         return None
     blocks = min(2, facts.blocks) if options.reshard else facts.blocks
     wider, kept = blocks * facts.block_params, "kept for backward"

@@ -46,6 +46,13 @@ class Layout:
         return STRATEGIES[self.engine, self.strategy]
 
     @property
+    def interleaved(self) -> int:
+        """Devices that take neighbouring microbatches in each round of an exact run: those that
+        gather weights and sum gradients together in each round.
+        """
+        return self.shards if self.spec.state == "sharded by block" else 1
+
+    @property
     def computed_on(self) -> str:
         """The engine and the kind of device, which decide the bits of a result."""
         return f"{self.engine} on {self.devices[0].name}"

@@ -367,7 +367,7 @@ def _even_split(
             config.batch,
             fixed,
             layout.num_devices,
-            layout.shards,
+            layout.interleaved,
             most_devices=config.train.exact_devices,
             is_auto=is_auto,
         )
