@@ -60,6 +60,7 @@ UNSHOWN = {
     "docs/speed.md": {"tiny.yaml"},
     "docs/image-classifier.md": {"PICTURES", "vit_tiny.safetensors"},
     "docs/same-batch.md": {"same/same.yaml"},
+    "docs/sentinel.md": {"faulty.py"},
     "docs/split-check.md": {"clip.yaml"},
     "docs/strategies.md": {"large.yaml", "greedy.py", "unused.py"},
     "docs/task-engines.md": {"norm.py"},

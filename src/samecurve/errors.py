@@ -5,7 +5,8 @@ SamecurveError            everything that we raise on purpose
 │   ├── InvalidConfigError     all the errors of one config, at once
 │   └── NotExactError          a run that can't be exact here (train.exact)
 └── RunError             the run itself could not go on                         exit 1, or 75 where
-                         another start may help
+    │                    another start may help
+    └── FaultyDeviceError    a device computes wrong                            exit 76
 
 not_hiding() and closing_all() handle what fails while a failure is handled, or at the end.
 """
@@ -21,6 +22,7 @@ from samecurve.terminal import printable, shorten
 _MOST_CAUSE, _MOST_REMEDY, _MOST_WHERE, _MOST_OF_ONE = 1600, 1600, 400, 500
 MOST_ERRORS = 12  # of a config that are told
 START_AGAIN = 75  # the exit code after which the same command may go on (EX_TEMPFAIL)
+FAULTY_DEVICE = 76  # the exit code after which a device is to be left out
 
 
 class SamecurveError(Exception):
@@ -154,6 +156,17 @@ class RunError(SamecurveError):
         if self.log:
             lines.append(f"  log: {self.log}")
         return lines
+
+
+class FaultyDeviceError(RunError):
+    """A device computes wrong, each time: another start must leave it out."""
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
+        super().__init__(cause, remedy, where)
+        self.exit_code = FAULTY_DEVICE
+
+    def give_up(self) -> None:
+        """Another start was never meant to help."""
 
 
 def message_of(error: BaseException) -> str:

@@ -14,7 +14,13 @@ from test_known_failures import fits
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes, write_note
 from samecurve.diagnose.tracebacks import ATTEMPT_LINE, last_traceback
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import (
+    FAULTY_DEVICE,
+    FaultyDeviceError,
+    RunError,
+    SamecurveError,
+    UserError,
+)
 from samecurve.probe import oom_kills
 
 HEAD = "Traceback (most recent call last):\n"
@@ -136,6 +142,11 @@ def test_what_an_error_says_itself_is_kept(tmp_path: Path) -> None:
         [note(0, UserError("no such key", "another", "tiny.yaml:3:1"), 1.0)], {}, tmp_path
     )
     assert (wrong.exit_code, str(wrong)) == (2, "tiny.yaml:3:1: no such key\n  remedy: another")
+    faulty = explain([note(1, FaultyDeviceError("rank 1 computes wrong"), 1.0)], {}, tmp_path)
+    assert isinstance(faulty, RunError)
+    assert (faulty.exit_code, faulty.again) == (FAULTY_DEVICE, False)
+    faulty.give_up()
+    assert faulty.exit_code == FAULTY_DEVICE
 
 
 def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: Path) -> None:

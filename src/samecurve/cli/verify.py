@@ -27,6 +27,17 @@ from samecurve.terminal import echo
 @click.option(
     "--bits", is_flag=True, help="to the last bit: with train.exact, in the config's own precision"
 )
+@click.option(
+    "--rounding",
+    type=click.IntRange(min=2),
+    is_flag=False,
+    flag_value=200,
+    metavar="[STEPS]",
+    help=(
+        "after how many steps the last digit of one weight has changed the loss by 0.001, in the"
+        " config's own precision; within 200 steps if not given"
+    ),
+)
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
 @click.option("--headless", is_flag=True, hidden=True, help="as --json, the table on stderr")
 def verify(
@@ -34,6 +45,7 @@ def verify(
     layouts: str | None,
     steps: int | None,
     bits: bool,
+    rounding: int | None,
     as_json: bool,
     headless: bool,
     **flags: Any,
@@ -44,11 +56,16 @@ def verify(
     """
     from samecurve.experiments.verify.verify import verify as verify_config
 
+    own_flags = dict(flags)
     if bits or flags["exact"]:
         flags["exact"] = True
     else:
         flags["dtype"] = flags["dtype"] or "f64"
     loaded = load_config(flags, say=not as_json and not headless)
+    measure = None
+    if rounding:
+        own_flags["exact"] = flags["exact"]
+        measure = load_config(own_flags, say=False, loud=False).config, rounding
     has_table = headless or not as_json
 
     def show(line: str) -> None:
@@ -56,4 +73,6 @@ def verify(
             echo(line, err=headless)
 
     as_json = as_json or headless
-    sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json, show=show))
+    sys.exit(
+        verify_config(loaded, layouts, steps=steps, rounding=measure, as_json=as_json, show=show)
+    )

@@ -181,7 +181,8 @@ def _check_replicas(context: LoopContext[State, Staged], state: State, step: int
 
 def _record_notes(context: LoopContext[State, Staged], done: int) -> None:
     for note in context.engine.notes:
-        context.record(Event("warned", done, {"text": note}))
+        line = Event("warned", done, {"text": note}) if isinstance(note, str) else note
+        context.record(line)
     context.engine.notes.clear()
 
 

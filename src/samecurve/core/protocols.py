@@ -293,10 +293,11 @@ class Engine(Protocol[State, Staged]):
         the number of arrays compared. RunError: they differ.
     peak_memory: bytes that the fullest of these devices has held.
     device: the first of this process's devices, as the engine's library names it.
-    notes: lines for the user that steps have left here; the loop records and removes them.
+    notes: lines for the user, and events, that steps have left here; the loop records and removes
+        them.
     """
 
-    notes: list[str]
+    notes: list[str | Event]
 
     @property
     def device(self) -> Any: ...

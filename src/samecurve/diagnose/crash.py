@@ -16,7 +16,13 @@ from samecurve.diagnose.rank_failure import (
     find_first_failure,
 )
 from samecurve.diagnose.tracebacks import Traceback, clip
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import (
+    FAULTY_DEVICE,
+    FaultyDeviceError,
+    RunError,
+    SamecurveError,
+    UserError,
+)
 from samecurve.units import some
 
 # the remedy if one rank has ended before the others
@@ -161,6 +167,8 @@ def _explain_own_error(note: FailureNote, *, name_rank: bool) -> UserError | Run
         cause, where = f"rank {note.rank}: {note.where}: {note.cause}", ""
     if note.exit_code == UserError.exit_code:
         return UserError(cause, note.remedy, where)
+    if note.exit_code == FAULTY_DEVICE:
+        return FaultyDeviceError(cause, note.remedy, where)
     return RunError(cause, note.remedy, where, again=note.again)
 
 

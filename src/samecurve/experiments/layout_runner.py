@@ -95,7 +95,7 @@ class LayoutRunner:
                 f"--steps {config_plan.steps}, or a longer run",
                 "--steps",
             )
-        self.config, self.kind = config, kind
+        self.config, self.kind, self.most_steps = config, kind, config_plan.steps
         self.steps = steps or min(STEPS, config_plan.steps)
         self.global_batch_size = config_plan.batch.global_batch_size
         self._micro_batch_size = config_plan.batch.micro_batch_size
@@ -175,10 +175,19 @@ class LayoutRunner:
         run = self._run(str(layout), legs)
         return self._trajectory(run, run)
 
-    def _run(self, name: str, legs: Sequence[tuple[Layout, int]]) -> Run:
+    def run_unbroken(self, name: str, until: int, checkpoint: Path | None = None) -> Run:
+        """Train on one device. checkpoint: to go on from; None: from the start, and the first step
+        is saved.
+        """
+        single = Layout("jax" if self.config.engine == "jax" else "single", 1)
+        legs = [(single, until)] if checkpoint else [(single, 1), (single, until)]
+        return self._run(name, legs, checkpoint)
+
+    def _run(
+        self, name: str, legs: Sequence[tuple[Layout, int]], checkpoint: Path | None = None
+    ) -> Run:
         """Run layouts in turn. legs: each layout with the step at which the next one takes over."""
         name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
-        checkpoint: Path | None = None
         for layout, until in legs:
             leg_plan = self.plan(layout)
             run = make_run(self._home / name, self._config_of(layout), leg_plan)
@@ -207,11 +216,11 @@ class LayoutRunner:
             losses=[values["loss"] for values in steps],
             norms=norms,
             arrays=arrays,
-            gradient=self._first_gradient(first_step, norms[0]) if first_step else {},
+            gradient=self.first_gradient(first_step, norms[0]) if first_step else {},
             in_float32=next((text for text in warned if IN_FLOAT32 in text), ""),
         )
 
-    def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
+    def first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
         """The first step's gradient before clipping, from the optimizer's first moment.
 
         The first moment is (1 - beta) x clipped gradient (adamw, muon), or the clipped gradient

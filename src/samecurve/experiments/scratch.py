@@ -36,12 +36,12 @@ def scratch(name: str) -> Iterator[Path]:
 
 
 def for_steps_alone(plan: Plan) -> Plan:
-    """The plan without evaluation and samples, whatever the config says.
+    """The plan without evaluation, samples and sentinel, whatever the config says.
 
     Only checkpoints that the experiment requests are saved, and all of them are kept.
     """
     every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
-    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0)
+    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0, sentinel=None)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

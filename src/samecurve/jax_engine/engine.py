@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSum, EvalSums
-from samecurve.core.events import REQUESTS
+from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -45,12 +45,20 @@ from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import Setup, make_evaluation, make_step, progress_array
+from samecurve.jax_engine.step_program import (
+    Rows,
+    Setup,
+    make_evaluation,
+    make_step,
+    progress_array,
+)
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 if TYPE_CHECKING:
+    from samecurve.core.sentinel import Choice
     from samecurve.jax_engine.replica_check import ReplicaCheck
+    from samecurve.jax_engine.sentinel import Sentinel
 
 
 class JaxEngine:
@@ -69,7 +77,7 @@ class JaxEngine:
         index: int,
     ) -> None:
         self.task, self.plan = task, plan
-        self.notes: list[str] = []
+        self.notes: list[str | Event] = []
         self._optimizer = optimizer
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
@@ -82,6 +90,7 @@ class JaxEngine:
         self._steps: dict[int, Wrapped] = {}
         self._checked = False  # whether the loss was looked at
         self._is_new = True  # whether the run began in this process
+        self._first_step = 0  # of this process
 
     @property
     def device(self) -> jax.Device:
@@ -172,7 +181,7 @@ class JaxEngine:
         return self._layout.init(value, weights)
 
     def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> State:
-        self._is_new = not saved.step
+        self._is_new, self._first_step = not saved.step, saved.step
         return self._layout.restore(saved)
 
     def check_split(
@@ -219,6 +228,8 @@ class JaxEngine:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
+        if self.plan.sentinel:
+            self._compute_again(state, batch)
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(batch.progress)
@@ -227,6 +238,27 @@ class JaxEngine:
             state, rows, self._to_all_reduce(local), rate, when
         )
         return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
+
+    def _compute_again(self, state: State, batch: Batch) -> None:
+        """Compare gradients of one microbatch, in steps in which the sentinel does so."""
+        choice = self._sentinel.choice(batch)
+        if choice is not None:
+            inputs = self._inputs_again(state, batch, choice)
+            self.notes.append(self._sentinel.check(choice, batch, *inputs))
+
+    def _inputs_again(
+        self, state: State, batch: Batch, choice: "Choice"
+    ) -> tuple[State, Rows, int]:
+        """The state, the step's rows, and the accumulation step of the microbatch."""
+        staged: StagedRounds = batch.rounds
+        rows = self._staging.trained_rows(staged.rows)
+        return state, rows, self._sentinel.round_of(choice, batch)
+
+    @cached_property
+    def _sentinel(self) -> "Sentinel":
+        from samecurve.jax_engine.sentinel import Sentinel
+
+        return Sentinel(self._setup, self._names, self._first_step)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step's program, as XLA compiled it."""

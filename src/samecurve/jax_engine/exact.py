@@ -8,7 +8,7 @@ Only the exchange spans devices: it moves values and adds them element by elemen
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,19 @@ from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.evaluation import EvalSums, SumSpecs, size, unpack_sums
-from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
+from samecurve.core.protocols import (
+    START,
+    ArrayShard,
+    Batch,
+    Checkpoint,
+    MicroBatch,
+    Progress,
+    Round,
+    Sample,
+)
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
@@ -42,6 +52,9 @@ from samecurve.jax_engine.step_program import (
     split_trained,
 )
 from samecurve.jax_engine.strategies import AXIS
+
+if TYPE_CHECKING:
+    from samecurve.core.sentinel import Choice
 
 ReplicaStates = list[State]  # whole states, one for each device of this process
 ParamsOf = Callable[[State], Arrays]  # all_params, or averaged_params
@@ -93,6 +106,8 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
+        if self.plan.sentinel:
+            self._compute_again(state, batch)
         staged = [replace(one, rows=self._staging.trained_rows(one.rows)) for one in staged]
         count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
         subtree_sums = self._subtree_sums(states, staged, batch, count)
@@ -127,6 +142,25 @@ class ExactEngine(JaxEngine):
     def _whole_states(self, states: ReplicaStates, _params_of: ParamsOf) -> ReplicaStates:
         """States whose parameters, as these are asked for, are whole on each device."""
         return states
+
+    def _inputs_again(self, state: Any, batch: Batch, choice: "Choice") -> tuple[State, Rows, int]:
+        from samecurve.jax_engine.sentinel import rows_everywhere
+
+        staged: list[StagedMicroBatch] = batch.rounds
+        like = self._staging.trained_rows((staged or [self._dummy()])[0].rows)
+        own = {
+            one.local_device: self._staging.trained_rows(one.rows)
+            for one in staged
+            if one.number == choice.number
+        }
+        rows = rows_everywhere(own, like, self._local_devices, self._staging.by_device)
+        return self._one_state(state), rows, 0
+
+    def _dummy(self) -> StagedMicroBatch:
+        """A microbatch of the form that all have."""
+        keys = RowKeys(self.plan.fixed.seed, 0, 0, np.arange(1))
+        row = MicroBatch(self.task.train_data()[np.arange(1)], keys=keys)
+        return self._stage_microbatch(0, 0, self._staging.arrays_of(row))
 
     def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
         """A row whose shapes are those of the data; from the source if the step brought no row."""
@@ -375,13 +409,17 @@ class ExactEngine(JaxEngine):
         return super().digests(state[0])
 
     def check_replicas(self, state: Any, step: int) -> int:
-        """As of one state whose arrays have a copy on each device."""
+        return super().check_replicas(self._one_state(state), step)
+
+    def _one_state(self, state: ReplicaStates) -> State:
+        """One state whose arrays have a copy on each device."""
 
         def joined(*copies: jax.Array) -> jax.Array:
             shape = copies[0].shape
             return jax.make_array_from_single_device_arrays(shape, self._replicated, copies)
 
-        return super().check_replicas(jax.tree.map(joined, *state), step)
+        one: State = jax.tree.map(joined, *state)
+        return one
 
 
 def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: DTypeLike, *, integer: bool) -> HostArray:

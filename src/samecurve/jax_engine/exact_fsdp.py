@@ -247,9 +247,6 @@ class ShardedExactEngine(ExactEngine):
 
         return cache(compiled)
 
-    def check_replicas(self, state: Any, step: int) -> int:
-        return JaxEngine.check_replicas(self, self._one_state(state), step)
-
 
 def exact_engine(plan: Plan) -> type[ExactEngine]:
     """The engine of an exact run: whole states on each device, or shards."""

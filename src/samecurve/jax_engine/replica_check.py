@@ -53,7 +53,7 @@ class ReplicaCheck:
         """Compile: (arrays) -> [devices, arrays, 2], the two halves of each hash."""
 
         def program(arrays: list[jax.Array]) -> jax.Array:
-            own = jnp.stack([_bit_sums(array) for array in arrays])
+            own = jnp.stack([bit_sums(array) for array in arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
             return gathered
 
@@ -61,7 +61,7 @@ class ReplicaCheck:
         return jax.jit(shard_map(program, mesh=self._mesh, in_specs=whole, out_specs=whole))
 
 
-def _bit_sums(array: jax.Array) -> jax.Array:
+def bit_sums(array: jax.Array) -> jax.Array:
     """The two halves of an array's hash: sums of its bits times odd factors of their places, modulo
     2^32. A single number that differs changes both.
     """

@@ -80,7 +80,7 @@ def _sentence(event: Event) -> list[str]:
     if event.kind == "recovered":
         seconds = show_seconds(event.values["seconds"])
         return [f"again  step {event.step} was trained {seconds} after the failure was found"]
-    if "arrays_alike" in event.values:  # a comparison of replicas speaks where they differ
+    if event.kind == "hashed" and "hash" not in event.values:  # comparisons speak of differences
         return []
     sentence = _SENTENCES.get(event.kind)
     values = {"text": "", **event.values, "step": event.step}

@@ -9,6 +9,7 @@ from samecurve.units import counted, show_bytes
 _SAID = {  # what only some plans decide -> the words before its reason
     "offload": "offload: ",
     "replicas": "replicas: ",
+    "sentinel": "sentinel: ",
     "loss": "loss ",
     "optimizer": "optimizer ",
     "defaults": "",

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.format import Arrays, verify
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
+from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.weights import digest
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import events_of_file
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import number
+from samecurve.run.compare_arrays import ArrayDifference, compare_saved_arrays
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.units import some
@@ -35,6 +34,8 @@ _NEUTRAL = (
     "devices.",
     "train.check_replicas",
     "train.hash_every",
+    "train.sentinel",
+    "train.on_sentinel",
     "train.log_every",
     "train.eval_every",
     "train.save_every",
@@ -69,6 +70,7 @@ class Comparison:
     arrays: list[str] = field(default_factory=list)  # that differ at the step arrays_at
     arrays_at: int | None = None  # the step of that hash or save
     num_arrays: int = 0
+    distances: list[ArrayDifference] = field(default_factory=list)  # of saved arrays, as `arrays`
     equal_until: int | None = None  # the last equal hash or save before that step
 
     @property
@@ -86,6 +88,7 @@ class Comparison:
             "arrays": self.arrays,
             "arrays_at": self.arrays_at,
             "of": self.num_arrays,
+            "distances": {one.name: _finite(one.distance) for one in self.distances},
             "equal_until": self.equal_until,
         }
 
@@ -264,20 +267,17 @@ def _compare_saved(
         return
     step = common[-1]
     comparison.saved = step
-    _compare_arrays(comparison, step, _digests(first[step]), _digests(second[step]))
+    different, comparison.num_arrays = compare_saved_arrays(first[step], second[step])
+    if different:
+        comparison.arrays = [one.name for one in different]
+        comparison.distances, comparison.arrays_at = different, step
+    else:
+        comparison.equal_until = step
 
 
-def _digests(checkpoint: Path) -> dict[str, str]:
-    """Digests of a checkpoint's arrays. UserError: its files are damaged or gone."""
-    try:
-        arrays = Arrays(checkpoint, verify(checkpoint))
-        return {name: digest(array).hex() for name, array in arrays.items()}
-    except (OSError, CorruptCheckpointError) as error:
-        raise UserError(
-            f"{checkpoint.name} can't be read: {error}",
-            "compare runs with complete checkpoints; a live run removes old ones (train.keep)",
-            str(checkpoint),
-        ) from None
+def _finite(distance: float | None) -> float | None:
+    """The distance for JSON, which has no infinities."""
+    return distance if distance is not None and np.isfinite(distance) else None
 
 
 def describe_comparison(comparison: Comparison, first: Path, second: Path) -> list[str]:
@@ -314,8 +314,11 @@ def _difference_lines(comparison: Comparison) -> list[str]:
         differences.append((metric.step, place, line))
     until = comparison.equal_until
     if comparison.arrays and comparison.arrays_at is not None:
-        names = some(comparison.arrays, _MAX_NAMES)
+        names = some([str(one) for one in comparison.distances] or comparison.arrays, _MAX_NAMES)
         line = f"differ step {comparison.arrays_at}: {names}, of {comparison.num_arrays} arrays"
+        furthest = _furthest(comparison.distances)
+        if furthest and furthest not in comparison.distances[:_MAX_NAMES]:
+            line += f", most of all {furthest}"
         if until is not None:
             line += f"; all equal at step {until}"
         differences.append((comparison.arrays_at, 1, line))
@@ -323,6 +326,11 @@ def _difference_lines(comparison: Comparison) -> list[str]:
         line = f"equal  step {until}: all arrays, at the last step that both hashed or saved"
         differences.append((until, 1, line))
     return [line for _, _, line in sorted(differences)]
+
+
+def _furthest(distances: Sequence[ArrayDifference]) -> ArrayDifference | None:
+    with_numbers = [one for one in distances if one.distance is not None]
+    return max(with_numbers, key=lambda one: one.distance or 0.0, default=None)
 
 
 def _advice(comparison: Comparison) -> list[str]:

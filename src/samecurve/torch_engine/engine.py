@@ -53,6 +53,7 @@ from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies import make_strategy
 
 if TYPE_CHECKING:
+    from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
     from samecurve.torch_engine.model.weight_average import WeightAverage
 
@@ -78,7 +79,7 @@ class TorchEngine:
         devices: Sequence[torch.device],
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
-        self.notes: list[str] = []
+        self.notes: list[str | Event] = []
         self.device = devices[0]
         self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()

@@ -107,6 +107,11 @@ class Train(Section):
     check_replicas: NonNegativeInt = 0
     """steps between comparisons of what several devices hold alike (weights, buffers, optimizer
     state), bit by bit; also before each evaluation and save. A difference ends the run; 0: none"""
+    sentinel: NonNegativeInt = 0
+    """steps between checks that compute one microbatch's gradient again, on every device, and
+    compare the bits: they find a device that computes wrong; 0: none"""
+    on_sentinel: Literal["stop", "warn"] = "stop"
+    """what a difference does that the sentinel finds: end the run, or go on with a warning"""
     non_finite: Literal["stop", "skip"] = "stop"
     """a gradient that is not finite: stop, or skip the step on every rank and count it"""
 

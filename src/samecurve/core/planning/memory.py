@@ -55,6 +55,7 @@ class MemoryOptions:
     reshard: bool
     optimizer: Optimizer
     limit: int | None  # bytes of each device to plan with at most (devices.memory)
+    sentinel: bool = False  # a gradient is computed again beside that of a step
     can_offload: bool = True  # nothing else in the config stands against devices.offload_frozen
 
     @property
@@ -74,6 +75,7 @@ def memory_options(config: Config, precision: Precision | None = None) -> Memory
         reshard=config.devices.reshard,
         optimizer=config.optimizer,
         limit=config.devices.memory,
+        sentinel=bool(config.train.sentinel),
         can_offload=not (config.train.compile or config.train.float8),
     )
 
@@ -232,6 +234,7 @@ def state_terms(
         _copies(options, facts, spec),
         _unpacked(options, facts),
         _scratch(options, facts, kind),
+        _recomputed(options, facts, spec),
     )
     terms += [term for term in of_a_step if term]
     formula = "libraries and context"
@@ -294,6 +297,17 @@ def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
     width = options.itemsize
     formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
     return MemoryTerm("unpacked", 2 * facts.unpacked * width, formula)
+
+
+def _recomputed(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
+    """The gradient of train.sentinel, beside the step's own. Sharded gradients make room for it;
+    jax computes it before the step.
+    """
+    if not options.sentinel or spec.engine != "torch" or spec.sharding != "none":
+        return None
+    width = options.itemsize
+    formula = f"{facts.trainable} x {width} B: a microbatch's gradient, computed again"
+    return MemoryTerm("sentinel", facts.trainable * width, formula)
 
 
 def _scratch(options: MemoryOptions, facts: Facts, kind: str) -> MemoryTerm | None:

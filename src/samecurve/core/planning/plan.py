@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal
+from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal, SentinelRule
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
@@ -71,6 +71,7 @@ class Plan:
     reference: Mapping[str, float]
     best: MetricGoal = MetricGoal()
     early_stop: EarlyStopRule | None = None
+    sentinel: SentinelRule | None = None
     test_samples: int = 0  # of the task's test data, measured once at the end
     # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -177,7 +178,10 @@ class Plan:
             values |= values.pop(section)
         values["accumulation_steps"] = self.batch.accumulation_steps  # follows from the others
         values["fixed"] = self.fixed.to_json()
-        return {key: values[name] for key, name in _names_by_key().items()}
+        if self.sentinel is None:
+            values.pop("sentinel")
+        names = _names_by_key()
+        return {key: values[name] for key, name in names.items() if name in values}
 
     @classmethod
     def from_json(cls, value: object) -> "Plan":

@@ -52,6 +52,7 @@ from samecurve.core.planning.schedule import (
     choose_intervals,
     choose_peak,
     choose_schedule,
+    choose_sentinel,
 )
 from samecurve.errors import NotExactError, Refusals, UserError
 from samecurve.units import counted
@@ -181,6 +182,7 @@ class _Planning:
         check_coupled(log, train, facts.coupled, split)
         early_stop = log.take(choose_early_stop(train, facts.eval_samples))
         self._explain_training(layout, split, precision)
+        sentinel = log.take(choose_sentinel(train, facts, layout))
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import choose_frozen_offload
 
@@ -215,6 +217,7 @@ class _Planning:
             keep=train.keep,
             best=train.goal,
             early_stop=early_stop,
+            sentinel=sentinel,
             flops_per_step=flops * split.global_batch_size if flops else None,
             peak_flops=peak_flops(layout.devices, precision.value),
             reference=facts.reference,

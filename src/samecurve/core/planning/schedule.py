@@ -5,14 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from samecurve.core.config.section import Decay, EarlyStopRule, epochs_of, seconds_of
+from samecurve.core.config.section import (
+    Decay,
+    EarlyStopRule,
+    SentinelRule,
+    epochs_of,
+    seconds_of,
+)
 from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
+from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.units import counted, join_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +139,40 @@ def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyS
     reason = f"after {patience} in a row without a better {goal.metric} ({goal.mode}{margin})"
     rule = EarlyStopRule(goal, section.patience, section.min_delta)
     return Decision(rule, {"early stop": reason})
+
+
+def choose_sentinel(train: Train, facts: Facts, layout: Layout) -> Decision[SentinelRule | None]:
+    """How often a microbatch is computed again, and what a difference does.
+
+    UserError: no microbatch of this run can be computed by itself.
+    """
+    if not train.sentinel:
+        return Decision(None)
+    if facts.whole_batch or (train.norm_sync and facts.coupled):
+        what = "the loss looks at" if facts.whole_batch else "synchronised norms look at"
+        raise UserError(
+            f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",
+            "leave train.sentinel out",
+            "train.sentinel",
+        )
+    names = [device.name for device in layout.devices]
+    where = f"on each of {len(names)} devices" if len(names) > 1 else "on the same device"
+    then = "a difference ends the run" if train.on_sentinel == "stop" else "a difference is told"
+    reason = (
+        f"one microbatch is computed again {where} every {counted(train.sentinel, 'step')}; {then}"
+    )
+    warnings: tuple[str, ...] = ()
+    if len(set(names)) > 1:
+        alone = [name for name in dict.fromkeys(names) if names.count(name) == 1]
+        warning = (
+            f"train.sentinel: {join_words(list(dict.fromkeys(names)))} may round in different ways,"
+            " so only devices of one model are compared with each other"
+        )
+        if alone:
+            warning += f"; {join_words(alone)} with nothing but what it computed before"
+        warnings = (warning,)
+    rule = SentinelRule(train.sentinel, train.on_sentinel)
+    return Decision(rule, {"sentinel": reason}, warnings)
 
 
 def check_steps(train_steps: int | str, steps: int | None = None) -> None:

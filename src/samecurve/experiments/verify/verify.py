@@ -16,10 +16,11 @@ from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_exact_settled
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
 from samecurve.experiments.scratch import scratch
+from samecurve.experiments.verify.rounding import Rounding, measure_rounding, rounding_line
 from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
 from samecurve.experiments.verify.verify_report import as_json as report_json
 from samecurve.experiments.verify.verify_report import columns, conclusion, head, row
-from samecurve.launch.pool import pool
+from samecurve.launch.pool import JobFailedError, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
 from samecurve.tasks import entry_of
@@ -36,12 +37,15 @@ def verify(
     steps: int | None,
     as_json: bool,
     show: Callable[[str], None],
+    rounding: tuple[Config, int] | None = None,
 ) -> int:
     """Compare layouts and show each verdict; return the exit code: 0 only if every layout passes.
 
     layout_list: the value of --layouts; None: all layouts that this machine can run
     steps: optimizer steps of each layout; None: 6, or all steps of a shorter run
     as_json: print the verdicts as JSON at the end
+    rounding: the config in its own precision, and the steps within which to measure how fast the
+        model carries rounding on; None: that is not measured
     show: prints lines of the table
     """
     config, machine = loaded.config, probe()
@@ -76,8 +80,16 @@ def verify(
                 show(head(runner, layouts, tolerance))
             show(row(verdict, columns_of_table, exact=exact))
             verdicts.append(verdict)
+        carried = None
+        if rounding:
+            own, most = rounding
+            of_own = LayoutRunner(
+                own, machine, describe(own), steps=None, kind=kind, pool=ranks, home=home / "own"
+            )
+            carried = _measured(of_own, most)
+            show(rounding_line(carried))
     if as_json:
-        echo(report_json(runner, tolerance, verdicts, left_out))
+        echo(report_json(runner, tolerance, verdicts, left_out, carried))
     lines = [f"left out: {line}" for line in left_out]
     show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
@@ -97,6 +109,14 @@ def _with_exact_settled(
     one_device = on_one_device(config, kind)
     exact = with_exact_settled(one_device, machine, facts).train.exact
     return config.with_values(train={"exact": exact})
+
+
+def _measured(runner: LayoutRunner, steps: int) -> Rounding:
+    """UserError: too few steps, or the plan on one device is refused."""
+    try:
+        return measure_rounding(runner, steps)
+    except JobFailedError as error:
+        raise error.refusal or error from None
 
 
 def _tolerance(config: Config) -> float:

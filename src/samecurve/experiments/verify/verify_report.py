@@ -8,6 +8,7 @@ import numpy as np
 
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout
+from samecurve.experiments.verify.rounding import Rounding, rounding_json
 from samecurve.experiments.verify.verdicts import Verdict
 from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_seconds
@@ -83,7 +84,11 @@ def conclusion(verdicts: Sequence[Verdict], *, exact: bool) -> str:
 
 
 def as_json(
-    runner: LayoutRunner, tolerance: float, verdicts: Sequence[Verdict], left_out: Sequence[str]
+    runner: LayoutRunner,
+    tolerance: float,
+    verdicts: Sequence[Verdict],
+    left_out: Sequence[str],
+    rounding: Rounding | None = None,
 ) -> str:
     values = {
         "reference": "single",
@@ -95,6 +100,7 @@ def as_json(
         "layouts": [_verdict_json(verdict) for verdict in verdicts],
         "left_out": list(left_out),
         "passed": all(verdict.verdict == "PASS" for verdict in verdicts),
+        **({"rounding": rounding_json(rounding)} if rounding else {}),
     }
     return json.dumps(values, indent=1)
 

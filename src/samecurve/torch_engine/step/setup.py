@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
@@ -33,7 +34,8 @@ class EngineSetup:
     strategy: Strategy
     contexts: Sequence[MicroBatchContext]  # one for each of the devices
     draw_sites: DrawSites  # of all of them
-    notes: list[str] = field(default_factory=list)  # for the user; the loop records and empties it
+    # for the user; the loop records and empties it
+    notes: list[str | Event] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:

@@ -38,6 +38,7 @@ def make_training_step(
     _follow_last_update(steps[-1])
     for step in steps:
         _scale_loss(step)
+        _compute_again(step, len(steps))
         _watch(step)
     if len(steps) == 1:
         return steps[0].run
@@ -114,8 +115,25 @@ def _scale_loss(step: TrainingStep) -> None:
     scale = step.state.scale
     if scale is None:
         return
-    step.before_step.append(lambda: step.set_loss_scale(scale.value))
+    step.before_step.append(lambda _batch: step.set_loss_scale(scale.value))
     step.after_update.append(lambda _step, finite: scale.update(finite=finite))
+
+
+def _compute_again(step: TrainingStep, phases: int) -> None:
+    """Compute one microbatch of some steps again, and compare the gradients (train.sentinel).
+
+    phases: how many updates a step has
+    """
+    rule = step.plan.sentinel
+    if rule is None:
+        return
+    from samecurve.torch_engine.sentinel import Sentinel
+
+    sentinel = Sentinel(step, rule, phases=phases)
+    step.before_step.append(sentinel.before_step)
+    step.after_forward.append(sentinel.after_forward)
+    step.after_backward.append(sentinel.after_backward)
+    step.first_steps.append(sentinel.after_reduction)
 
 
 def _watch(step: TrainingStep) -> None:

@@ -43,12 +43,12 @@ class TrainingStep:
     """Makes one update on this process's devices.
 
     Hooks, each called in the order of its list:
-    before_step(): before the first microbatch.
+    before_step(batch): before the first microbatch.
     before_forward, after_forward, after_backward(device_index, is_first): around each microbatch;
         is_first: whether it is this device's first in this step.
     after_microbatches(num_microbatches): after the last microbatch of this process;
         num_microbatches: of the whole step, over all devices.
-    first_steps(): after the reduction of the first steps; a hook that returns True comes again.
+    first_steps(): after the reduction; a hook that returns True comes again in the next step.
     after_update(step, finite): after the update, which leaves the weights as they are where
         `finite` is false.
     """
@@ -60,7 +60,7 @@ class TrainingStep:
         self.state, self.update = state, update
         self.named_means = NamedMeans()
         self.report = RankReport(plan, setup.comm.rank, setup.devices)
-        self.before_step: list[Callable[[], None]] = []
+        self.before_step: list[Callable[[Batch[list[Round]]], None]] = []
         self.before_forward: list[Callable[[int, bool], None]] = []
         self.after_forward: list[Callable[[int, bool], None]] = []
         self.after_backward: list[Callable[[int, bool], None]] = []
@@ -89,7 +89,7 @@ class TrainingStep:
         requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
         for hook in self.before_step:
-            hook()
+            hook(batch)
 
         # 1. forward and backward
         num_rows = batch.num_microbatches if self._is_exact else 1

@@ -26,6 +26,8 @@ class Strategy:
         weights and, after reduce(), the gradients.
     """
 
+    gathers_weights = False  # whether all ranks must compute a forward or backward pass together
+
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         self._plan, self._comm, self._devices = plan, comm, devices
         self.models: list[nn.Module] = []
@@ -105,6 +107,13 @@ class Strategy:
         calls it alike, and sync_replicas() follows.
         """
         function(self.models[0], *arguments)
+
+    def leaves(self, device_index: int) -> dict[str, nn.Parameter]:
+        """The tensors to which a backward pass gives the gradients of trained parameters, by name;
+        of a sharded model those that have been gathered.
+        """
+        named = self.models[device_index].named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The first replica's parameters, by name, each a whole tensor of its own. Every process

@@ -31,6 +31,7 @@ from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import Comm, ComplexAsPairs, end_group
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies.fsdp_groups import all_groups
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.whole_matrices import (
     MatrixFunction,
@@ -50,6 +51,8 @@ class FSDP(Strategy):
     fsdp has as many shards as ranks. hsdp has fewer: several copies of the model, each sharded, and
     gradients are summed over the copies in the last round only.
     """
+
+    gathers_weights = True
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         assert comm.group is not None
@@ -272,6 +275,18 @@ class FSDP(Strategy):
         for module, name, parameter in places:
             parameter.to_local().copy_(self.own_part(parameter, getattr(module, name)))
             setattr(module, name, parameter)
+
+    def leaves(self, device_index: int) -> dict[str, nn.Parameter]:
+        leaves = {
+            name: parameter
+            for name, parameter in super().leaves(device_index).items()
+            if not isinstance(parameter, DTensor)
+        }
+        for param in (param for group in all_groups(self._root) for param in group.fsdp_params):
+            whole: nn.Parameter | None = getattr(param, "_unsharded_param", None)
+            if whole is not None and whole.requires_grad:
+                leaves[self._names[id(param.sharded_param)]] = whole
+        return leaves
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.models[0].named_parameters():

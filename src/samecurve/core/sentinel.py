@@ -1,0 +1,250 @@
+"""train.sentinel: one microbatch of a step is computed again on every device, and the bits of its
+gradient must be the same each time.
+
+Nothing else sees a device that computes wrong: the sum gives its gradient to all devices alike.
+Each engine computes and hashes; here the microbatch is chosen, hashes are judged, and a difference
+is told in words.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.config.section import SentinelRule
+from samecurve.core.determinism.sample_keys import step_key
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.errors import FaultyDeviceError, RunError
+from samecurve.units import join_words, some
+
+Kind = Literal["transient", "lasting", "not deterministic"]
+Row = NDArray[np.int64]  # the hash of each array of a gradient
+_STREAM = 0x73656E74  # keeps the choice apart from other numbers that follow from the seed
+_SHOWN = 8  # samples and devices in a message
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The microbatch of a step that is computed again.
+
+    number: of the microbatch. device: of the plan, which has it in the step. phase: of the step.
+    """
+
+    number: int
+    device: int
+    phase: int = 0
+
+
+def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
+    """The microbatch of a step, by the seed alone.
+
+    step: counted from 0. count: microbatches of the step. phases: updates in a step
+    """
+    key = step_key(plan.fixed.seed ^ _STREAM, 0, step)
+    number, phase = key % count, key // count % phases
+    devices = range(plan.layout.num_devices)
+    device = next(at for at in devices if number in plan.batch.microbatches_of(count, at))
+    return Choice(number, device, phase)
+
+
+def is_due(rule: SentinelRule, step: int, first_step: int) -> bool:
+    """Whether a step, counted from 0, is checked. The first step of a start is, too: it tells at
+    once whether the devices and the kernels can be compared.
+    """
+    return step == first_step or (step + 1) % rule.every == 0
+
+
+def alike(plan: Plan) -> list[list[int]]:
+    """The devices by their models: devices of different models may round in different ways."""
+    by_name: dict[str, list[int]] = {}
+    for number, device in enumerate(plan.layout.devices):
+        by_name.setdefault(device.name, []).append(number)
+    return list(by_name.values())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between computations of one gradient.
+
+    suspects: devices whose results are wrong, or follow from nothing. others: the devices that
+        agree with each other.
+    arrays: places of the arrays that differ.
+    """
+
+    kind: Kind
+    suspects: Sequence[int]
+    others: Sequence[int]
+    arrays: Sequence[int]
+
+
+def judge(times: Sequence[Sequence[Row]], groups: Sequence[Sequence[int]]) -> Finding | None:
+    """What is wrong with a gradient that every device has computed; None: nothing.
+
+    times: for each device the hashes of each time that it computed the gradient
+    groups: devices that must agree with each other
+    """
+    for group in groups:
+        finding = _judge_group({device: times[device] for device in group})
+        if finding:
+            return finding
+    return None
+
+
+def _judge_group(times: dict[int, Sequence[Row]]) -> Finding | None:
+    """Judge devices that must agree. Each has one vote, however often it has computed."""
+    rows = {device: [row.tobytes() for row in each] for device, each in times.items()}
+    if len({row for each in rows.values() for row in each}) < 2:
+        return None
+    table = np.stack([row for each in times.values() for row in each])
+    arrays: list[int] = np.flatnonzero((table != table[0]).any(axis=0)).tolist()
+    varying = [device for device, each in rows.items() if len(set(each)) > 1]
+    steady = [device for device in rows if device not in varying]
+    usual = _majority([rows[device][0] for device in steady])
+    if len(rows) == 1:
+        usual = _majority(rows[varying[0]])
+    if len(varying) > 1 or (varying and usual is None):
+        return Finding("not deterministic", varying, [], arrays)
+    if varying:
+        kind: Kind = "transient" if usual in rows[varying[0]] else "lasting"
+        return Finding(kind, varying, steady, arrays)
+    odd = [device for device in steady if rows[device][0] != usual]
+    return Finding("lasting", odd, [device for device in steady if device not in odd], arrays)
+
+
+def _majority(rows: Sequence[bytes]) -> bytes | None:
+    """What most of them are; None: two are equally frequent."""
+    counts = Counter(rows).most_common(2)
+    is_tie = len(counts) > 1 and counts[0][1] == counts[1][1]
+    return counts[0][0] if counts and not is_tie else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedGradient:
+    """A gradient that was computed again, and where.
+
+    step: counted from 0. count: microbatches of the step. ids: of the microbatch's samples.
+    names: of the gradient's arrays. hosts: of the devices; empty: one host
+    """
+
+    plan: Plan
+    rule: SentinelRule
+    step: int
+    choice: Choice
+    count: int
+    ids: Sequence[int]
+    names: Sequence[str]
+    hosts: Sequence[str] = ()
+
+    def passed(self, times: int) -> Event:
+        """The journal's line of a check that found no difference."""
+        return Event(
+            "hashed",
+            self.step + 1,
+            {
+                "gradients_alike": times,
+                "microbatch": self.choice.number,
+                "arrays_of_each": len(self.names),
+            },
+        )
+
+    def report(self, finding: Finding, times: Sequence[int]) -> Event:
+        """The journal's line of a difference that the run goes on with.
+
+        times: how often each device has computed the gradient
+
+        RunError: train.on_sentinel is stop.
+        """
+        cause, remedy = self._cause(finding, times), self._remedy(finding)
+        if self.rule.on_difference == "stop":
+            where = "train.sentinel"
+            if finding.kind == "lasting":
+                raise FaultyDeviceError(cause, remedy, where)
+            raise RunError(cause, remedy, where, again=finding.kind == "transient")
+        text = f"train.sentinel: {cause}. {remedy[:1].upper()}{remedy[1:]}"
+        return Event("warned", self.step + 1, {"text": text, "sentinel": self._facts(finding)})
+
+    def _facts(self, finding: Finding) -> dict[str, Any]:
+        return {
+            "found": finding.kind,
+            "microbatch": self.choice.number,
+            "sample_ids": list(self.ids),
+            "devices": list(finding.suspects),
+            "hosts": [self.hosts[device] for device in finding.suspects] if self.hosts else [],
+            "arrays": [self.names[place] for place in finding.arrays],
+        }
+
+    def _cause(self, finding: Finding, times: Sequence[int]) -> str:
+        ids = some([str(sample) for sample in self.ids], _SHOWN)
+        first, more = self.names[finding.arrays[0]], len(finding.arrays) - 1
+        what = f"the gradient of {first}" + (f" (and of {more} more arrays)" if more else "")
+        return (
+            f"in step {self.step + 1} microbatch {self.choice.number + 1} of {self.count} (samples"
+            f" {ids}) was computed again, and {what} differs: {finding.kind}:"
+            f" {self._who(finding, times)}"
+        )
+
+    def _who(self, finding: Finding, times: Sequence[int]) -> str:
+        """Which devices gave other bits, and how often each has computed the gradient."""
+        suspects, others = self._named(finding.suspects), self._named(finding.others)
+        counts = sorted({times[device] for device in finding.suspects})
+        often = " or ".join(map(str, counts)) + " times"
+        if finding.kind == "not deterministic":
+            return f"{suspects} computed it {often}, not always with the same bits"
+        if finding.kind == "transient":
+            agreeing = f", as {others}" if others else ""
+            return f"{suspects} computed it {often}, once with other bits than else{agreeing}"
+        if not others:
+            return f"{suspects} differ, each with the same bits each time ({often})"
+        return f"{suspects} computed it {often}, each time with other bits than {others}"
+
+    def _named(self, devices: Sequence[int]) -> str:
+        """Ranks or devices in words, with their GPUs and hosts."""
+        layout = self.plan.layout
+        word = "rank" if layout.spec.processes == "one per device" else "device"
+        texts = []
+        for device in devices:
+            places = []
+            if layout.devices[device].kind != "cpu":
+                places.append(layout.devices[device].place)
+            if self.hosts:
+                places.append(f"on {self.hosts[device]}")
+            texts.append(f"{device} ({' '.join(places)})" if places else str(device))
+        if len(texts) <= 1:
+            return f"{word} {texts[0]}" if texts else ""
+        names = join_words(texts) if len(texts) <= _SHOWN else some(texts, _SHOWN)
+        return f"{word}s {names}"
+
+    def _remedy(self, finding: Finding) -> str:
+        exact = self.plan.compute.exact
+        if finding.kind == "not deterministic":
+            kernels = (
+                "a kernel of your own, or a library's, adds in no fixed order (docs/sentinel.md)"
+                if exact
+                else "--exact takes kernels that give the same bits each time"
+            )
+            return (
+                "no device is suspect: a kernel that gives other bits each time does so on every"
+                f" device. {kernels}; or leave train.sentinel out, which can find nothing here"
+            )
+        where = self._where_to_look(finding.suspects)
+        if finding.kind == "lasting":
+            return (
+                f"suspect {self._named(finding.suspects)}: leave it out (--gpus, another host), and"
+                f" look at {where}. Steps before may be wrong, too: `samecurve audit RUN` tells"
+                " since when. If it computes well elsewhere, look for code that asks which device"
+                " it runs on"
+            )
+        return (
+            "another start goes on from the last save. One such event may be chance; if"
+            f" {self._named(finding.suspects)} is named again, look at {where}, and leave it out."
+            " If the name changes from time to time, suspect a kernel that adds in no fixed order"
+            + ("" if exact else ": --exact takes others")
+        )
+
+    def _where_to_look(self, suspects: Sequence[int]) -> str:
+        gpus = any(self.plan.layout.devices[device].kind != "cpu" for device in suspects)
+        return "`nvidia-smi -q -d ECC` and `dmesg`" if gpus else "`dmesg`"

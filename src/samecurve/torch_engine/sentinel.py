@@ -1,0 +1,379 @@
+"""train.sentinel under torch: before a step every device computes the gradient of one of the step's
+microbatches, which the step itself computes once more; all hashes must be equal.
+
+Gradients are hashed as backward gives them, before anything is added up. So the gradient that is
+trained with is checked, too, and devices that compute side by side take no longer than one.
+Buffers, attributes and random generators are put back: a step is the same to the bit, checked or
+not.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from samecurve.core.config.section import SentinelRule
+from samecurve.core.determinism.sample_keys import RowKeys
+from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
+from samecurve.core.sentinel import CheckedGradient, Choice, Row, alike, choose, is_due, judge
+from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import texts_of_all
+from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
+from samecurve.torch_engine.replica_check import BitSums
+from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
+from samecurve.torch_engine.step.precision import in_precision, on_device
+from samecurve.torch_engine.step.training_step import TrainingStep
+
+_ALIGNMENT = 64  # bytes: what follows from where a tensor's memory begins follows from the rest
+Hashes = dict[str, torch.Tensor]  # of a gradient's arrays, by name
+
+
+@dataclass(kw_only=True)
+class _Check:
+    """The check of the step in work.
+
+    count: microbatches of the step
+    place: which of its device's microbatches in this step it is; None: another process has it
+    buffers: of each device's model, as the step began
+    """
+
+    choice: Choice
+    count: int
+    progress: Progress
+    microbatch: MicroBatch
+    place: int | None
+    buffers: Sequence[Buffers]
+    times: list[list[Row]]  # by device of the plan, the hashes of each time that it computed
+    in_step: Hashes = field(default_factory=dict)  # of the step's own gradient
+    num_seen: int = 0  # microbatches that the step has computed on that device
+    hooks: Sequence[RemovableHandle] = ()
+
+
+class Sentinel:
+    """The hooks of a training step that check some of its microbatches.
+
+    phases: how many updates a step of the run has
+    """
+
+    def __init__(self, step: TrainingStep, rule: SentinelRule, *, phases: int) -> None:
+        self._step, self._rule, self._phases = step, rule, phases
+        self._setup, self._plan, self._strategy = step.setup, step.plan, step.strategy
+        self._names = [param.name for param in step.state.trained]
+        run = self._strategy.train if self._strategy.gathers_weights else self._strategy.call
+        self._run = in_precision(run, step.plan, step.setup.device)
+        self._bit_sums = [BitSums() for _ in step.devices]
+        self._own_devices = step.plan.layout.devices_of(step.comm.rank)
+        self._check: _Check | None = None
+        self._walked: set[int] = set()  # devices whose first graph was walked through
+
+    # The hooks:
+
+    def before_step(self, batch: Batch[list[Round]]) -> None:
+        """Choose a microbatch, and compute its gradient on every device; once more if that differs.
+
+        UserError: the model recomputes blocks in a way that gives gradients in a step only.
+        """
+        self._check = None
+        if not is_due(self._rule, batch.step, self._step.state.step):
+            return
+        count = batch.num_microbatches
+        choice = choose(self._plan, batch.step, count, phases=self._phases)
+        if choice.phase != self._step.update.number:
+            return
+        own, place = self._find(batch, choice)
+        check = self._check = _Check(
+            choice=choice,
+            count=count,
+            progress=batch.progress,
+            microbatch=self._shared(own, batch.progress, choice),
+            place=place,
+            buffers=[Buffers(model) for model in self._strategy.models],
+            times=[[] for _ in self._plan.layout.devices],
+        )
+        with self._undone():
+            self._compute_everywhere(check)
+            if judge(check.times, alike(self._plan)):
+                self._compute_everywhere(check)
+
+    def after_forward(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
+        """Have the gradients hashed, if this is the microbatch that was chosen."""
+        check = self._check
+        if check is None or not self._is_of(check, device_index):
+            return
+        check.num_seen = 1 if is_first else check.num_seen + 1
+        if check.num_seen - 1 == check.place:
+            check.hooks = self._hash_gradients(device_index, check.in_step)
+
+    def after_backward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
+        check = self._check
+        if check is not None and self._is_of(check, device_index):
+            for hook in check.hooks:
+                hook.remove()
+            check.hooks = ()
+
+    def after_reduction(self) -> bool:
+        """Judge all hashes, the step's own included. Returns True: the hook comes again.
+
+        RunError: they differ, and train.on_sentinel is stop.
+        """
+        check = self._check
+        if check is None:
+            return True
+        row = self._row(check.in_step)
+        in_step = self._setup.comm.all_reduce(row)().cpu().numpy()
+        check.times[check.choice.device].insert(0, in_step)
+        finding = judge(check.times, alike(self._plan))
+        is_first = min(map(len, check.times)) < 2 or self._plan.layout.num_devices == 1
+        if finding and is_first and not self._strategy.gathers_weights:
+            with self._undone():
+                for buffers in check.buffers:
+                    buffers.put_back()
+                self._compute_everywhere(check)
+            finding = judge(check.times, alike(self._plan))
+        self._check = None
+        gradient = self._described(check, hosts=self._hosts() if finding else ())
+        times = [len(each) for each in check.times]
+        event = gradient.report(finding, times) if finding else gradient.passed(sum(times))
+        self._setup.notes.append(event)
+        return True
+
+    # The microbatch:
+
+    def _is_of(self, check: _Check, device_index: int) -> bool:
+        return check.place is not None and self._own_devices[device_index] == check.choice.device
+
+    def _find(
+        self, batch: Batch[list[Round]], choice: Choice
+    ) -> tuple[MicroBatch | None, int | None]:
+        """The microbatch, and which of its device's it is; None, None: another process has it."""
+        if choice.device not in self._own_devices:
+            return None, None
+        index = choice.device - self._own_devices.start
+        in_turn = [of_round[index] for of_round in batch.rounds]
+        for place, microbatch in enumerate(filter(None, in_turn)):
+            if microbatch.real and microbatch.number == choice.number:
+                return microbatch, place
+        raise AssertionError(f"device {choice.device} has no microbatch {choice.number}")
+
+    def _shared(self, own: MicroBatch | None, progress: Progress, choice: Choice) -> MicroBatch:
+        """The microbatch, on every rank; one of them has it.
+
+        A tensor lies where it lies for its own rank, as far as kernels look at its address: they
+        may add up numbers in another order where the first ones are not aligned.
+        """
+        comm, device = self._setup.comm, self._setup.device
+        if comm.group is None:
+            assert own is not None
+            return own
+        (text,) = filter(None, texts_of_all(comm, _described(own) if own else b"", device))
+        described = json.loads(text)
+        sizes = [number_of_bytes for *_, number_of_bytes in described["arrays"].values()]
+        packed = torch.empty(sum(sizes), dtype=torch.uint8)
+        if own:
+            packed = torch.cat([_bytes_of(tensor) for tensor in own.arrays.values()])
+        comm.broadcast([packed], device, root=choice.device // len(self._own_devices))
+        if own:
+            return own
+        arrays = {}
+        parts = torch.split(packed, sizes)
+        for (name, form), part in zip(described["arrays"].items(), parts, strict=True):
+            dtype, shape, beyond, _ = form
+            arrays[name] = _unpacked(part, getattr(torch, dtype), shape, beyond)
+        seed, ids = self._plan.fixed.seed, np.array(described["ids"], np.int64)
+        keys = StagedKeys(RowKeys(seed, progress.epoch, progress.step, ids))
+        return MicroBatch(arrays, keys=keys, number=choice.number)
+
+    # Its gradient:
+
+    def _compute_everywhere(self, check: _Check) -> None:
+        """Compute the gradient on all devices of all ranks, and note the hashes."""
+        jobs: list[Callable[[], torch.Tensor]] = [
+            on_device(partial(self._computed, index, check), device)
+            for index, device in enumerate(self._setup.devices)
+        ]
+        rows = self._strategy.run_jobs(jobs)
+        comm, device = self._setup.comm, self._setup.device
+        table = torch.zeros(
+            (comm.world_size, len(rows), len(self._names)), dtype=torch.int64, device=device
+        )
+        table[comm.rank] = torch.stack([row.to(device) for row in rows])
+        by_device = comm.all_reduce(table)().flatten(0, 1).cpu().numpy()
+        for times, row in zip(check.times, by_device, strict=True):
+            times.append(row)
+
+    def _computed(self, device_index: int, check: _Check) -> torch.Tensor:
+        """The hashes of the gradient that one device computes."""
+        step, microbatch = self._step, check.microbatch
+        context, keys = self._setup.contexts[device_index], step.keys_of(microbatch)
+        hashes: Hashes = {}
+        with context.within(keys, number=microbatch.number):
+            if self._strategy.gathers_weights:
+                self._backward_together(microbatch, check.progress, hashes)
+            else:
+                total = self._loss_sum(device_index, microbatch, check.progress)
+                leaves = self._strategy.leaves(device_index)
+                if device_index not in self._walked:
+                    self._walked.add(device_index)
+                    _refuse_reentrant(total)
+                gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+                for name, gradient in zip(leaves, gradients, strict=True):
+                    if gradient is not None:
+                        hashes[name] = self._hash(device_index, gradient)
+        return self._row(hashes, device_index)
+
+    def _backward_together(
+        self, microbatch: MicroBatch, progress: Progress, hashes: Hashes
+    ) -> None:
+        """Forward and backward as in a step, whose weights all ranks gather together. What is
+        summed of it is dropped.
+        """
+        strategy, parameters = self._strategy, self._step.state.parameters
+        strategy.begin_step(parameters, self._setup.comm.world_size)  # a microbatch for each rank
+        strategy.begin_microbatch(0, microbatch, is_last=True)
+        total = self._loss_sum(0, microbatch, progress)
+        hooks = self._hash_gradients(0, hashes)
+        torch.autograd.backward(total)
+        for hook in hooks:
+            hook.remove()
+        strategy.end_microbatch(0, microbatch)
+        for parameter in parameters:
+            parameter.grad = None
+
+    def _loss_sum(
+        self, device_index: int, microbatch: MicroBatch, progress: Progress
+    ) -> torch.Tensor:
+        """The loss's sum, with the factor that it has in the step.
+
+        Models may write to their inputs, so each computation has rows of its own.
+        """
+        step = self._step
+        arrays = step.arrays_on(device_index, microbatch)
+        if self._setup.devices[device_index].type == "cpu":
+            arrays = {name: _copy_of(tensor) for name, tensor in arrays.items()}
+        phase = step.update.phase
+        losses = self._run(device_index, step.task.losses, arrays, progress, phase)
+        total: torch.Tensor = losses["loss"].sum
+        scaled: torch.Tensor = total * step.loss_factors[device_index].to(total.dtype)
+        return scaled
+
+    def _hash_gradients(self, device_index: int, hashes: Hashes) -> list[RemovableHandle]:
+        """Have the next backward pass on a device hash each gradient, before it is added up."""
+
+        def hash_one(name: str, gradient: torch.Tensor) -> None:
+            hashes[name] = self._hash(device_index, gradient)
+
+        leaves = self._strategy.leaves(device_index)
+        hooks = []
+        for name, leaf in leaves.items():
+            hook = partial(hash_one, name)
+            hooks.append(leaf.register_hook(hook))  # type: ignore[no-untyped-call]
+        return hooks
+
+    def _hash(self, device_index: int, gradient: torch.Tensor) -> torch.Tensor:
+        dense = gradient.detach()
+        if dense.is_sparse:
+            dense = dense.to_dense()
+        if dense.is_complex():
+            dense = torch.view_as_real(dense.resolve_conj())
+        return self._bit_sums[device_index].of(dense)
+
+    def _row(self, hashes: Hashes, device_index: int = 0) -> torch.Tensor:
+        """The hashes in the order of the model; 0: the loss does not use the array."""
+        device = self._setup.devices[device_index]
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        return torch.stack([hashes.get(name, zero).to(device) for name in self._names])
+
+    # Around it:
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Put back what forward passes inside of it change beside gradients."""
+        task = getattr(self._setup.task, "task", self._setup.task)
+        with ExitStack() as stack:
+            for model, device in zip(self._strategy.models, self._setup.devices, strict=True):
+                attributes = Attributes(model, task)
+                stack.callback(attributes.put_back)
+                stack.callback(Buffers(model).put_back)
+                stack.callback(GeneratorStates(device, attributes.generators()).put_back)
+            yield
+
+    def _described(self, check: _Check, hosts: Sequence[str]) -> CheckedGradient:
+        return CheckedGradient(
+            plan=self._plan,
+            rule=self._rule,
+            step=check.progress.step,
+            choice=check.choice,
+            count=check.count,
+            ids=check.microbatch.keys.rows.ids.tolist(),
+            names=self._names,
+            hosts=hosts,
+        )
+
+    def _hosts(self) -> list[str]:
+        """The host of each device; empty: there is one host."""
+        comm = self._setup.comm
+        if comm.group is None:
+            return []
+        texts = texts_of_all(comm, socket.gethostname().encode(), self._setup.device)
+        hosts = [text.decode() for text in texts for _ in self._own_devices]
+        return hosts if len(set(hosts)) > 1 else []
+
+
+def _refuse_reentrant(total: torch.Tensor) -> None:
+    """UserError: a block is recomputed by a backward pass of its own, which adds to the step's
+    gradients, and which torch.autograd.grad() leaves out.
+    """
+    seen, left = set(), [total.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise UserError(
+                "train.sentinel: torch.utils.checkpoint with use_reentrant=True gives gradients in"
+                " a step only",
+                "use_reentrant=False, or train.recompute, or leave train.sentinel out",
+                "model",
+            )
+        left += [following for following, _ in node.next_functions]
+
+
+def _described(microbatch: MicroBatch) -> bytes:
+    """The form of a microbatch's arrays, and its samples, for other ranks."""
+    arrays = {
+        name: (
+            str(tensor.dtype).removeprefix("torch."),
+            list(tensor.shape),
+            tensor.data_ptr() % _ALIGNMENT,
+            tensor.nbytes,
+        )
+        for name, tensor in microbatch.arrays.items()
+    }
+    return json.dumps({"arrays": arrays, "ids": microbatch.keys.rows.ids.tolist()}).encode()
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    beyond = tensor.data_ptr() % _ALIGNMENT
+    return _unpacked(_bytes_of(tensor), tensor.dtype, tensor.shape, beyond)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _unpacked(
+    packed: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], beyond: int
+) -> torch.Tensor:
+    """A tensor of these bytes, which begins so many bytes beyond an aligned address."""
+    memory = torch.empty(len(packed) + _ALIGNMENT, dtype=torch.uint8)
+    begin = (beyond - memory.data_ptr()) % _ALIGNMENT
+    part = memory[begin : begin + len(packed)]
+    part.copy_(packed)
+    return part.view(dtype).view(*shape)
