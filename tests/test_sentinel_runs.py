@@ -35,6 +35,7 @@ MORE: list[tuple[str, Any]] = [  # layouts, and sections of the config
     ("jax-dp:2", {"batch": {"per_device": 2}}),
     ("jax-fsdp:3", {"batch": {"per_device": 2}}),
     ("jax-dp:3", EXACT),
+    ("jax-fsdp:3", EXACT),
 ]
 WRONG: list[tuple[str, str, Any]] = [  # layouts, who is named, sections of the config
     ("ddp:2", "ranks 0 and 1 differ, each with the same bits each time", {}),
@@ -45,6 +46,7 @@ WRONG: list[tuple[str, str, Any]] = [  # layouts, who is named, sections of the 
     ("jax-dp:3", "device 1 computed it 2 times, each time with other bits than", {}),
     ("jax-fsdp:3", "device 1 computed it 2 times, each time with other bits", {}),
     ("jax-dp:3", "device 1 computed it 2 times, each time with other bits", EXACT),
+    ("jax-fsdp:3", "device 1 computed it 2 times, each time with other bits", EXACT),
 ]
 Train = Callable[..., Any]
 
