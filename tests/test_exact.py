@@ -98,7 +98,7 @@ def same(outcome: Outcome, expected: Outcome) -> bool:
     ("precision", "layouts", "steps"),
     [
         *(
-            pytest.param(*case, SOME, marks=[pytest.mark.long] * (case[0] == "bf16"))
+            pytest.param(*case, SOME, marks=[pytest.mark.long] * (case[0] != "f32"))
             for case in LAYOUTS.items()
         ),
         *(pytest.param(precision, ALL, STEPS, marks=pytest.mark.long) for precision in LAYOUTS),

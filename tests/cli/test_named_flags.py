@@ -15,7 +15,8 @@ OF_OTHERS = {  # of git, tar, pip, containers, torchrun, job engines, XLA, the h
     *("--abbrev", "--always", "--dirty", "--exclude", "--no-optional-locks"),
     *("--dereference", "--hard-dereference", "--keep", "--sort"),
     *("--index-url", "--python", "--ipc", "--pids-limit", "--share", "--shm-size", "--upgrade"),
-    *("--gpu-reset", "--showmeminfo", "--showproductname", "--showuniqueid", "--ulimit"),
+    *("--gpu-reset", "--ulimit"),
+    *("--showbus", "--showmeminfo", "--showproductname", "--showuniqueid"),
     *("--config-file", "--dataset-config", "--local-dir"),
     *("--local-rank", "--master-addr", "--master-port", "--nproc-per-node"),
     *(

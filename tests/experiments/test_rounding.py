@@ -72,6 +72,7 @@ def test_a_calm_model_is_told_how_far_a_digit_gets(
     assert rounding_json(calm)["carried"] is None
 
 
+@pytest.mark.long
 def test_a_loss_that_doubles_an_error_thirty_times_shows_it_at_once(
     pool: Pool, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
     assert_same_run(run, tmp_path / "unbroken")
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus, steps=100_000)
     with started(

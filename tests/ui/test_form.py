@@ -452,6 +452,7 @@ def test_a_users_own_task_shows_its_fields_and_is_read_anew(worker: PlanWorker, 
     assert "model.depth" in {f["key"] for group in form["groups"] for f in group["fields"]}
 
 
+@pytest.mark.long
 def test_the_worker_survives_code_that_raises_ends_or_hangs(root: Path, cache: Path) -> None:
     del cache
     section = (

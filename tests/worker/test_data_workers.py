@@ -159,6 +159,7 @@ def test_what_a_source_raises_comes_back_with_its_place(
         opened.kill()
 
 
+@pytest.mark.long
 def test_a_run_goes_on_after_a_workers_death(tmp_path: Path) -> None:
     config(tmp_path)
     (tmp_path / "sums.yaml").write_text(
