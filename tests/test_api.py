@@ -210,6 +210,7 @@ def test_a_class_of_a_notebook(tmp_path: Path) -> None:
     assert text_of(cells[4]) == "True ['ddp:2'] <Verified PASS: ddp:2 PASS>\n"
 
 
+@pytest.mark.long
 def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path) -> None:
     script = (
         "import samecurve\n"

@@ -28,6 +28,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 def test_predicted_bytes_are_those_that_the_collectives_carry() -> None:
     """In a process of its own: fake process groups and real ones don't mix.
 

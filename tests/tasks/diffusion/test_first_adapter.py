@@ -188,6 +188,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert "is an adapter, and this run trains none" in error(kohya, {})
 
 
+@pytest.mark.long
 def test_what_is_of_a_text_encoder_is_named(bench: Bench, kohya: Path, tmp_path: Path) -> None:
     """By `plan`, which reads the file as `train` does."""
     text = {"lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha": torch.ones(())}
