@@ -189,6 +189,32 @@ def exact(found: Result) -> str:
     return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
+def sentinel(found: Result) -> str:
+    rows = []
+    for layout, of in found["layouts"].items():
+        plain, checked = of["seconds"]["plain"], of["seconds"]["checked"]
+        by_clock, by_processor = (
+            statistics.median(pair[kind] for pair in checked)
+            / statistics.median(pair[kind] for pair in plain)
+            - 1
+            for kind in (0, 1)
+        )
+        step = statistics.median(clock for clock, _ in plain)
+        share = 1 / of["rounds"]
+        rows.append(
+            [
+                layout,
+                f"{step * 1e3:.0f}",
+                f"{by_clock:.3f}",
+                f"{by_processor:.3f}",
+                f"{share:.3f}",
+                f"{len(plain)}",
+            ]
+        )
+    head = ["layout", "ms a step", "a check, of a step", "of its CPU time", "1/rounds", "n"]
+    return table(head, rows)
+
+
 def exact_cost(found: Result) -> str:
     rows = [
         [
@@ -451,6 +477,13 @@ SECTIONS = {
         " rank of one thread trains each model in whole batches, and exactly in eight microbatches."
         " Where less than 5 % is foreseen, `auto` is exact. Script: `benchmarks/exact_cost.py`.",
         exact_cost,
+    ),
+    "sentinel": Section(
+        "A check of the sentinel",
+        "What does a check of [`train.sentinel`](sentinel.md) cost? A GPT of 10M parameters in f32,"
+        " in 8 microbatches, CPU ranks of one thread each; steps with a check and without take"
+        " turns. A check computes one microbatch again. Script: `benchmarks/sentinel.py`.",
+        sentinel,
     ),
     "dropout": Section(
         "Dropout whose masks follow the sample",
