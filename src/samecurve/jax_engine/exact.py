@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.stages import Wrapped
-from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.determinism.step_arithmetic import loss_factor
-from samecurve.core.evaluation import EvalSums, SumSpecs, size, unpack_sums
+from samecurve.core.evaluation import EvalSums
 from samecurve.core.protocols import (
     START,
     ArrayShard,
@@ -36,6 +35,7 @@ from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import ExactBatchLoss, StagedMicroBatch, per_device
+from samecurve.jax_engine.exact_evaluation import OwnSums
 from samecurve.jax_engine.exact_norm import longest_axis, piece_sums, sum_of_pieces
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import over_devices
@@ -339,11 +339,9 @@ class ExactEngine(JaxEngine):
     ) -> EvalSums:
         """The task's sums: counts add up as integers, the others along the microbatches' tree."""
         states = self._whole_states(state, averaged_params)
-        specs = self.task.eval_sums()
         samples = samples or self.plan.eval_samples
         num_microbatches = len(split_batch(samples, self.plan.batch.micro_batch_size))
-        rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
-        counts = np.zeros(size(specs, integer=True), np.int64)
+        own = OwnSums(self.task.eval_sums(), num_microbatches, self._dtype)
         queued, when = [], progress_array(progress)
         features: list[HostRows] = []
         for staged in rounds:
@@ -355,12 +353,9 @@ class ExactEngine(JaxEngine):
                     replica = states[microbatch.local_device]
                     features.append(self._batch_loss.features(replica, microbatch.rows, when))
         for number, sums in queued:
-            rows[number] = _in_a_row(specs, sums, self._dtype, integer=False)
-            counts += _in_a_row(specs, sums, np.int64, integer=True)
-        tree: TreeSum[NDArray[Any]] = TreeSum(num_microbatches, np.add)
-        for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
-            tree.give((0, number), row)
-        totals = unpack_sums(specs, tree.total(), self._sum_counts(counts))
+            own.give(number, sums)
+        layout = self.plan.layout
+        totals = own.totals(layout.world_size, self._index, self._sum_over_processes)
         if self.plan.compute.whole_batch:
             shapes = self._batch_loss.feature_shapes
             sums = self._eval_losses.total(
@@ -373,16 +368,6 @@ class ExactEngine(JaxEngine):
     def _metrics_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's sums by name."""
         return exact_jit(partial(microbatch_metrics, self._setup))
-
-    def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sum over processes. Counts travel as pairs of 32 bits: jax would cut 64 bits."""
-        if self.plan.layout.world_size == 1 or not len(counts):
-            return counts
-        by_process = np.zeros((self.plan.layout.world_size, 2 * len(counts)), np.int32)
-        by_process[self._index] = counts.view(np.int32)
-        halves = np.ascontiguousarray(self._sum_over_processes(by_process))
-        total: NDArray[np.int64] = halves.view(np.int64).sum(axis=0)
-        return total
 
     def _sum_over_processes(self, rows: HostArray) -> HostArray:
         """The rows of all processes. One process filled each row; the others add zeros."""
@@ -420,10 +405,3 @@ class ExactEngine(JaxEngine):
 
         one: State = jax.tree.map(joined, *state)
         return one
-
-
-def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: DTypeLike, *, integer: bool) -> HostArray:
-    """The integer sums as one row, or all other sums."""
-    chosen = [name for name, spec in specs.items() if spec.integer == integer]
-    parts = [np.asarray(sums[name], dtype).reshape(-1) for name in chosen]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
