@@ -17,6 +17,7 @@ _EDIT = re.compile(r"^In `(.+?)`, (below|in place of) the line `(.+)`:" + _BLOCK
 _CHECK = re.compile(r"^Check:" + _BLOCK, re.MULTILINE)
 _LONG = {
     "a strategy",
+    "a task",
     "a config field",
     "an optimizer",
     "a known failure",

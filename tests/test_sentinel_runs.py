@@ -94,7 +94,7 @@ def checked_steps(home: Path) -> list[int]:
     [
         ("single:1", {"batch": {"per_device": 3}}),
         ("ddp:3", {"batch": {"per_device": 2}}),
-        ("fsdp:2", {"batch": {"per_device": 2}}),
+        pytest.param("fsdp:2", {"batch": {"per_device": 2}}, marks=LONG),
         *(pytest.param(*case, marks=LONG) for case in MORE),
     ],
 )

@@ -119,6 +119,7 @@ def test_devices_do_not_change_the_curve_over_buckets(home: Path, pool: Pool) ->
     check_one_curve(config(home, steps=12), layouts, pool, home, steps=12, near=1e-12)
 
 
+@pytest.mark.long
 def test_exact_bits_over_buckets(home: Path, pool: Pool) -> None:
     here = config(home, steps=7, exact=True, precision="f32")
     check_one_curve(here, ["ddp:2", "ddp:3"], pool, home, steps=7, near=0.0)

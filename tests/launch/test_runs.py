@@ -78,6 +78,7 @@ def torchrun(home: Path, corpus: Path, *more: str) -> subprocess.CompletedProces
     return subprocess.run(line, cwd=home, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_ranks(unbroken_run: Path, tmp_path: Path, corpus: Path) -> None:
     done = torchrun(tmp_path, corpus)
     assert done.returncode == 0, done.stderr

@@ -70,6 +70,7 @@ def test_saves_go_by_the_clock_and_take_one_percent_of_it(
     assert [asks_at(second) for second in (8601, 8603)] == [0, 1]
 
 
+@pytest.mark.long
 def test_a_curve_does_not_depend_on_saves_by_the_clock(
     unbroken_run: Path, tmp_path: Path, corpus: Path
 ) -> None:

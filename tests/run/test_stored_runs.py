@@ -35,6 +35,7 @@ def checkpoints_of(place: Place) -> list[str]:
     return StoredRun(place).checkpoint_names()
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_store_alone(
     s3: S3,
     unbroken_run: Path,

@@ -90,7 +90,7 @@ def make_base(home: Path, name: str = "llama", seed: int = 1) -> None:
 @pytest.mark.parametrize(
     ("by", "kind"),
     [
-        ("path", "lora"),
+        pytest.param("path", "lora", marks=pytest.mark.long),
         pytest.param("architecture", "dora", marks=pytest.mark.long),
         pytest.param("path", "dora", marks=pytest.mark.long),
         pytest.param("architecture", "lora", marks=pytest.mark.long),

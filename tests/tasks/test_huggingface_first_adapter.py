@@ -120,6 +120,7 @@ def test_other_forms_of_peft(home: Path, options: dict[str, Any], adapter: dict[
     assert ("several factors" in shown) is ("alpha_pattern" in options)
 
 
+@pytest.mark.long
 def test_what_peft_wrote_for_another_config_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

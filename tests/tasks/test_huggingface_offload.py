@@ -16,7 +16,7 @@ from worlds import Pool
 @pytest.mark.parametrize(
     ("quantize", "layout"),
     [
-        ("bf16", "single:1"),
+        pytest.param("bf16", "single:1", marks=pytest.mark.long),
         pytest.param("none", "ddp:2", marks=pytest.mark.long),
         pytest.param("8bit", "ddp:2", marks=pytest.mark.long),
         pytest.param("4bit", "single:1", marks=pytest.mark.long),

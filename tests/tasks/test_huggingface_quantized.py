@@ -244,6 +244,7 @@ def test_a_base_in_bf16_takes_half_and_trains_alike_under_bf16(
     assert "each rounded once" in note
 
 
+@pytest.mark.long
 def test_a_base_is_in_bf16_by_default_under_bf16_and_a_run_keeps_its_own(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_run_evaluates_and_tests_on_its_splits(tmp_path: Path) -> None:
     assert "the data, or how this version reads it, has changed" in again.stderr
 
 
+@pytest.mark.long
 def test_a_run_that_read_all_goes_on_with_all(tmp_path: Path) -> None:
     """The remedy for a run of a version that knew no splits."""
     write(tmp_path, "train.txt", "test.txt")

@@ -111,6 +111,7 @@ def test_blocks_that_can_not_be_blocks_are_refused(kind: type, cause: str, tmp_p
     assert refused.value.where == "task"
 
 
+@pytest.mark.long
 def test_named_blocks_change_no_curve(pool: Pool, tmp_path: Path) -> None:
     here = config(Named, recompute="block")
     check_one_curve(here, ["fsdp:2"], pool, tmp_path, steps=6, near=1e-12)

@@ -106,6 +106,7 @@ def test_the_same_bits_on_any_number_of_devices(
     assert len({verdict.hash for verdict in verdicts}) == 1
 
 
+@pytest.mark.long
 def test_a_step_has_one_all_reduce_and_gathers_nothing(pool: Pool) -> None:
     """An FFT that XLA's partitioner split would gather the whole batch."""
     config = values({"cssm": "gated"}, devices={"use": "cpu:4"}, batch={"samples": 16})

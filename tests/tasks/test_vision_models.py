@@ -205,8 +205,8 @@ def test_a_block_is_the_loop_of_its_equations(cssm: str, steps: int) -> None:
     ("cssm", "more"),
     [
         ("attention", {"heads": 2}),
-        ("gated", {"steps": 3, "kernel_size": 3}),
-        ("gated", {"arch": "simple"}),
+        pytest.param("gated", {"steps": 3, "kernel_size": 3}, marks=pytest.mark.long),
+        pytest.param("gated", {"arch": "simple"}, marks=pytest.mark.long),
         ("gated", {"stem": "conv", "norm": "image", "pool": "max"}),
         ("no_fft", {"arch": "simple"}),
     ],

@@ -70,7 +70,8 @@ def values(pictures: Path, model: Mapping[str, Any], **sections: Any) -> dict[st
     }
 
 
-@pytest.mark.parametrize("worlds", [(2,), pytest.param((2, 4), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("worlds", [(2,), (2, 4)])
 def test_a_fine_tuned_backbone_has_one_accuracy_to_the_last_digit(
     worlds: tuple[int, ...], pictures: Path, pool: Pool, tmp_path: Path
 ) -> None:
