@@ -5,7 +5,8 @@ Models of several sizes on one CPU rank of one thread, in whole batches and exac
 Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
 that computes, which other programs on the machine change least. Writes
 benchmarks/results/cost-of-exact-<machine>.json unless --no-keep.
-Run: python -m benchmarks.exact_cost [--steps 20] [--models har,...] [--no-keep]
+Run: python -m benchmarks.exact_cost [--steps 20] [--models "har;..."] [--compile] [--no-keep]
+(--compile: both sides by torch.compile; writes cost-of-exact-compiled-<machine>.json)
 """
 
 import argparse
@@ -96,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--models", default=";".join(MODELS), help="names with ; between them")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-keep", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -112,6 +114,7 @@ def main() -> None:
                 values["data"] = {**values["data"], "source": str(home / "text.txt")}
             values["devices"] = {"use": "cpu", "threads": 1}
             values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
+            values["train"]["compile"] = given.compile
             models[name] = race(values, home, given.steps)
             one = models[name]
             print(
@@ -119,7 +122,8 @@ def main() -> None:
                 f" {one['ratio']:.3f}, foreseen {one['foreseen']:.3f}",
                 flush=True,
             )
-    publish("cost-of-exact", {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)
+    kind = "cost-of-exact-compiled" if given.compile else "cost-of-exact"
+    publish(kind, {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
         norm + stem + 5 * block,
     )
     assert (facts.blocks, facts.block_params, facts.tokens_per_sample) == (5, block, 1)
-    assert (facts.bytes_per_sample, facts.flops_per_sample) == (None, None)
+    assert (facts.bytes_per_sample, facts.flops_per_sample) == (None, 6 * (3 * 4 + 5 * 4 * 4))
     assert facts.coupled[0] == "contrast"
     assert any("norm" in name.lower() for name in facts.coupled[1:])
 

@@ -67,7 +67,7 @@ def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
     padded = [each + [""] * (len(titles) - len(each)) for each in cells]
     lines = [table_text([Column(title) for title in titles], padded, indent=0)]
     if any(row.plan and row.cost is None for row in rows):
-        lines.append("unknown: the task does not say what a sample costs")
+        lines.append("unknown: the work of a sample is not known")
     for label in dict.fromkeys(row.label for row in rows if not row.whole):
         lines.append(f"{label} is --strategy {label.replace('/', ' --set devices.shards=')}")
     return lines + [

@@ -11,6 +11,7 @@ from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
+_LEAST_FLOPS = 0.5e9  # FLOP/s: less would be shown as 0.000 TFLOP/s
 _SENTENCES = {  # of simple events, with their values filled in
     "hashed": "hash   step {step}  {hash:.16}",
     "resumed": "resume step {step}  {text}",
@@ -161,7 +162,7 @@ def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dic
         parts["rate"] = f"{show_count(values['samples_per_second'] * faster)} samples/s"
     if "mfu" in values:
         parts["compute"] = f"MFU {values['mfu'] * faster:.1%}"
-    elif "flops_per_second" in values:
+    elif values.get("flops_per_second", 0) * faster >= _LEAST_FLOPS:
         parts["compute"] = f"{values['flops_per_second'] * faster / 1e12:.3f} TFLOP/s"
     parts["wait"] = f"wait {min(1.0, waited / seconds):.1%}"
     parts["memory"] = f"mem {show_bytes(values['memory_bytes'])}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import repeated_blocks
 from samecurve.torch_engine.model.saved_activations import (
     SavedActivations,
@@ -37,7 +37,7 @@ def forward_costs(make_model: Callable[[], nn.Module], run: Run) -> dict[str, An
 def _forward_flops(make_model: Callable[[], nn.Module], run: Run) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    counter = FlopCounterMode(display=False)
+    counter = WorkCounter()
     with torch.device("meta"):
         model = make_model()
     # not on meta, whose layers can't ask whether autocast is on
@@ -45,8 +45,7 @@ def _forward_flops(make_model: Callable[[], nn.Module], run: Run) -> int:
         to_empty(model)
         with counter:
             run(model)
-    flops: int = counter.get_total_flops()
-    return flops
+    return counter.flops
 
 
 def _saved(

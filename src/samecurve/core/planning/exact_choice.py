@@ -15,6 +15,9 @@ MOST_COST = 0.05  # share of a step
 _FLOPS_PER_ARRAY = 2e6  # its operations are called once more, forward and backward
 _FLOPS_PER_KERNEL = 25e6  # of an array of three dimensions or more: a convolution is laid out anew
 _FLOPS_PER_NUMBER = 200.0  # its gradient is written and added once more
+# Operations of torch for each array in the models that were measured. A loss that calls more
+# (a loop over time, layers that are used again) pays as a model of more arrays.
+_OPERATIONS_PER_ARRAY = 5
 
 
 def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
@@ -26,7 +29,8 @@ def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
         return False, hindrance
     cost = foreseen_cost(facts, config.batch.samples or 1, exact_microbatch(config))
     if cost is None:
-        return False, "the work of a sample is not known"
+        why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
+        return False, f"the work of a sample is not known{why}"
     return cost <= MOST_COST, f"foreseen to take {1 + cost:.2f} times as long"
 
 
@@ -46,10 +50,14 @@ def foreseen_cost(facts: Facts, samples: int, micro: int) -> float | None:
     if not facts.flops_per_sample or not facts.arrays:
         return None
     kernels = sum(len(shape) > 2 for shape in facts.arrays.values())
-    each = _FLOPS_PER_NUMBER * facts.trainable + _FLOPS_PER_KERNEL * kernels
-    each += _FLOPS_PER_ARRAY * (len(facts.arrays) - kernels)
-    more = -(-samples // micro) - 1
-    return more * each / (facts.flops_per_sample * samples + each)
+    others = (facts.operations - facts.convolutions) / _OPERATIONS_PER_ARRAY
+    each = _FLOPS_PER_NUMBER * facts.trainable
+    each += _FLOPS_PER_KERNEL * max(kernels, facts.convolutions)
+    each += _FLOPS_PER_ARRAY * max(len(facts.arrays) - kernels, others)
+    more, work = -(-samples // micro) - 1, facts.flops_per_sample * samples
+    # where a loss looks at the whole batch, features of several microbatches are computed twice
+    again = work / 3 if facts.whole_batch and more else 0
+    return (more * each + again) / (work + each)
 
 
 def _hindrance(config: Config, facts: Facts, kind: str) -> str:

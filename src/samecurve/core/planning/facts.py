@@ -103,6 +103,11 @@ class Facts:
     # numbers held while a loss is computed, however many its rows, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
     autocast_scratch: int = 0  # numbers more under bf16 and f16
+    # calls of torch in a forward pass of the loss, views apart, and the convolutions among them;
+    # 0: not counted
+    operations: int = 0
+    convolutions: int = 0
+    flops_unknown: str = ""  # why flops_per_sample is None, where that is known
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
     attention_head: int | None = None

@@ -190,7 +190,7 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 def _flops_note(bench: Bench) -> str:
     plan = bench.plans[0]
     if not plan.flops_per_step:
-        return "flops  neither MFU nor TFLOP/s: the task does not say what a sample costs"
+        return "flops  neither MFU nor TFLOP/s: the work of a sample is not known"
     work = (
         f"{show_count(plan.flops_per_step / plan.batch.global_batch_size)}FLOP a sample"
         f" ({bench.formulas.get('flops', 'as the task says')})"

@@ -17,6 +17,7 @@ from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.sample_work import work_facts
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_builder import on_meta
@@ -42,11 +43,8 @@ def describe_model(
             "task",
         )
     num_params = sum(map(_scalars, model.parameters()))
-    feature_bytes = None
-    if adapter.whole_batch:
-        feature_bytes = try_features(adapter, num_params, config.train.seed)
-    else:
-        try_loss(adapter, num_params, config.train.seed)
+    try_samples = try_features if adapter.whole_batch else try_loss
+    tried = try_samples(adapter, num_params, config.train.seed)
     named = dict(model.named_parameters())
     groups = config.optimizer.rules.describe(
         {name: _scalars(p) for name, p in named.items()},
@@ -76,8 +74,9 @@ def describe_model(
         **describe_arrays(model),
         **sharding_facts(model),
         "hidden_matrices": hidden_matrices(model),
-        "feature_bytes": feature_bytes,
+        "feature_bytes": None if tried is None else tried.feature_bytes,
         "keyed_dropout": dropout_layers(model),
+        **work_facts(adapter, config, model, None if tried is None else tried.work),
     }
 
 

@@ -6,16 +6,18 @@ refuses these two. Everything else is tried by the split check as a run starts.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import START
 from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.gathered_features import Features, check_rows
@@ -26,8 +28,16 @@ _TRIED = 50_000_000
 _CLOSE = 1e-3  # more than f32 and another order of adding change
 
 
-def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
-    """The bytes of one sample's features; None: they can't be computed here, which proves nothing.
+@dataclass(frozen=True)
+class Tried:
+    """What two samples have shown, once they could be computed."""
+
+    work: WorkCounter  # of both together, in one forward pass
+    feature_bytes: int | None = None  # of one sample, where the loss is one of the whole batch
+
+
+def try_features(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
+    """Compute the features of two samples; None: that is impossible here, which proves nothing.
 
     params: the model's numbers
 
@@ -35,11 +45,11 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
     """
     if not _is_tried(adapter, params):
         return None
-    task = adapter.task
-    with _kept(adapter, seed):
+    task, work = adapter.task, WorkCounter()
+    with kept(adapter, seed), unfused():
         try:
             model, rows = adapter.model().eval(), _two_rows(adapter)
-            with keyed_trial(2):
+            with keyed_trial(2), work:
                 features: Features = task.features(
                     model, rows, **adapter.arguments_of("features", START)
                 )
@@ -54,36 +64,39 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
         except Exception:  # of more samples than two, say
             return None
         adapter.check_loss(loss, f"{adapter.name}.batch_loss()")
-    return sum(feature.nbytes for feature in features.values()) // 2
+    return Tried(work, sum(feature.nbytes for feature in features.values()) // 2)
 
 
-def try_loss(adapter: EngineAdapter, params: int, seed: int) -> None:
-    """Compute the loss of two samples together, and of each alone, where that is possible here.
+def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
+    """Compute the loss of two samples together, and of each alone; None: that is impossible here.
 
     params: the model's numbers
 
     UserError: loss() returns what it must not, a mean, or a weight that doesn't count.
     """
     if not _is_tried(adapter, params):
-        return
-    what, trials = f"{adapter.name}.loss()", []
-    with _kept(adapter, seed):
+        return None
+    what, work = f"{adapter.name}.loss()", WorkCounter()
+    trials: list[Trial] = []
+    with kept(adapter, seed), unfused():
         model, rows = adapter.model().eval(), _two_rows(adapter)
         for ids in ([0, 1], [0], [1]):
             batch = {name: tensor[ids] for name, tensor in rows.items()}
+            counted = nullcontext() if trials else work
             try:
-                with keyed_trial(len(ids)):
+                with keyed_trial(len(ids)), counted:
                     loss = adapter.task.loss(model, batch, **adapter.arguments_of("loss", START))
                 if isinstance(loss, Mapping):
                     loss = loss["loss"]
             except Exception:  # a model for GPUs only, say
-                return
+                return None
             adapter.check_loss(loss, what)
             trials.append(Trial(len(ids), *map(float, loss)))
     whole, *parts = trials
     finding = compare_parts(whole, parts, _CLOSE)
     if finding and finding.kind in {"mean", "unweighted"}:
         raise UserError(f"{what} {finding.text}", MEAN, "task")
+    return Tried(work)
 
 
 def _is_tried(adapter: EngineAdapter, params: int) -> bool:
@@ -92,21 +105,34 @@ def _is_tried(adapter: EngineAdapter, params: int) -> bool:
 
 
 @contextmanager
-def _kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
+def kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
     """Afterwards the task's attributes and torch's generator are as before."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def _first_rows(adapter: EngineAdapter, count: int) -> Mapping[str, Any]:
-    """The first rows of one shape."""
-    rows = adapter.train_data()
-    return rows[np.array(rows.alike[:count])]
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Let layers run as in training, also without gradients: torch then fuses an encoder's layer
+    into one kernel.
+    """
+    was_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fused)
 
 
 def _two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
+    rows = adapter.train_data()
+    return rows_as_tensors(adapter, np.array(rows.alike[:2]))
+
+
+def rows_as_tensors(adapter: EngineAdapter, ids: Ids) -> dict[str, torch.Tensor]:
+    """Rows of the training data as a model in f32 gets them."""
     return {
         name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))
-        for name, array in _first_rows(adapter, 2).items()
+        for name, array in adapter.train_data()[ids].items()
     }
