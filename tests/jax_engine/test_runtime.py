@@ -1,5 +1,8 @@
 """jax set up for GPUs, as far as a CPU can show it: variables, platforms, options of programs."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -22,6 +25,18 @@ from samecurve.tasks import open_task
 from tiny import MACHINE
 from worlds import Pool
 
+# the gradient of a weight, over many rows; on one core if there is a second argument
+PRODUCT = """
+import hashlib, os, sys
+count, *one_core = sys.argv[1:]
+if one_core:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", int(count))
+x, y = np.random.default_rng(0).standard_normal((2, 2048, 64), np.float32)
+print(hashlib.sha256(np.asarray(jax.jit(lambda x, y: x.T @ y)(x, y)).tobytes()).hexdigest())
+"""
+
 
 @pytest.fixture(scope="module")
 def gpu_plan() -> Plan:
@@ -32,9 +47,9 @@ def gpu_plan() -> Plan:
 
 
 def test_jax_may_take_what_the_plan_counts_on(gpu_plan: Plan) -> None:
-    assert runtime.environment(gpu_plan, {}) == {"XLA_CLIENT_MEM_FRACTION": "0.95"}
+    assert runtime.environment(gpu_plan, 0, {}) == {"XLA_CLIENT_MEM_FRACTION": "0.95"}
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        assert runtime.environment(gpu_plan, {name: "0.5"}) == {}  # jax refuses both together
+        assert runtime.environment(gpu_plan, 0, {name: "0.5"}) == {}  # jax refuses both together
 
 
 def test_a_run_on_the_cpu_leaves_gpus_to_the_next_one(pool: Pool) -> None:
@@ -77,3 +92,41 @@ def test_no_array_without_values_passes_into_a_program(*, cut: bool) -> None:
     rows, tree = jax.jit(called)(*arguments)
     assert (rows.shape, tree["b"].shape, tree["b"].dtype) == ((2, 0), (0,), np.int32)
     assert tree["sum"] == 12
+
+
+def exact_plan(devices: int, *, exact: bool = True) -> Plan:
+    values = small(devices=f"cpu:{devices}")
+    values["train"] = {**values["train"], "exact": exact, "exact_devices": 64}
+    values["batch"] = {"samples": 64}
+    config = jobs.config_of(values)
+    return make_plan(config, MACHINE, open_task(config, "").facts())
+
+
+def test_exact_runs_have_threads_of_their_own() -> None:
+    """XLA starts one a core, or one a device where these are more; a user's number stays."""
+    plan = exact_plan(2)
+    assert runtime.environment(plan, 0, {})["PJRT_NPROC"] == "16"
+    assert "PJRT_NPROC" not in runtime.environment(plan, 0, {"PJRT_NPROC": "32"})
+    assert "PJRT_NPROC" not in runtime.environment(exact_plan(2, exact=False), 0, {})
+    many = exact_plan(17)
+    assert "PJRT_NPROC" not in runtime.environment(many, 0, {"PJRT_NPROC": "17"})
+    with pytest.raises(UserError, match="17 CPU devices in one process have more threads"):
+        runtime.environment(many, 0, {})
+    with pytest.raises(UserError, match="PJRT_NPROC=all is no number"):
+        runtime.environment(plan, 0, {"PJRT_NPROC": "all"})
+
+
+@pytest.mark.long
+def test_the_same_bits_on_any_cores_and_devices() -> None:
+    """Without these threads the bits follow both; so this shows that XLA still cuts sums so."""
+
+    def digest(variables: dict[str, str], *arguments: str) -> str:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+        command = [sys.executable, "-c", PRODUCT, *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return ended.stdout
+
+    layouts = [("1",), ("1", "on one core"), ("8",)]
+    variables = runtime.environment(exact_plan(1), 0, {})
+    assert len({digest(variables, *layout) for layout in layouts}) == 1
+    assert len({digest({}, *layout) for layout in layouts}) > 1

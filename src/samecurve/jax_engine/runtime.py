@@ -22,14 +22,21 @@ _NO_STUCK_TIMEOUT = (
 )
 # On each GPU XLA tries several kernels and takes the fastest; some kernels add in no fixed order.
 _DETERMINISTIC_KERNELS = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
+# The variable that sets how many threads XLA computes with on CPUs; without it one a core, or one a
+# device where these are more. XLA cuts long sums into as many parts, so exact runs have a number of
+# their own. On two cores a step took no longer with 16 threads than with two.
+_THREADS, EXACT_THREADS = "PJRT_NPROC", 16
 # variables that set the share of a GPU that jax takes at its start; the current name first
 _MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
-def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
+def environment(plan: Plan, index: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables to set before jax's first computation.
 
+    index: the number of this process.
     environment: the present variables; those that the user set stay.
+
+    UserError: more CPU devices than an exact run has threads for.
     """
     if plan.layout.devices[0].kind != "cpu":
         if any(name in environment for name in _MEMORY_SHARE):
@@ -38,7 +45,32 @@ def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
         return {_MEMORY_SHARE[0]: f"{share:g}"}  # else jax takes 75 %
     flags = environment.get("XLA_FLAGS", "")
     more = [flag for flag in _NO_STUCK_TIMEOUT if flag.partition("=")[0] not in flags]
-    return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
+    variables = {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
+    if plan.compute.exact:
+        _check_exact_threads(plan, index, environment)
+        variables.setdefault(_THREADS, environment.get(_THREADS, str(EXACT_THREADS)))
+    return {name: value for name, value in variables.items() if environment.get(name) != value}
+
+
+def _check_exact_threads(plan: Plan, index: int, environment: Mapping[str, str]) -> None:
+    """UserError: XLA would start more threads than on fewer devices, and sums have other bits; or
+    the user's number of threads is none.
+    """
+    asked = environment.get(_THREADS, str(EXACT_THREADS))
+    if not asked.isdigit():
+        raise UserError(
+            f"{_THREADS}={asked} is no number of threads", f"unset {_THREADS}", _THREADS
+        )
+    threads = int(asked)
+    count = len(plan.layout.devices_of(index))
+    if count > threads:
+        raise UserError(
+            f"train.exact: {count} CPU devices in one process have more threads than the {threads}"
+            " that engine jax computes with on any number of devices, and other bits",
+            f"--devices cpu:{threads}, or {_THREADS}={count} in the environment of all runs that"
+            " are to be equal",
+            "devices.use",
+        )
 
 
 def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()) -> Wrapped:
@@ -50,13 +82,16 @@ def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] =
     return jax.jit(function, donate_argnums=donate_argnums, compiler_options=_DETERMINISTIC_KERNELS)
 
 
-def configure(plan: Plan, index: int, cache: str, *, platforms: str, least: int = 1) -> None:
+def configure(
+    plan: Plan, index: int, cache: str, *, platforms: str, least: int = 1, anew: bool = False
+) -> None:
     """Set jax up, before it computes anything.
 
     index: the number of this process.
     cache: a directory where compiled programs are kept from run to run.
     platforms: the platforms that the user lets jax start (JAX_PLATFORMS); '': all.
     least: the least number of CPU devices to make, for later runs of the process.
+    anew: the number of threads has changed, if an earlier run of the process has started jax.
 
     UserError: jax may not start the plan's GPUs.
     """
@@ -69,6 +104,8 @@ def configure(plan: Plan, index: int, cache: str, *, platforms: str, least: int 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
         jax.config.update("jax_platforms", "cpu")
+        if anew:
+            clear_backends()
         _virtual_devices(len(plan.layout.devices_of(index)), least)
     else:
         _start_gpus(platforms)
@@ -88,6 +125,11 @@ def _start_gpus(platforms: str) -> None:
     jax.config.update("jax_platforms", wanted)
     if before == "cpu":  # an earlier run of this process was on the CPU, and jax started no more
         clear_backends()
+
+
+def changes_threads(variables: Mapping[str, str]) -> bool:
+    """Whether these variables change the number of threads that XLA computes with on CPUs."""
+    return _THREADS in variables
 
 
 def _virtual_devices(count: int, least: int) -> None:

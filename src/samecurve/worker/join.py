@@ -150,13 +150,15 @@ def _jax_session(
     from samecurve.jax_engine.exact_fsdp import exact_engine
 
     kind = exact_engine(plan) if plan.compute.exact else JaxEngine
-    os.environ.update(runtime.environment(plan, os.environ))
+    variables = runtime.environment(plan, index, os.environ)
+    os.environ.update(variables)
     runtime.configure(
         plan,
         index,
         str(cache_home() / "jax"),
         platforms=os.environ.get("JAX_PLATFORMS", ""),
         least=least,
+        anew=runtime.changes_threads(variables),
     )
     devices = runtime.devices_of(plan)
     return EngineSession(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
