@@ -37,6 +37,7 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact import set_deterministic
+from samecurve.worker.join import join_warm
 
 BATCH, MICRO_BATCH, WARM, STEPS = 16, 2, 2, 12
 MODEL = {
@@ -78,9 +79,14 @@ class Runner:
         self.facts = self.task.facts()
         machine = Machine(devices=(), links=(), host_bytes=64 << 30, cores=4)
         self.plan = plan(config, machine, self.facts)
-        self._engine = TorchEngine(
-            self.task, self.plan, config.optimizer, comm or Comm(None), [torch.device(place)]
-        )
+        self._engine: Any
+        if config.engine == "jax":
+            session = join_warm(self.plan, index, None, more=False)
+            self._engine = session.make_engine(self.task, config.optimizer)
+        else:
+            self._engine = TorchEngine(
+                self.task, self.plan, config.optimizer, comm or Comm(None), [torch.device(place)]
+            )
         devices = self.plan.layout.devices_of(index)
         self._feed = Feed(self.plan, devices, self.task.train_data(), None, self._engine.stage)
         self._batches = iter(self._feed)

@@ -3,13 +3,16 @@
 Models of several sizes on one CPU rank of one thread, in whole batches and exactly.
 
 Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
-that computes, which other programs on the machine change least. Writes
-benchmarks/results/cost-of-exact-<machine>.json unless --no-keep.
-Run: python -m benchmarks.exact_cost [--steps 20] [--models "har;..."] [--compile] [--no-keep]
-(--compile: both sides by torch.compile; writes cost-of-exact-compiled-<machine>.json)
+that computes, which other programs on the machine change least; with engine jax, whose threads are
+XLA's, those of the whole process. Writes benchmarks/results/cost-of-exact-<machine>.json unless
+--no-keep; with --compile (both sides by torch.compile) compiled-cost-of-exact-<machine>.json, with
+--engine jax jax-cost-of-exact-<machine>.json.
+Run: python -m benchmarks.exact_cost [--steps 20] [--models "har;..."] [--compile] [--engine jax]
+[--no-keep]
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -66,14 +69,15 @@ def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
         mode: Runner(
             {**values, "train": {**values["train"], "exact": is_exact}},
             home,
-            clock=time.thread_time,
+            clock=time.process_time if values["engine"] == "jax" else time.thread_time,
         )
         for mode, is_exact in (("whole batches", False), ("exact", True))
     }
     seconds: dict[str, list[float]] = {mode: [] for mode in runners}
     for number in range(WARM + steps):
         for mode, runner in runners.items():
-            set_deterministic(mode == "exact")
+            if values["engine"] == "torch":
+                set_deterministic(mode == "exact")
             took = runner.step()
             if number >= WARM:
                 seconds[mode].append(took)
@@ -98,9 +102,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--models", default=";".join(MODELS), help="names with ; between them")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--engine", choices=("torch", "jax"), default="torch")
     parser.add_argument("--no-keep", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    devices: dict[str, Any] = {"use": "cpu", "threads": 1}
+    if given.engine == "jax":
+        from samecurve.jax_engine.runtime import EXACT_THREADS
+
+        os.environ["PJRT_NPROC"] = str(EXACT_THREADS)  # both sides share one pool of threads
+        devices = {"use": "cpu"}
     models = {}
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
@@ -112,7 +123,7 @@ def main() -> None:
             )
             if not isinstance(of, str):
                 values["data"] = {**values["data"], "source": str(home / "text.txt")}
-            values["devices"] = {"use": "cpu", "threads": 1}
+            values |= {"engine": given.engine, "devices": devices}
             values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
             values["train"]["compile"] = given.compile
             models[name] = race(values, home, given.steps)
@@ -122,7 +133,8 @@ def main() -> None:
                 f" {one['ratio']:.3f}, foreseen {one['foreseen']:.3f}",
                 flush=True,
             )
-    kind = "cost-of-exact-compiled" if given.compile else "cost-of-exact"
+    form = "jax" if given.engine == "jax" else "compiled"
+    kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"
     publish(kind, {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)
 
 

@@ -478,6 +478,17 @@ SECTIONS = {
         " Where less than 5 % is foreseen, `auto` is exact. Script: `benchmarks/exact_cost.py`.",
         exact_cost,
     ),
+    "compiled-cost-of-exact": Section(
+        "What `train.exact: auto` foresees, compiled",
+        "The same with `--compile` on both sides. Script: `benchmarks/exact_cost.py --compile`.",
+        exact_cost,
+    ),
+    "jax-cost-of-exact": Section(
+        "What `train.exact: auto` foresees, with JAX",
+        "The same with `engine: jax` on one CPU device, in CPU seconds of the whole process: both"
+        " sides compute with the same 16 threads. Script: `benchmarks/exact_cost.py --engine jax`.",
+        exact_cost,
+    ),
     "sentinel": Section(
         "A check of the sentinel",
         "What does a check of [`train.sentinel`](sentinel.md) cost? A GPT of 10M parameters in f32,"

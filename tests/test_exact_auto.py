@@ -1,13 +1,45 @@
 """train.exact: auto on real ranks: one hash where the plan takes it, and resumes that keep it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from samecurve.checkpoint.manifest import read_manifest
 from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
 STEPS = 6
+OWN_TASK = """
+import numpy as np
+import torch
+from torch import nn
+from samecurve import Mean
+
+
+class Rows:
+    def __len__(self):
+        return 16384
+
+    def __getitem__(self, ids):
+        return {"x": (ids[:, None] * np.arange(1, 25) % 7).astype(np.float32)}
+
+
+class Task:
+    def model(self):
+        wide = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Dropout(0.1))
+        return nn.Sequential(nn.Linear(24, 512), nn.Tanh(), wide, nn.Linear(512, 1))
+
+    def loss(self, model, batch):
+        errors = (model(batch["x"]) - batch["x"].mean(-1, keepdim=True)).square()
+        return Mean(errors.sum(), errors.numel())
+
+    def train_data(self):
+        return Rows()
+"""
 
 
 def values(corpus: Path, use: str, strategy: str = "auto", **train: Any) -> dict[str, Any]:
@@ -50,3 +82,28 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
     ordinary = train("ordinary", 2, values(corpus, "cpu:2", exact=False))
     assert not ordinary.hashes
     assert ordinary.losses != one.losses
+
+
+@pytest.mark.long
+def test_auto_gives_one_hash_for_a_users_file(tmp_path: Path) -> None:
+    """Its work is counted: on one rank and on two, from the command line."""
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    config = tmp_path / "own.yaml"
+    config.write_text("task: own.py:Task\nbatch: {samples: 8192}\ndevices: {threads: 1}\n")
+    hashes = []
+    for use in ("cpu:1", "cpu:2"):
+        home = tmp_path / use.replace(":", "-")
+        command = ["train", "-f", str(config), "--devices", use, "--save-dir", str(home)]
+        command += ["--max-steps", "4", "--set", "train.hash_every=2"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "samecurve", *command],
+            cwd=tmp_path,
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "exact (auto): the same bits on up to 8 devices" in ended.stdout
+        hashes.append([line for line in ended.stdout.splitlines() if line.startswith("hash ")])
+    assert len(hashes[0]) == 2
+    assert hashes[0] == hashes[1]

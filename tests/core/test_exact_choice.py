@@ -67,7 +67,11 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     [
         ({}, {"flops_per_sample": 1e9}, "foreseen to take 1.23 times as long"),
         ({}, {"flops_per_sample": None}, "the work of a sample is not known"),
-        ({"engine": "jax", "devices": {"threads": None}}, {}, "under engine jax is not measured"),
+        (
+            {"engine": "jax", "devices": {"threads": None}},
+            {},
+            "engine jax compiles an exact step for every device",
+        ),
         ({"devices": {"threads": None}}, {}, "devices.threads is not given"),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
@@ -162,6 +166,22 @@ def test_runs_of_earlier_versions_keep_what_they_were() -> None:
         assert plan(config(), CPUS, FACTS, fixed).compute.exact == was_exact
 
 
+def test_what_a_microbatch_pays_beside_its_arrays() -> None:
+    """Operations and convolutions of a loop; and features of a whole batch, computed twice."""
+    plain = foreseen_cost(FACTS, 64, 8)
+    assert plain is not None
+    assert foreseen_cost(replace(FACTS, operations=500), 64, 8) == plain  # five for each array
+    assert foreseen_cost(replace(FACTS, operations=5000), 64, 8) == pytest.approx(
+        7 * (10 * 100 * 2e6 + 200e7) / (64e10 + 10 * 100 * 2e6 + 200e7)
+    )
+    convolutions = foreseen_cost(replace(FACTS, operations=500, convolutions=300), 64, 8)
+    assert convolutions is not None
+    assert convolutions > 7 * 300 * 25e6 / (64e10 + 300 * 25e6 + 1e10)
+    whole = foreseen_cost(replace(FACTS, whole_batch=True), 64, 8)
+    assert whole == pytest.approx(plain + 1 / 3, rel=0.01)
+    assert foreseen_cost(replace(FACTS, whole_batch=True), 64, 64) == 0
+
+
 def test_devices_that_share_a_step() -> None:
     wide = config(batch={"samples": 128}, train={"exact_devices": 16})
     made = plan(wide, CPUS, FACTS)
@@ -180,7 +200,7 @@ def test_its_cost_is_foreseen_as_it_was_measured() -> None:
     root = Path(__file__).parents[2] / "benchmarks" / "results"
     pairs = [
         pair
-        for path in root.glob("cost-of-exact-*.json")
+        for path in root.glob("*cost-of-exact-*.json")
         for pair in json.loads(path.read_text())["models"].values()
     ]
     assert pairs

@@ -64,7 +64,7 @@ def _hindrance(config: Config, facts: Facts, kind: str) -> str:
     """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
     batch = config.batch
     hindrances = {
-        "what it costs under engine jax is not measured": config.engine == "jax",
+        "engine jax compiles an exact step for every device anew": config.engine == "jax",
         "what it costs on GPUs is not measured": kind == "cuda",
         "what it costs compiled is not measured": config.train.compile,
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
