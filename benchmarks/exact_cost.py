@@ -56,6 +56,7 @@ MODELS: Mapping[str, Mapping[str, Any] | str] = {
     "digits": "digits.yaml",
     "decoder 128x4, 8 x 64 tokens": language(128, 4, 64, 64),
     "decoder 128x4, 8 x 256 tokens": language(128, 4, 256, 64),
+    "decoder 128x4, 16 x 256 tokens": language(128, 4, 256, 128),
     "decoder 256x6, 2 x 128 tokens": language(256, 6, 128, 16),
     "decoder 256x6, 4 x 256 tokens": language(256, 6, 256, 32),
     "decoder 320x8, 2 x 128 tokens": language(320, 8, 128, 16),
@@ -91,7 +92,12 @@ def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
         "flops_per_sample": facts.flops_per_sample,
         "samples": batch.global_batch_size,
         "microbatch": batch.micro_batch_size,
-        "foreseen": foreseen_cost(facts, batch.global_batch_size, batch.micro_batch_size),
+        "foreseen": foreseen_cost(
+            facts,
+            batch.global_batch_size,
+            batch.micro_batch_size,
+            compiled=values["train"]["compile"],
+        ),
         "ratio": paired(seconds["exact"], seconds["whole batches"], lambda a, b: a / b),
         "seconds": seconds,
     }

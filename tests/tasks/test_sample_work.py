@@ -236,6 +236,40 @@ def test_auto_decides_for_a_users_file_alike_on_any_devices(
     assert chosen.flops_per_step
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            [("nn.Linear(24, width)", "nn.Embedding(30, width, sparse=True)"),
+             ("self.first(x)", "self.first(x.long())")],
+            "a layer gives sparse gradients",
+        ),
+        (
+            [("for _ in range(self.times):", "from torch.utils.checkpoint import checkpoint\n"
+              "        x = x.clone().requires_grad_()\n        for _ in range(2):"),
+             ("torch.tanh(self.first(x))",
+              "torch.tanh(checkpoint(self.first, x, use_reentrant=True)); x = y")],
+            "a backward pass adds to the same gradient several times",
+        ),
+        (
+            [("out = model", "torch.empty(5).put_(torch.arange(3), torch.ones(3))\n"
+              "        out = model")],
+            "put_ does not have a deterministic implementation",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_exact_run_would_refuse_is_found_before(
+    config_of: Callable[..., Config], changes: list[tuple[str, str]], why: str
+) -> None:
+    """A run that nobody asked to be exact is not refused."""
+    config = config_of(*changes, devices={"threads": 1})
+    chosen = plan(config, CPUS, facts_of(config))
+    assert not chosen.compute.exact
+    assert why in chosen.reasons["exact_auto"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert facts_of(config_of(*changes)).not_exact == ""  # auto is off: nothing is tried
+
+
 def counted_in(run: Callable[[], object]) -> int:
     work = WorkCounter()
     with torch.no_grad(), unfused(), work:

@@ -56,12 +56,12 @@ def _check_exact_threads(plan: Plan, index: int, environment: Mapping[str, str])
     """UserError: XLA would start more threads than on fewer devices, and sums have other bits; or
     the user's number of threads is none.
     """
-    asked = environment.get(_THREADS, str(EXACT_THREADS))
-    if not asked.isdigit():
+    number = environment.get(_THREADS, str(EXACT_THREADS))
+    if not number.isdigit():
         raise UserError(
-            f"{_THREADS}={asked} is no number of threads", f"unset {_THREADS}", _THREADS
+            f"{_THREADS}={number} is no number of threads", f"unset {_THREADS}", _THREADS
         )
-    threads = int(asked)
+    threads = int(number)
     count = len(plan.layout.devices_of(index))
     if count > threads:
         raise UserError(

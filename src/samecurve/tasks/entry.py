@@ -156,7 +156,8 @@ class TaskEntry:
         if self._is_ours:
             return []
         train = config.train  # a user's model, optimizer and schedule may be built by them
-        built_by = [train.precision, train.seed, config.optimizer.lr]
+        built_by: list[object] = [train.precision, train.seed, config.optimizer.lr]
+        built_by += [train.exact, config.devices.threads is None]  # whether more is tried
         files = [hashlib.sha256(file.read_bytes()).hexdigest() for file in self._source_files()]
         return [*built_by, *files]
 

@@ -18,6 +18,9 @@ _FLOPS_PER_NUMBER = 200.0  # its gradient is written and added once more
 # Operations of torch for each array in the models that were measured. A loss that calls more
 # (a loop over time, layers that are used again) pays as a model of more arrays.
 _OPERATIONS_PER_ARRAY = 5
+# Compiled, a microbatch pays this many times as much beside the work of its samples, whose time
+# the compiler shortens
+_COMPILED = 3
 
 
 def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
@@ -27,7 +30,8 @@ def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
     """
     if hindrance := _hindrance(config, facts, kind):
         return False, hindrance
-    cost = foreseen_cost(facts, config.batch.samples or 1, exact_microbatch(config))
+    samples, micro = config.batch.samples or 1, exact_microbatch(config)
+    cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
     if cost is None:
         why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
         return False, f"the work of a sample is not known{why}"
@@ -41,11 +45,13 @@ def exact_microbatch(config: Config) -> int:
     return min(share, batch.per_device or share)
 
 
-def foreseen_cost(facts: Facts, samples: int, micro: int) -> float | None:
+def foreseen_cost(
+    facts: Facts, samples: int, micro: int, *, compiled: bool = False
+) -> float | None:
     """How much longer one device takes for a step in microbatches than at once, as a share of the
     step; None: not known.
 
-    samples: of a step; micro: of a microbatch
+    samples: of a step; micro: of a microbatch; compiled: whether the model is (train.compile)
     """
     if not facts.flops_per_sample or not facts.arrays:
         return None
@@ -54,6 +60,8 @@ def foreseen_cost(facts: Facts, samples: int, micro: int) -> float | None:
     each = _FLOPS_PER_NUMBER * facts.trainable
     each += _FLOPS_PER_KERNEL * max(kernels, facts.convolutions)
     each += _FLOPS_PER_ARRAY * max(len(facts.arrays) - kernels, others)
+    if compiled:
+        each *= _COMPILED
     more, work = -(-samples // micro) - 1, facts.flops_per_sample * samples
     # where a loss looks at the whole batch, features of several microbatches are computed twice
     again = work / 3 if facts.whole_batch and more else 0
@@ -66,10 +74,9 @@ def _hindrance(config: Config, facts: Facts, kind: str) -> str:
     hindrances = {
         "engine jax compiles an exact step for every device anew": config.engine == "jax",
         "what it costs on GPUs is not measured": kind == "cuda",
-        "what it costs compiled is not measured": config.train.compile,
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,
         "the model mixes the samples of a microbatch": bool(facts.coupled),
     }
-    return next((why for why, is_so in hindrances.items() if is_so), "")
+    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact)

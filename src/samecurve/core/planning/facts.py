@@ -108,6 +108,8 @@ class Facts:
     operations: int = 0
     convolutions: int = 0
     flops_unknown: str = ""  # why flops_per_sample is None, where that is known
+    # what train.exact would refuse in the first step, tried where the plan may choose it
+    not_exact: str = ""
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
     attention_head: int | None = None

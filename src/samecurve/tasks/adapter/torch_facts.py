@@ -17,6 +17,7 @@ from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.exact_trial import exact_hindrance
 from samecurve.tasks.adapter.sample_work import work_facts
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
@@ -76,6 +77,7 @@ def describe_model(
         "hidden_matrices": hidden_matrices(model),
         "feature_bytes": None if tried is None else tried.feature_bytes,
         "keyed_dropout": dropout_layers(model),
+        "not_exact": exact_hindrance(adapter, config, num_params),
         **work_facts(adapter, config, model, None if tried is None else tried.work),
     }
 

@@ -43,12 +43,12 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> Tried | None
 
     UserError: features() or batch_loss() returns what it must not.
     """
-    if not _is_tried(adapter, params):
+    if not is_tried(adapter, params):
         return None
     task, work = adapter.task, WorkCounter()
     with kept(adapter, seed), unfused():
         try:
-            model, rows = adapter.model().eval(), _two_rows(adapter)
+            model, rows = adapter.model().eval(), two_rows(adapter)
             with keyed_trial(2), work:
                 features: Features = task.features(
                     model, rows, **adapter.arguments_of("features", START)
@@ -74,12 +74,12 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
 
     UserError: loss() returns what it must not, a mean, or a weight that doesn't count.
     """
-    if not _is_tried(adapter, params):
+    if not is_tried(adapter, params):
         return None
     what, work = f"{adapter.name}.loss()", WorkCounter()
     trials: list[Trial] = []
     with kept(adapter, seed), unfused():
-        model, rows = adapter.model().eval(), _two_rows(adapter)
+        model, rows = adapter.model().eval(), two_rows(adapter)
         for ids in ([0, 1], [0], [1]):
             batch = {name: tensor[ids] for name, tensor in rows.items()}
             counted = nullcontext() if trials else work
@@ -99,7 +99,8 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
     return Tried(work)
 
 
-def _is_tried(adapter: EngineAdapter, params: int) -> bool:
+def is_tried(adapter: EngineAdapter, params: int) -> bool:
+    """Whether two samples are computed when the task is described. params: the model's numbers"""
     is_ready = adapter.prepare is None  # or else the files of its rows may not be there
     return params <= _TRIED and is_ready and len(adapter.train_data().alike) >= 2
 
@@ -125,7 +126,8 @@ def unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_fused)
 
 
-def _two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
+def two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
+    """The first two rows of one shape."""
     rows = adapter.train_data()
     return rows_as_tensors(adapter, np.array(rows.alike[:2]))
 

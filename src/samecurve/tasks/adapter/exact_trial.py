@@ -1,0 +1,64 @@
+"""Whether a task's own code stands in the way of train.exact, tried where the plan may choose it.
+
+What an exact run would refuse in its first step is found when the task is described, by a backward
+pass of two samples, so that a run which nobody asked to be exact is not refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from samecurve.core.config.sections import Config
+from samecurve.core.protocols import START
+from samecurve.errors import UserError
+from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.two_samples import is_tried, kept, two_rows
+from samecurve.torch_engine.model.model_setup import freeze
+from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
+from samecurve.torch_engine.strategies.exact import note_gradient
+
+
+def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
+    """What an exact run would refuse in the first step; '': nothing, or it was not tried.
+
+    params: the model's numbers
+    """
+    is_open = config.train.exact == "auto" and config.devices.threads is not None
+    if not is_open or adapter.whole_batch or adapter.phases or not is_tried(adapter, params):
+        return ""
+    try:
+        with kept(adapter, config.train.seed), _deterministic(), torch.enable_grad():
+            _try_backward(adapter, config)
+    except UserError as refusal:
+        return refusal.cause.removeprefix("train.exact: ")
+    except Exception as error:
+        # an operation without a deterministic form; any other failure is the run's to tell
+        first_line = str(error).strip().partition("\n")[0]
+        return f"{first_line:.120}" if "deterministic" in first_line else ""
+    return ""
+
+
+def _try_backward(adapter: EngineAdapter, config: Config) -> None:
+    """UserError: gradients that can't be added along a tree."""
+    model, rows = adapter.model(), two_rows(adapter)
+    freeze(model, config.optimizer.rules)
+    fired: set[int] = set()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(note_gradient, fired))
+    with keyed_trial(2):
+        loss = adapter.task.loss(model, rows, **adapter.arguments_of("loss", START))
+        (loss["loss"] if isinstance(loss, Mapping) else loss).sum.backward()
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let operations without a deterministic form fail for a while, as in an exact run."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
