@@ -18,8 +18,8 @@ _FLOPS_PER_NUMBER = 200.0  # its gradient is written and added once more
 # Operations of torch for each array in the models that were measured. A loss that calls more
 # (a loop over time, layers that are used again) pays as a model of more arrays.
 _OPERATIONS_PER_ARRAY = 5
-# Compiled, a microbatch pays this many times as much beside the work of its samples, whose time
-# the compiler shortens
+# Compiled, a microbatch pays this many times as much, beside the work of its samples (measured in
+# the same way)
 _COMPILED = 3
 
 
