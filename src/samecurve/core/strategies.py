@@ -73,7 +73,7 @@ class StrategySpec:
 
 _NO_EXACT_FORM = Refusal(
     "has no exact form (has_exact_form of its row in core/strategies.py)",
-    "--strategy ddp (dp with engine jax), or leave --exact out",
+    "--strategy ddp (dp with engine jax), or --no-exact",
 )
 _EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part, so a slow one"
 

@@ -60,7 +60,7 @@ def check_exact_model(facts: Facts) -> None:
     if norms:
         raise NotExactError(
             f"train.exact: the running statistics of {first_and_count(norms)} follow the device",
-            "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out",
+            "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --no-exact",
             "model",
         )
 
@@ -189,7 +189,7 @@ def exact_memory(
     if capacity < 1:
         raise NotExactError(
             "the sums that train.exact holds beside the gradients leave no room for a sample",
-            "a smaller model, or leave --exact out",
+            "a smaller model, or --no-exact",
             "train.exact",
         )
     micro = split.micro_batch_size

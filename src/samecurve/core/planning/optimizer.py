@@ -288,7 +288,7 @@ def _check_elementwise(layout: Layout, optimizer: UserOptimizerFacts, *, exact: 
         why = f"strategy {layout.strategy} gives it only a part of each parameter"
         otherwise = "--strategy ddp"
     elif exact:
-        error, otherwise = NotExactError, "leave --exact out"
+        error, otherwise = NotExactError, "--no-exact"
         why = "train.exact asks for arithmetic that is the same number by number"
     else:
         return

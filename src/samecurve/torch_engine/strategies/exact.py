@@ -209,13 +209,13 @@ def note_gradient(fired: set[int], parameter: nn.Parameter) -> None:
         raise UserError(
             "train.exact: a backward pass adds to the same gradient several times, as"
             " torch.utils.checkpoint does with use_reentrant=True",
-            "use_reentrant=False, or train.recompute, or leave --exact out",
+            "use_reentrant=False, or train.recompute, or --no-exact",
             "model",
         )
     if parameter.grad is not None and parameter.grad.is_sparse:
         raise UserError(
             "train.exact: a layer gives sparse gradients",
-            "sparse=False (nn.Embedding), or leave --exact out",
+            "sparse=False (nn.Embedding), or --no-exact",
             "model",
         )
     fired.add(id(parameter))
