@@ -7,8 +7,8 @@ machine meets both. Ordinary twice: in microbatches and threads of the exact mod
 leaves what exactness itself costs; and as a user has it, whole shares at once ("as is"). Memory is
 of runs by themselves. Prints a table; writes benchmarks/results/exact-<machine>.json unless
 --no-keep. Run: python -m benchmarks.exact [--layouts single,ddp:2,ddp:4,fsdp:2,fsdp:4,hsdp:4]
-[--device cuda:0] [--dtype f32] [--no-keep]     (--device: all ranks on this one GPU, Gloo between
-them)
+[--device cuda:0] [--dtype f32] [--gather auto] [--no-keep]     (--device: all ranks on this one
+GPU, Gloo between them)
 """
 
 import argparse
@@ -110,30 +110,36 @@ class Runner:
 
 
 def values_of(
-    home: Path, mode: str, world: int, dtype: str, strategy: str = "auto"
+    home: Path, mode: str, world: int, dtype: str, strategy: str = "auto", *, gather: str = "auto"
 ) -> dict[str, Any]:
     changed = MODES[mode]
     return {
         "model": MODEL,
         "data": {"source": str(home / "text.txt"), "eval_samples": 0},
         "batch": changed["batch"],
-        "devices": {"use": f"cpu:{world}", "threads": 1, "strategy": strategy},
+        "devices": {"use": f"cpu:{world}", "threads": 1, "strategy": strategy, "gather": gather},
         "train": {"steps": WARM + STEPS, "precision": dtype, **changed.get("train", {})},
     }
 
 
 def race(
-    index: int, group: dist.ProcessGroup, home: Path, modes: list[str], where: tuple[str, str, str]
+    index: int,
+    group: dist.ProcessGroup,
+    home: Path,
+    modes: list[str],
+    where: tuple[str, str, str, str],
 ) -> Mapping[str, Any]:
-    """Train the modes in turn, step by step, on one rank. where: precision, device, strategy.
+    """Train the modes in turn, step by step, on one rank.
+
+    where: precision, device, strategy, devices.gather
 
     Returns seconds of each step by mode, and peak bytes.
     """
-    dtype, device, strategy = where
+    dtype, device, strategy, gather = where
     world, place = dist.get_world_size(group), torch.device(device)
     runners = {
         mode: Runner(
-            values_of(home, mode, world, dtype, strategy),
+            values_of(home, mode, world, dtype, strategy, gather=gather),
             home,
             index=index,
             comm=Comm(group if world > 1 else None),
@@ -168,6 +174,7 @@ def main() -> None:
     parser.add_argument("--layouts", default="single,ddp:2,ddp:4,fsdp:2,fsdp:4,hsdp:4")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--gather", default="auto", help="devices.gather of fsdp and hsdp")
     parser.add_argument("--no-keep", action="store_true")
     given = parser.parse_args()
     machine = cpu_name() if given.device == "cpu" else probe().devices[0].name
@@ -182,7 +189,8 @@ def main() -> None:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
         for layout in map(parse_layout, given.layouts.split(",")):
-            world, where = layout.num_devices, (given.dtype, given.device, layout.strategy)
+            world = layout.num_devices
+            where = (given.dtype, given.device, layout.strategy, given.gather)
             with pool(world, home / "ranks.log", 1800) as ranks:
                 raced = ranks.run(world, race, home, list(MODES), where)[0]
             peaks = {}

@@ -28,7 +28,7 @@ MANY = ["ddp:3", "fsdp:2", "fsdp:3", "fsdp:4", "hsdp:4"]
 MOVED = "fsdp:2..single..hsdp:4..dp:3..fsdp:3"
 
 
-def blocks(kind: str = "", **train: Any) -> Config:
+def blocks(kind: str = "", gather: str = "round", **train: Any) -> Config:
     """The first row of a microbatch says which blocks it uses, so it is coupled."""
     return config_of(
         {
@@ -37,18 +37,22 @@ def blocks(kind: str = "", **train: Any) -> Config:
             "batch": {"samples": 10, "per_device": 2},
             "optimizer": {"lr": 1e-2, "clip": 0.5},
             "train": {"exact": True, "allow_coupled": True, **train},
+            "devices": {"gather": gather},
         }
     )
 
 
 @pytest.mark.parametrize(
-    ("kind", "train", "layouts"),
+    ("kind", "gather", "train", "layouts"),
     [
-        ("", {}, ["fsdp:3", "hsdp:4"]),
-        ("repeated", {"precision": "bf16"}, ["fsdp:2"]),
+        ("", "round", {}, ["fsdp:3", "hsdp:4"]),
+        ("", "step", {}, ["fsdp:3", "hsdp:4"]),
+        ("repeated", "round", {"precision": "bf16"}, ["fsdp:2"]),
+        ("repeated", "step", {"precision": "bf16"}, ["fsdp:2"]),
         *(
-            pytest.param(kind, train, [*MANY, MOVED], marks=pytest.mark.long)
+            pytest.param(kind, gather, train, [*MANY, MOVED], marks=pytest.mark.long)
             for kind in ("", "repeated")
+            for gather in ("round", "step")
             for train in (
                 {},
                 {"precision": "bf16"},
@@ -61,10 +65,38 @@ def blocks(kind: str = "", **train: Any) -> Config:
     ],
 )
 def test_blocks_have_one_hash(
-    kind: str, train: dict[str, Any], layouts: list[str], pool: Pool, tmp_path: Path
+    kind: str, gather: str, train: dict[str, Any], layouts: list[str], *, pool: Pool, tmp_path: Path
 ) -> None:
-    verdicts = check_one_curve(blocks(kind, **train), layouts, pool, tmp_path, steps=5, near=0.0)
+    config = blocks(kind, gather, **train)
+    verdicts = check_one_curve(config, layouts, pool, tmp_path, steps=5, near=0.0)
     assert len({verdict.hash for verdict in verdicts}) == 1
+
+
+def test_a_run_moves_between_both_ways_of_gathering(pool: Pool, tmp_path: Path) -> None:
+    """Ten samples in microbatches of two: 2 devices have 3 rounds, 3 devices have 2."""
+    hashes = []
+    moves = [
+        [("cpu:1", "single", "auto", None)],
+        [
+            ("cpu:2", "fsdp", "step", 2),
+            ("cpu:3", "fsdp", "round", 3),
+            ("cpu:4", "hsdp", "step", 4),
+            ("cpu:2", "ddp", "auto", 5),
+            ("cpu:3", "fsdp", "step", None),
+        ],
+    ]
+    for number, legs in enumerate(moves):
+        home, at, fixed = tmp_path / str(number), None, None
+        for use, strategy, gather, stop_at in legs:
+            config = blocks(steps=6, save_every=1, keep=0).with_values(
+                devices={"use": use, "strategy": strategy, "gather": gather}
+            )
+            made = plan(config, MACHINE, open_task(config, "").facts(), fixed)
+            assert made.layout.gathers_once == (gather == "step")
+            events = train_on_ranks(pool, home, config, made, resume=at, stop_at=stop_at)
+            at, fixed = stop_at, made.fixed
+        hashes.append([one.values["hash"] for one in events if one.kind == "hashed"][-1])
+    assert hashes[0] == hashes[1]
 
 
 @pytest.mark.long

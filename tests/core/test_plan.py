@@ -303,7 +303,7 @@ def test_exact_holds_a_few_shards_of_sums() -> None:
     batch, train = {"samples": 16, "per_device": 1}, {"exact": True, "precision": "f32"}
     held = {}
     for use, strategy in (("cpu:4", "fsdp"), ("cpu:3", "fsdp"), ("cpu:4", "hsdp"), ("cpu:1", "")):
-        devices = {"use": use, "strategy": strategy or "auto"}
+        devices = {"use": use, "strategy": strategy or "auto", "gather": "round"}
         made = plan(config(batch=batch, train=train, devices=devices), GPUS, facts)
         (term,) = (term for term in made.memory if term.name == "exact")
         held[use, strategy] = term.bytes // 4
@@ -316,7 +316,7 @@ def test_exact_holds_a_few_shards_of_sums() -> None:
         ("cpu:1", ""): 3 * 1000,
     }
     narrow = {"exact": True, "precision": "bf16"}
-    devices = {"use": "cpu:4", "strategy": "fsdp"}
+    devices = {"use": "cpu:4", "strategy": "fsdp", "gather": "round"}
     made = plan(config(batch=batch, train=narrow, devices=devices), GPUS, facts)
     (term,) = (term for term in made.memory if term.name == "copies")
     assert term.bytes == 2 * 200 * 2  # two blocks in f32, beside weights that nothing rounds

@@ -46,7 +46,10 @@ Result = dict[str, Any]  # losses, and the last weights by name
 
 
 def config_for(kind: str, layout: str = "single:1", **train: Any) -> Config:
-    """layout: strategy:devices, or strategy:devices/accumulation."""
+    """layout: strategy:devices, or strategy:devices/accumulation; "once": weights are gathered once
+    a step.
+    """
+    layout, once, _ = layout.partition(" once")
     strategy, _, count = layout.partition(":")
     devices, _, accumulate = count.partition("/")
     batch = {"samples": 10, "accumulate": int(accumulate or 1)}
@@ -65,7 +68,12 @@ def config_for(kind: str, layout: str = "single:1", **train: Any) -> Config:
                 **SETTINGS.get(kind, {}),
                 **train,
             },
-            "devices": {"use": f"cpu:{devices}", "strategy": strategy, "preflight": 0},
+            "devices": {
+                "use": f"cpu:{devices}",
+                "strategy": strategy,
+                "gather": "step" if once else "auto",
+                "preflight": 0,
+            },
         }
     )
 
@@ -156,7 +164,7 @@ def assert_same(found: Result, expected: Result) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-LAYOUTS = ["single:1/3", "dp:2", "ddp:2/2", "fsdp:2/2", "hsdp:4"]
+LAYOUTS = ["single:1/3", "dp:2", "ddp:2/2", "fsdp:2/2", "fsdp:2/3 once", "hsdp:4", "hsdp:4/2 once"]
 KINDS = [
     "method",
     "dict",
@@ -180,6 +188,7 @@ IN_SHORT = {  # the others: make test-long
     *((kind, "fsdp:2/2") for kind in KINDS),
     *((kind, "ddp:2/2") for kind in ("dict", "read", "reentrant", "seldom", "mixture")),
     *((kind, layout) for kind in ("mixture", "late") for layout in LAYOUTS),
+    *((kind, "fsdp:2/3 once") for kind in ("seldom", "skips", "chunked")),
 }
 
 

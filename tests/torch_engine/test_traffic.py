@@ -15,6 +15,8 @@ CASES: list[dict[str, Any]] = [
     {"machine": "8x8xH100", "strategy": "ddp"},
     {"machine": "128x8xH100", "strategy": "ddp", "rounds": 2},
     {"machine": "8x8xH100", "strategy": "fsdp", "rounds": 2, "recompute": "block"},
+    {"machine": "8x8xH100", "strategy": "fsdp", "rounds": 3, "devices": {"gather": "round"}},
+    {"machine": "8x8xH100", "strategy": "fsdp", "rounds": 3, "precision": "bf16"},
     {
         "machine": "128x8xH100",
         "strategy": "fsdp",
@@ -24,6 +26,12 @@ CASES: list[dict[str, Any]] = [
     },
     {"machine": "8x8xH100", "strategy": "hsdp", "precision": "bf16", "devices": {"shards": 8}},
     {"machine": "128x8xH100", "strategy": "hsdp", "devices": {"shards": 8}, "rounds": 2},
+    {
+        "machine": "128x8xH100",
+        "strategy": "hsdp",
+        "devices": {"shards": 8, "gather": "round"},
+        "rounds": 2,
+    },
     {"machine": "8x8xH100", "strategy": "fsdp", "precision": "bf16", "task": "layouts.py:Small"},
 ]
 

@@ -194,7 +194,7 @@ _ROWS = (
         holds="its share of weights, gradients and optimizer state; for a while the blocks in work",
         sends=(
             "each round: a block's weights before its forward pass and again before its backward"
-            " pass, its gradients after it"
+            " pass, its gradients after it; weights and gradients once a step where memory is there"
         ),
         suits="a model that doesn't fit on one device",
     ),

@@ -138,6 +138,8 @@ def decisions(plan: Plan) -> dict[str, str]:
         "lr": f"{plan.schedule.peak:.6g}",
         "threads": f"{plan.compute.threads} a rank",
     }
+    if "gather" in plan.reasons:
+        values["gather"] = "once a step" if plan.layout.gathers_once else "in each round"
     if "save" in plan.reasons:
         values["save"] = f"about every {plan.every.save_seconds / 60:g} minutes"
     if "balance" in plan.reasons:

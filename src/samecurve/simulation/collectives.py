@@ -168,6 +168,8 @@ def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Col
     copies = group(cluster, plan.layout.num_devices // plan.layout.shards, plan.layout.shards)
     rounds, blocks = plan.batch.accumulation_steps, max(1, facts.blocks)
     gathers = 2 if plan.layout.reshard else 1
+    if plan.layout.gathers_once:
+        rounds = gathers = 1
     block = _Part(plan, facts, "of a block")
     outside = _Part(plan, facts, "outside of blocks")
     yield from block.gathers("gathered", rounds * blocks * gathers, shards)

@@ -256,25 +256,30 @@ def _expose_sharded(
     gather, scatter = sent.seconds_of_each("gathered"), sent.seconds_of_each("scattered")
     gather_outside = sent.seconds_of_each("gathered outside")
     scatter_outside = sent.seconds_of_each("scattered outside")
-    regather = gather if plan.layout.reshard else 0.0
+    once, rounds = plan.layout.gathers_once, plan.batch.accumulation_steps
+    gathers_again = plan.layout.reshards_by_block
+    regather = gather if gathers_again else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
-        """Exposed seconds of one round. copies: seconds to sum a block over copies of the model."""
+        """Exposed seconds of a round that gathers and sums.
+
+        copies: seconds to sum a block over copies of the model
+        """
         ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
         behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
         return ahead + behind + scatter + copies + scatter_outside + copies_outside
 
     copies = sent.seconds_of_each("copied")
     copies_outside = sent.seconds_of_each("copied outside")
-    seconds = (plan.batch.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(
-        copies, copies_outside
-    )
-    again = "gathering again + " if plan.layout.reshard else ""
-    last_again = "the last block gathered again + " if plan.layout.reshard else ""
+    seconds = exposed(copies, copies_outside)
+    if not once:
+        seconds += (rounds - 1) * exposed(0.0, 0.0)
+    again = "gathering again + " if gathers_again else ""
+    last_again = "the last block gathered again + " if gathers_again else ""
     with_copies = " + its copies" if copies else ""
     how = (
-        "metrics + each round: weights outside of blocks + first block +"
-        f" {blocks - 1} x max(0, gathering a block - its forward of {show_time(forward)}) +"
+        f"metrics + {'once a step' if once else 'each round'}: weights outside of blocks + first"
+        f" block + {blocks - 1} x max(0, gathering a block - its forward of {show_time(forward)}) +"
         f" {blocks - 1} x max(0, {again}scattering a block{with_copies} - its backward of"
         f" {show_time(backward)}) + {last_again}the first block's and the outer gradients, for"
         " which nothing is left to hide behind"

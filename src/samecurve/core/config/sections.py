@@ -146,6 +146,10 @@ class Devices(Section):
     reshard: bool = True
     """fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass
     (less memory), or keep them until backward (less traffic)"""
+    gather: Literal["auto", "round", "step"] = "auto"
+    """fsdp, hsdp with engine torch: a step of several rounds gathers weights and sums gradients in
+    each round, or once a step, with whole weights and gradients on each device; auto: once a step
+    where memory is known to suffice"""
     offload: bool = False
     """fsdp, hsdp: weights, gradients and optimizer in host memory"""
     offload_frozen: Annotated[float, Field(ge=0, le=1)] = 0.0

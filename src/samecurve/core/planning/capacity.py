@@ -62,6 +62,7 @@ class Capacity:
 
     samples: int | None = None  # None: not known
     terms: tuple[MemoryTerm, ...] = ()
+    usable: float = 0.0  # bytes of that device that the plan counts on
     was_tried: bool = False  # --probe-batch measured it
 
 
@@ -137,7 +138,8 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
         reason += f"; {samples} samples at once were tried and fitted"
     elif each:
         samples = int(room.left // each)
-    return Decision(Capacity(samples, tuple(room.terms), was_tried=tried), {"memory": reason})
+    capacity = Capacity(samples, tuple(room.terms), room.usable, was_tried=tried)
+    return Decision(capacity, {"memory": reason})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ of one size on any devices, and the memory of their sums.
 from math import prod
 
 from samecurve.core.config.sections import Batch, Optimizer
-from samecurve.core.determinism.microbatches import TreeSum, subtrees
+from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, subtrees
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
@@ -137,14 +137,19 @@ def choose_exact_batch(
             f"train.exact_devices={num_devices}",
             "train.exact_devices",
         )
-    why_exact = (
-        f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
-        " along one tree; the order of devices changes no bit"
-    )
-    if interleaved > 1:
-        why_exact += f"; in each round {interleaved} devices take neighbouring ones"
     check_count(split)
-    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
+    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": say_exact(split)})
+
+
+def say_exact(split: BatchSplit) -> str:
+    """How an exact step is computed, for the plan."""
+    how = (
+        f"{split.num_microbatches} microbatches of {split.micro_batch_size} a step, computed one by"
+        " one and added along one tree; the order of devices changes no bit"
+    )
+    if split.interleaved > 1:
+        how += f"; in each round {split.interleaved} devices take neighbouring ones"
+    return how
 
 
 def _exact_microbatch(
@@ -217,8 +222,9 @@ def _exact_term(
     """The memory beside one gradient: sums that wait for their siblings, and sums on their way
     between devices.
     """
-    if layout.interleaved > 1:
-        return _sharded_term(options, facts, layout, split)
+    if layout.is_sharded_by_block:
+        kind = _once_term if layout.gathers_once else _sharded_term
+        return kind(options, facts, layout, split)
     count = split.num_microbatches
     of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
     waiting = max(_most_waiting(count, numbers) for numbers in of_device)
@@ -254,7 +260,7 @@ def _sharded_term(
         waiting, sent = max([waiting, *held]), max([sent, *held[:1]])
     copies = waiting - 1 + (2 * sent if num_copies > 1 else 0)
     shard = -(-facts.trainable // layout.shards)
-    largest = max(facts.block_params, facts.params - facts.blocks * facts.block_params)
+    largest = _largest_group(facts)
     formula = (
         f"({copies} x {shard} + {largest}) x {width} B: {waiting} shards of sums that wait, one of"
         " which becomes the gradient; the largest group's gradients of all ranks"
@@ -262,14 +268,52 @@ def _sharded_term(
     return MemoryTerm("exact", (copies * shard + largest) * width, formula)
 
 
+def _once_term(
+    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
+) -> MemoryTerm:
+    """The memory beside one whole gradient and its shard, where gradients are exchanged once a
+    step: whole sums that wait, and those of the largest group on their way. Under hsdp, if it is
+    more: the shards that copies of the model exchange, for which whole gradients are let go of.
+    """
+    count, width = split.num_microbatches, options.itemsize
+    of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
+    waiting = max(_most_waiting(count, numbers) for numbers in of_device)
+    sent = max(len(subtrees(numbers, count)) for numbers in of_device)
+    largest = _largest_group(facts)
+    numbers = waiting * facts.trainable + 2 * sent * largest
+    formula = (
+        f"({waiting} x {facts.trainable} + {2 * sent} x {largest}) x {width} B: {waiting} sums that"
+        " wait; the largest group's gradients as they are exchanged"
+    )
+    num_copies = split.num_devices // layout.shards
+    if num_copies > 1:
+        of_copies = [microbatches_of(count, copy, num_copies) for copy in range(num_copies)]
+        moved = 3 * max(len(subtrees(of_copy, count)) for of_copy in of_copies)
+        shard = -(-facts.trainable // layout.shards)
+        if moved * shard - facts.trainable > numbers:
+            numbers = moved * shard - facts.trainable
+            formula = (
+                f"({moved} x {shard} - {facts.trainable}) x {width} B: shards that copies exchange,"
+                " more than whole gradients, which are let go of by then"
+            )
+    return MemoryTerm("exact", numbers * width, formula)
+
+
+def _largest_group(facts: Facts) -> int:
+    """The numbers of the largest group of weights that is gathered at once."""
+    return max(facts.block_params, facts.params - facts.blocks * facts.block_params)
+
+
 def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
     """What sharded weights take more in f32 than in two bytes, where train.exact gathers them as
     they are and autocast rounds them; None: they are no wider.
     """
     width, narrow = options.itemsize, autocast_itemsize(options.precision)
-    if layout.interleaved == 1 or narrow == width:
+    if not layout.is_sharded_by_block or narrow == width:
         return None
-    blocks = min(2, facts.blocks) if options.reshard else facts.blocks
+    blocks = facts.blocks
+    if layout.reshards_by_block:
+        blocks = min(2, blocks)
     wider, kept = blocks * facts.block_params, "kept for backward"
     rounded = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
     if options.recompute != "none":

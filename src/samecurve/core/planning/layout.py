@@ -36,6 +36,8 @@ class Layout:
     compress: Compress = "none"
     preflight: int = 0
     offload_frozen: float = 0.0  # share of the blocks whose frozen weights lie in host memory
+    # weights are gathered, and gradients summed over devices, once a step, not in each round
+    gathers_once: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -50,7 +52,16 @@ class Layout:
         """Devices that take neighbouring microbatches in each round of an exact run: those that
         gather weights and sum gradients together in each round.
         """
-        return self.shards if self.spec.state == "sharded by block" else 1
+        return self.shards if self.is_sharded_by_block and not self.gathers_once else 1
+
+    @property
+    def is_sharded_by_block(self) -> bool:
+        return self.shards > 1 and self.spec.state == "sharded by block"
+
+    @property
+    def reshards_by_block(self) -> bool:
+        """Whether a block's gathered weights are let go of after its forward pass."""
+        return self.reshard and not self.gathers_once
 
     @property
     def computed_on(self) -> str:
@@ -222,6 +233,13 @@ def _check_offload_and_compress(
         raise UserError(
             f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload"
         )
+    if section.offload and section.gather == "step":
+        raise UserError(
+            "devices.gather step: whole weights stay on the device, which devices.offload is to"
+            " avoid",
+            "leave one of them out",
+            "devices.gather",
+        )
     if section.compress != "none" and train.precision == "f64":
         raise UserError(
             f"compress {section.compress} would throw away what f64 is for",
@@ -322,5 +340,10 @@ def layout_warnings(section: Devices, layout: Layout, optimizer_bytes: int) -> l
     if not section.reshard and layout.shards == 1:
         warnings.append(
             f"devices.reshard has no effect under {layout.strategy}, which gathers no weights"
+        )
+    if section.gather != "auto" and not layout.is_sharded_by_block:
+        warnings.append(
+            f"devices.gather has no effect under {layout.strategy}, which does not gather weights"
+            " by blocks"
         )
     return warnings

@@ -8,6 +8,7 @@ and scaled by the width of the precision.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Protocol
 
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Config, Optimizer
@@ -164,7 +165,7 @@ def packed_bytes(facts: Facts) -> int:
     return sum(prod(facts.arrays[name]) for name in facts.packed)
 
 
-def _gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
+def gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
     """The parts of a sharded model that are gathered for a while.
 
     Blocks are gathered one after the other, each while the block before it computes; parameters
@@ -227,7 +228,7 @@ def state_terms(
     if options.offload_frozen and shards == 1:
         terms = _with_host_blocks(terms, options, facts, kind)
     if shards > 1 and spec.state == "sharded by block":
-        terms += _gathered_by_block(options, facts)
+        terms += gathered_by_block(options, facts)
     elif shards > 1:
         terms += _gathered_whole(options, facts)
     of_a_step = (
@@ -374,3 +375,26 @@ def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> Memory
     width = options.itemsize
     formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
     return MemoryTerm("after step", facts.params * width, formula)
+
+
+class BatchSizes(Protocol):
+    """What memory asks of a BatchSplit."""
+
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def global_batch_size(self) -> int: ...
+
+
+def peak_terms(
+    held: list[MemoryTerm], options: MemoryOptions, facts: Facts, split: BatchSizes, shards: int
+) -> tuple[MemoryTerm, ...]:
+    """All terms of a device at its peak. held: those that the split does not decide"""
+    activations = activation_term(options, facts, split.micro_batch_size)
+    others = (
+        activations,
+        after_step_term(options, facts, shards),
+        feature_term(options, facts, split.global_batch_size),
+    )
+    peak = settled(held, activations.bytes if activations else 0)
+    return (*peak, *(term for term in others if term))

@@ -38,11 +38,8 @@ from samecurve.core.planning.machine import Device, Machine, choose_devices, pea
 from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
-    activation_term,
-    after_step_term,
-    feature_term,
     memory_options,
-    settled,
+    peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan
@@ -168,7 +165,7 @@ class _Planning:
             check_frozen_offload(train, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         split = self._split(layout, capacity)
-        terms = self._memory_terms(options, layout, split, capacity)
+        layout, split, terms = self._memory(options, layout, split, capacity)
         threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
@@ -260,26 +257,27 @@ class _Planning:
         exact = self.config.train.is_exact
         return self.log.take(choose_attention(self.facts, layout, precision, exact=exact))
 
-    def _memory_terms(
+    def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
-    ) -> tuple[MemoryTerm, ...]:
-        """The memory of a device at its peak, term by term. UserError: no microbatch fits."""
-        facts, held = self.facts, list(capacity.terms)
-        if self.config.train.is_exact:
+    ) -> tuple[Layout, BatchSplit, tuple[MemoryTerm, ...]]:
+        """The memory of a step, and the layout and split that it leaves room for."""
+        facts, is_exact, held = self.facts, self.config.train.is_exact, list(capacity.terms)
+        if is_exact:
             from samecurve.core.planning.exact import exact_memory
 
             is_resumed = self.fixed is not None
             held += exact_memory(
                 options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
             )
-        activations = activation_term(options, facts, split.micro_batch_size)
-        others = (
-            activations,
-            after_step_term(options, facts, layout.shards),
-            feature_term(options, facts, split.global_batch_size),
-        )
-        peak = settled(held, activations.bytes if activations else 0)
-        return (*peak, *(term for term in others if term))
+        terms = peak_terms(held, options, facts, split, layout.shards)
+        if split.accumulation_steps == 1 or not layout.is_sharded_by_block:
+            return layout, split, terms
+        from samecurve.core.planning.gather import StepMemory, choose_gather
+
+        by_round = StepMemory(layout, split, terms, is_exact)
+        section = self.config.devices
+        step = self.log.take(choose_gather(section, options, facts, capacity, by_round))
+        return step.layout, step.split, step.terms
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""

@@ -84,7 +84,7 @@ class Exact(DP):
     def begin_step(self, _parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         self._num_microbatches = num_microbatches
         self._sums = [
-            [TreeSum[Gradients](num_microbatches, _added) for _ in self._buckets]
+            [TreeSum[Gradients](num_microbatches, add_gradients) for _ in self._buckets]
             for _ in self.models
         ]
         self._num_sent = 0  # buckets on their way
@@ -181,7 +181,7 @@ class Exact(DP):
 
     def _sum_over_devices(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum over the devices of this process, which is the only one."""
-        total: TreeSum[Gradients] = TreeSum(self._num_microbatches, _added)
+        total: TreeSum[Gradients] = TreeSum(self._num_microbatches, add_gradients)
         device = self._devices[0]
         for sums in self._sums:
             self._note_gradients(slice(None), sums[0].held)
@@ -221,7 +221,8 @@ def note_gradient(fired: set[int], parameter: nn.Parameter) -> None:
     fired.add(id(parameter))
 
 
-def _added(left: Gradients, right: Gradients) -> Gradients:
+def add_gradients(left: Gradients, right: Gradients) -> Gradients:
+    """The sum of two nodes of a step's tree, in the memory of the left one where it has some."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])

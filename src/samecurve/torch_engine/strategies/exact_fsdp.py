@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from samecurve.core.determinism.microbatches import microbatches_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
@@ -36,7 +37,7 @@ from samecurve.torch_engine.strategies.exact_allreduce import (
     without_negative_zeros,
 )
 from samecurve.torch_engine.strategies.exact_norm import norm_of_rows, num_rows, squares_by_row
-from samecurve.torch_engine.strategies.exact_sums import GroupSums, Numbers, RoundSums
+from samecurve.torch_engine.strategies.exact_sums import GroupSums, Numbers, RoundSums, ShardSums
 from samecurve.torch_engine.strategies.fsdp import FSDP
 from samecurve.torch_engine.strategies.fsdp_groups import all_groups, whole_weights
 
@@ -91,7 +92,11 @@ class ExactFSDP(FSDP):
     def _set_reduction(self) -> None:
         super()._set_reduction()
         self._unwatched = all_groups(self._root)
-        self._sums = [GroupSums(group, self._is_repeated) for group in self._unwatched]
+        self._sums: Sequence[ShardSums] = self._make_sums(self._unwatched)
+
+    def _make_sums(self, groups: Sequence[Any]) -> Sequence[ShardSums]:
+        self._by_round = [GroupSums(group, self._is_repeated) for group in groups]
+        return self._by_round
 
     def _is_repeated(self, group: Any) -> bool:
         return self._order.is_repeated(group)
@@ -106,21 +111,24 @@ class ExactFSDP(FSDP):
         self._num_microbatches, self._round = num_microbatches, -1
         if num_microbatches not in self._rounds:
             batch = self._plan.batch
-            self._rounds[num_microbatches] = [*batch.numbers_by_round(num_microbatches, self._copy)]
+            interleaved = self._comm.rank // batch.interleaved  # the number of the group of ranks
+            self._rounds[num_microbatches] = [
+                *batch.numbers_by_round(num_microbatches, interleaved)
+            ]
         for sums in (*self._sums, self._whole_sums):
             sums.begin_step(num_microbatches)
 
     def begin_microbatch(self, _index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         del is_last  # every round is summed
         self._round += 1
-        for sums in self._sums:
+        for sums in self._by_round:
             sums.begin_round(self._numbers)
         self._fired.clear()
-        self._used_before = None if microbatch.real else set(self._order.used)
+        self._used_before = None if microbatch.real else set(self._order.gradients.used)
 
     @property
     def _numbers(self) -> Numbers:
-        """The microbatches of this copy's ranks in the round in work."""
+        """The microbatches of the interleaved ranks in the round in work."""
         return self._rounds[self._num_microbatches][self._round]
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
@@ -140,12 +148,16 @@ class ExactFSDP(FSDP):
 
     def end_microbatch(self, device_index: int, microbatch: MicroBatch) -> None:
         super().end_microbatch(device_index, microbatch)
-        for sums in self._sums:
+        self._end_round()
+        if self._used_before is not None:
+            self._order.gradients.used = self._used_before
+
+    def _end_round(self) -> None:
+        """Sum what the backward pass of a round has left."""
+        for sums in self._by_round:
             sums.end_round()
         if self._whole:
             self._send_whole()
-        if self._used_before is not None:
-            self._order.used = self._used_before
 
     @torch.no_grad()
     def _send_whole(self) -> None:
@@ -157,7 +169,7 @@ class ExactFSDP(FSDP):
             if parameter.grad is None:
                 values.append(torch.zeros_like(local_view(parameter)).view(-1))
             else:
-                self._order.used.add(self._names[id(parameter)])
+                self._order.gradients.used.add(self._names[id(parameter)])
                 values.append(local_view(parameter.grad).reshape(-1))
             parameter.grad = None
         num_ranks = self._shards.world_size
@@ -198,13 +210,18 @@ class ExactFSDP(FSDP):
             nodes = self._whole_sums.held
             held.append([(node, self._split_whole(sum_)) for node, sum_ in nodes])
         all_reduce = ExactAllReduce(
-            buckets, copies, self._plan.layout.backend, self._plan.batch.microbatches_of_group
+            buckets, copies, self._plan.layout.backend, self._microbatches_of_copy
         )
         for number, of_bucket in enumerate(held):
             all_reduce.send(number, of_bucket, self._num_microbatches)
         all_reduce.finish()
         for sums, bucket in zip(summed, buckets, strict=False):
             sums.set_gradients([stand_in.grad for stand_in in bucket])
+
+    def _microbatches_of_copy(self, count: int, copy: int) -> range:
+        """The numbers, of a step's `count`, that the ranks of one copy of the model compute."""
+        num_copies = self._plan.layout.num_devices // self._plan.layout.shards
+        return microbatches_of(count, copy, num_copies)
 
     def _split_whole(self, flat: torch.Tensor | None) -> Gradients:
         """The parts of a sum of the weights that are not sharded."""

@@ -3,7 +3,8 @@
 FSDP2 sums a group's gradients after the backward pass of each round, in an order of its own. Here
 each rank sends every other rank that rank's shard of its gradients instead (all_to_all), and adds
 up its own shard of all ranks' gradients along the tree. In a round the ranks have neighbouring
-microbatches, so of a step of n microbatches at most log2(n) + 1 shards are held.
+microbatches, so of a step of n microbatches at most log2(n) + 1 shards are held. (Where weights are
+gathered once a step, exact_own_sums.py gives the values.)
 """
 
 from collections.abc import Callable, Sequence
@@ -45,33 +46,65 @@ class RoundSums:
         """Add the values of one round, [ranks, size], which are overwritten. None: no rank had
         any.
         """
-        self.is_summed |= of_ranks is not None
         by_rank = [None] * len(numbers) if of_ranks is None else of_ranks.unbind()
-        for number, values in zip(numbers, by_rank, strict=True):
-            if number is not None:
-                self._tree.give((0, number), values)
-        if of_ranks is not None:
-            memory = of_ranks.untyped_storage().data_ptr()
-            self._tree.held = [
-                (node, sum_ if sum_ is None else _apart(sum_, memory))
-                for node, sum_ in self._tree.held
-            ]
+        pairs = zip(numbers, by_rank, strict=True)
+        self.give_nodes([((0, number), values) for number, values in pairs if number is not None])
+        self.is_summed |= of_ranks is not None
+
+    def give_nodes(self, nodes: Sequence[tuple[Node, torch.Tensor | None]]) -> None:
+        """Add the values of some nodes, from left to right. They are overwritten, and may be parts
+        of larger pieces of memory, which are not kept.
+        """
+        self.is_summed |= any(values is not None for _, values in nodes)
+        memory = {_memory(values) for _, values in nodes if values is not None}
+        for node, values in nodes:
+            self._tree.give(node, values)
+        self._tree.held = [
+            (node, sum_ if sum_ is None or _memory(sum_) not in memory else sum_.clone())
+            for node, sum_ in self._tree.held
+        ]
 
 
-class GroupSums(RoundSums):
-    """The sums of one group of FSDP2; takes the place of the group's reduce-scatter.
+class ShardSums(RoundSums):
+    """The sums of this rank's shard of one group of FSDP2."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self._group = group
+        self._params: list[Any] = []  # FSDPParam of torch: those with gradients, in their order
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's part of each weight as FSDP2 keeps it, padded and flat."""
+        return [param._sharded_param_data for param in self._params]  # noqa: SLF001
+
+    def split(self, flat: torch.Tensor | None) -> Gradients:
+        """The parts of a sum, by weight."""
+        if flat is None:
+            return [None] * len(self._params)
+        sizes = [param.padded_sharded_param_size.numel() for param in self._params]
+        return list(torch.split(flat, sizes))
+
+    def set_gradients(self, parts: Gradients) -> None:
+        for param, part in zip(self._params, parts, strict=True):
+            assert part is not None
+            rows = part.view(param.padded_sharded_param_size)[: param.sharded_size[0]]
+            shard = param.sharded_param
+            shard.grad = param.to_sharded_dtensor(rows.to(shard.device))
+
+
+class GroupSums(ShardSums):
+    """The sums of one group, given by each round; takes the place of the group's reduce-scatter.
 
     is_repeated: whether the group is called several times in the pass in work. Its gradients are
         then summed several times: their parts are added up before they go into the tree.
     """
 
     def __init__(self, group: Any, is_repeated: Callable[[Any], bool]) -> None:
-        super().__init__()
-        self._group, self._is_repeated = group, is_repeated
+        super().__init__(group)
+        self._is_repeated = is_repeated
         self._numbers: Numbers = ()
         self._parts: torch.Tensor | None = None  # of this round, [ranks, size]
         self._is_given = False  # whether the tree has this round's values
-        self._params: list[Any] = []  # FSDPParam of torch: those with gradients, in their order
         group._reduce_scatter_comm = self  # noqa: SLF001 - as set_custom_reduce_scatter() does
         inner = group.post_backward
         group.post_backward = lambda *rest: self._post_backward(inner, *rest)
@@ -132,26 +165,6 @@ class GroupSums(RoundSums):
         for param in due:
             param.sharded_param.grad = None
 
-    # Around the sums of all rounds:
-
-    def shards(self) -> list[torch.Tensor]:
-        """This rank's part of each weight as FSDP2 keeps it, padded and flat."""
-        return [param._sharded_param_data for param in self._params]  # noqa: SLF001
-
-    def split(self, flat: torch.Tensor | None) -> Gradients:
-        """The parts of a sum, by weight."""
-        if flat is None:
-            return [None] * len(self._params)
-        sizes = [param.padded_sharded_param_size.numel() for param in self._params]
-        return list(torch.split(flat, sizes))
-
-    def set_gradients(self, parts: Gradients) -> None:
-        for param, part in zip(self._params, parts, strict=True):
-            assert part is not None
-            rows = part.view(param.padded_sharded_param_size)[: param.sharded_size[0]]
-            shard = param.sharded_param
-            shard.grad = param.to_sharded_dtensor(rows.to(shard.device))
-
 
 def _added(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
     if left is None or right is None:
@@ -159,6 +172,5 @@ def _added(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tenso
     return left.add_(right)
 
 
-def _apart(sum_: torch.Tensor, memory: int) -> torch.Tensor:
-    """The sum outside of this memory, which it would keep: that of all ranks' values."""
-    return sum_.clone() if sum_.untyped_storage().data_ptr() == memory else sum_
+def _memory(values: torch.Tensor) -> int:
+    return values.untyped_storage().data_ptr()

@@ -49,7 +49,8 @@ class FSDP(Strategy):
     """The sharded strategies, fsdp and hsdp.
 
     fsdp has as many shards as ranks. hsdp has fewer: several copies of the model, each sharded, and
-    gradients are summed over the copies in the last round only.
+    gradients are summed over the copies in the last round only. A step gathers weights and sums
+    gradients in each round or, where memory is there, once.
     """
 
     gathers_weights = True
@@ -88,7 +89,7 @@ class FSDP(Strategy):
         _check_can_be_sharded(model)
         for block in repeated_blocks(model):
             materialize(block)
-            self._shard(block, reshard_after_forward=self._plan.layout.reshard)
+            self._shard(block, reshard_after_forward=self._plan.layout.reshards_by_block)
         materialize(model)
         # the root's group has the weights outside of blocks; they are whole in every call
         self._root = ModelCall(model)
@@ -167,10 +168,12 @@ class FSDP(Strategy):
         return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
-        self._order.used.clear()
+        self._order.gradients.begin_step()
         super().begin_step(parameters, num_microbatches)
 
     def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
+        if self._plan.layout.gathers_once:
+            self._order.gradients.begin_round(is_last=is_last, sums=is_last)
         if self._plan.layout.shards < self._plan.layout.num_devices:
             root: Any = self._root  # fully_shard() has given it this method
             root.set_requires_all_reduce(is_last)
@@ -179,7 +182,7 @@ class FSDP(Strategy):
         self._order.finish()
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        return self._names[id(parameter)] in self._order.used
+        return self._names[id(parameter)] in self._order.gradients.used
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the gradients of parameters that are not sharded.
@@ -194,7 +197,7 @@ class FSDP(Strategy):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
-                self._order.used.add(self._names[id(parameter)])
+                self._order.gradients.used.add(self._names[id(parameter)])
             views.append(local_view(parameter.grad).view(-1))
         summed = self._comm.all_reduce(torch.cat([view.double() for view in views]))()
         for view, values in zip(views, torch.split(summed, list(map(len, views))), strict=True):

@@ -13,6 +13,9 @@ list of blocks.
 A block may be called several times in one pass. Where the number of its calls varies (a model that
 works through its rows in chunks), ranks ask each other at the end of the forward pass whether one
 of them has more calls to make; if so, the rest of the pass is made in lockstep, too.
+
+Where a step gathers its weights once, each of its rounds follows the same order, though only the
+first round gathers and only the last one sums (group_gradients.py).
 """
 
 from collections import Counter
@@ -44,6 +47,7 @@ from samecurve.torch_engine.strategies.gather_events import (
     num_repeats,
     skipped_blocks,
 )
+from samecurve.torch_engine.strategies.group_gradients import GroupGradients
 
 
 class GatherOrder:
@@ -55,8 +59,8 @@ class GatherOrder:
     def __init__(
         self, root: nn.Module, names: dict[int, str], comm: Comm, device: torch.device
     ) -> None:
-        self._names, self._comm, self._device = names, comm, device
-        self.used: set[str] = set()  # parameters that backward gave a gradient
+        self._comm, self._device = comm, device
+        self.gradients = GroupGradients(names)
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
         # of the pass in work: whether it has gradients and a backward pass, what was called
         self._key: tuple[Hashable, ...] = ()
@@ -98,7 +102,7 @@ class GatherOrder:
         number = len(self._titles)
         self._titles.append(title)
         self._groups.append(group)
-        self._sums.append(partial(self._sum_gradients, group, group.post_backward))
+        self._sums.append(self.gradients.watch(group))
         group.unshard = partial(self._unshard, group, number, group.unshard)
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
         group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
@@ -151,11 +155,16 @@ class GatherOrder:
         else:
             last = self._at
             self._reach(END)
-            if self._at > last + 1:
+            late = self.gradients.not_summed()
+            for number in late:
+                self._sums[number]()
+            if late or self._at > last + 1:
                 for group in self._groups:
                     group.finalize_backward()  # waits for the sums
             if self._learns:
                 self._end_learning()
+        if self.gradients.ends_step:
+            reshard(self._groups)
         self._watches = False
 
     def _end_learning(self) -> None:
@@ -181,7 +190,7 @@ class GatherOrder:
         """Go back to before the first pass: nothing is gathered, and no order is known."""
         reshard(self._groups)
         self._orders.clear()
-        self.used.clear()
+        self.gradients.begin_step()
         self._watches = self._has_left = False
 
     def end_call(self) -> None:
@@ -258,6 +267,8 @@ class GatherOrder:
         if self._has_inner_backward and not self._sums_all:
             return
         is_uncalled = self._watches and number not in self._called
+        if is_uncalled and self.gradients.are_kept(number):
+            return  # of an earlier round: finish() sums them
         if is_uncalled or (is_idle(group) and number in self._summed):
             post_backward(*rest)
             return
@@ -265,7 +276,7 @@ class GatherOrder:
         if not self._reach(2 * number + 1):
             return  # backward's end calls this function again
         self._summed.add(number)
-        self._sum_gradients(group, post_backward, *rest)
+        self._sums[number](*rest)
 
     def _end_backward(self, callback: Callable[[], None]) -> None:
         """All gradients are computed; sum those that are not summed yet, the last block's first."""
@@ -279,20 +290,6 @@ class GatherOrder:
                 self._groups[number].post_backward()
         self._sums_all = self._has_inner_backward = False
         callback()
-
-    def _sum_gradients(self, group: Any, post_backward: Callable[..., None], *rest: Any) -> None:
-        for param in group.fsdp_params:
-            self._fill(param)
-        post_backward(*rest)
-
-    def _fill(self, param: Any) -> None:
-        whole: nn.Parameter | None = getattr(param, "_unsharded_param", None)
-        if whole is None or not whole.requires_grad:
-            return
-        if whole.grad is not None or param.unsharded_accumulated_grad is not None:
-            self.used.add(self._names[id(param.sharded_param)])
-        else:
-            whole.grad = torch.zeros_like(whole)
 
     # How a rank keeps to the order:
 
