@@ -75,7 +75,7 @@ def test_blocks_have_one_hash(
 def test_a_run_moves_between_both_ways_of_gathering(pool: Pool, tmp_path: Path) -> None:
     """Ten samples in microbatches of two: 2 devices have 3 rounds, 3 devices have 2."""
     hashes = []
-    moves = [
+    moves: list[list[tuple[str, str, str, int | None]]] = [
         [("cpu:1", "single", "auto", None)],
         [
             ("cpu:2", "fsdp", "step", 2),
