@@ -72,6 +72,14 @@ def test_blocks_have_one_hash(
     assert len({verdict.hash for verdict in verdicts}) == 1
 
 
+def test_uses_of_a_weight_do_not_share_a_copy_by_chance(pool: Pool, tmp_path: Path) -> None:
+    """All threads of dp share the copies in two bytes that autocast keeps."""
+    config = blocks("repeated", precision="bf16")
+    layouts = ["dp:3", "dp:4"]
+    verdicts = check_one_curve(config, layouts, pool, tmp_path, steps=5, near=0.0)
+    assert len({verdict.hash for verdict in verdicts}) == 1
+
+
 def test_a_run_moves_between_both_ways_of_gathering(pool: Pool, tmp_path: Path) -> None:
     """Ten samples in microbatches of two: 2 devices have 3 rounds, 3 devices have 2."""
     hashes = []

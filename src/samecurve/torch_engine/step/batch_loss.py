@@ -24,7 +24,7 @@ from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches, seed_host
 from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
-from samecurve.torch_engine.step.precision import autocast_for, in_precision
+from samecurve.torch_engine.step.precision import autocast_for, in_precision, keeps_copies
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import StepTotals
 from samecurve.torch_engine.step.training_step import TrainingStep
@@ -192,7 +192,8 @@ class BatchLossStep(TrainingStep):
         }
         if self.setup.draw_sites.seeds_batch_loss:
             seed_host(step_key(self.plan.fixed.seed, progress.epoch, progress.step))
-        with autocast_for(self.plan.compute.precision, self.devices[device_index]):
+        precision, keeps = self.plan.compute.precision, keeps_copies(self.plan)
+        with autocast_for(precision, self.devices[device_index], keeps_copies=keeps):
             losses = self.task.batch_losses(whole, progress, self.update.phase)
         means = self.named_means.in_order(losses)
         total, factor = means[0].sum, self.loss_factors[device_index]

@@ -56,16 +56,27 @@ def autocast_for(
     return torch.autocast(device.type, _TWO_BYTES[precision], cache_enabled=keeps_copies)
 
 
+def keeps_copies(plan: Plan) -> bool:
+    """Whether a weight that is used several times in a forward pass is rounded once for all uses.
+
+    Gradients of these uses are then added in two bytes. All threads of a process share autocast's
+    copies, and the first thread that leaves autocast drops those of the others. So under dp it
+    would depend on the moment which uses share a copy; and exact runs have the bits of dp.
+    """
+    has_threads = plan.layout.num_devices > plan.layout.world_size
+    return plan.compute.recompute == "none" and not plan.compute.exact and not has_threads
+
+
 def in_precision(
     function: Callable[Parameters, T], plan: Plan, device: torch.device
 ) -> Callable[Parameters, T]:
     """The function under autocast_for(); the function itself where there is no autocast."""
-    precision, keeps_copies = plan.compute.precision, plan.compute.recompute == "none"
+    precision, keeps = plan.compute.precision, keeps_copies(plan)
     if precision not in _TWO_BYTES:
         return function
 
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> T:
-        with autocast_for(precision, device, keeps_copies=keeps_copies):
+        with autocast_for(precision, device, keeps_copies=keeps):
             return function(*arguments, **options)
 
     return run
