@@ -81,16 +81,17 @@ class TorchEngine:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
         self.device = devices[0]
-        self._strategy = make_strategy(plan, comm, devices)
+        of_lanes = [*devices] * plan.compute.lanes  # one device, where there are several lanes
+        self._strategy = make_strategy(plan, comm, of_lanes)
         sites = DrawSites()
         self._setup = EngineSetup(
             task=task,
             plan=plan,
             optimizer=optimizer,
             comm=comm,
-            devices=devices,
+            devices=of_lanes,
             strategy=self._strategy,
-            contexts=[MicroBatchContext(device, sites) for device in devices],
+            contexts=[MicroBatchContext(device, sites) for device in of_lanes],
             draw_sites=sites,
             notes=self.notes,
         )

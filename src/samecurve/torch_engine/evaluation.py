@@ -1,7 +1,8 @@
 """A task's sums over its held-out samples, over all devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.evaluation import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
+from samecurve.torch_engine.step.lanes import side_by_side
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.step_metrics import tree_sum
@@ -45,7 +47,7 @@ def evaluate(
     evaluate_one = partial(
         _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
     )
-    for microbatches in (microbatches for staged in rounds for microbatches in staged):
+    for microbatches in _side_by_side(rounds, setup.lanes):
         jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
         sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
@@ -61,6 +63,15 @@ def evaluate(
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
     return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
+
+
+def _side_by_side(rounds: Iterable[Sequence[Round]], lanes: int) -> Iterator[Round]:
+    """The rounds, one after the other; several at once, where a CPU has several lanes."""
+    each = (microbatches for staged in rounds for microbatches in staged)
+    if lanes == 1:
+        return each
+    together = iter(lambda: list(islice(each, lanes)), [])
+    return (one for some in together for one in side_by_side(some, lanes))
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:

@@ -36,7 +36,7 @@ def compare_replicas(
     RunError, on every rank: an array differs.
     """
     models = setup.strategy.models
-    if len(models) > 1:
+    if setup.has_several_devices:
         holders = [dict(_arrays_of(model, left_out)) for model in models]
     else:
         entries = named_entries(setup, state, everything=True)

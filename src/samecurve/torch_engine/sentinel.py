@@ -39,7 +39,9 @@ class _Check:
     """The check of the step in work.
 
     count: microbatches of the step
-    place: which of its device's microbatches in this step it is; None: another process has it
+    thread: which of this process's devices, or of its CPU's lanes, has it in the step; None: another
+        process has it
+    place: which of the thread's microbatches in this step it is
     buffers: of each device's model, as the step began
     """
 
@@ -47,7 +49,8 @@ class _Check:
     count: int
     progress: Progress
     microbatch: MicroBatch
-    place: int | None
+    thread: int | None
+    place: int
     buffers: Sequence[Buffers]
     times: list[list[Row]]  # by device of the plan, the hashes of each time that it computed
     in_step: Hashes = field(default_factory=dict)  # of the step's own gradient
@@ -86,12 +89,13 @@ class Sentinel:
         choice = choose(self._plan, batch.step, count, phases=self._phases)
         if choice.phase != self._step.update.number:
             return
-        own, place = self._find(batch, choice)
+        own, thread, place = self._find(batch, choice)
         check = self._check = _Check(
             choice=choice,
             count=count,
             progress=batch.progress,
             microbatch=self._shared(own, batch.progress, choice),
+            thread=thread,
             place=place,
             buffers=[Buffers(model) for model in self._strategy.models],
             times=[[] for _ in self._plan.layout.devices],
@@ -104,7 +108,7 @@ class Sentinel:
     def after_forward(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
         """Have the gradients hashed, if this is the microbatch that was chosen."""
         check = self._check
-        if check is None or not self._is_of(check, device_index):
+        if check is None or check.thread != device_index:
             return
         check.num_seen = 1 if is_first else check.num_seen + 1
         if check.num_seen - 1 == check.place:
@@ -112,7 +116,7 @@ class Sentinel:
 
     def after_backward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
         check = self._check
-        if check is not None and self._is_of(check, device_index):
+        if check is not None and check.thread == device_index:
             for hook in check.hooks:
                 hook.remove()
             check.hooks = ()
@@ -145,20 +149,22 @@ class Sentinel:
 
     # The microbatch:
 
-    def _is_of(self, check: _Check, device_index: int) -> bool:
-        return check.place is not None and self._own_devices[device_index] == check.choice.device
-
     def _find(
         self, batch: Batch[list[Round]], choice: Choice
-    ) -> tuple[MicroBatch | None, int | None]:
-        """The microbatch, and which of its device's it is; None, None: another process has it."""
+    ) -> tuple[MicroBatch | None, int | None, int]:
+        """The microbatch, the thread that has it, and which of its microbatches it is; None, None:
+        another process has it.
+        """
         if choice.device not in self._own_devices:
-            return None, None
-        index = choice.device - self._own_devices.start
-        in_turn = [of_round[index] for of_round in batch.rounds]
-        for place, microbatch in enumerate(filter(None, in_turn)):
-            if microbatch.real and microbatch.number == choice.number:
-                return microbatch, place
+            return None, None, 0
+        threads = range(len(self._setup.devices))
+        if self._setup.has_several_devices:
+            threads = threads[choice.device - self._own_devices.start :][:1]
+        for thread in threads:
+            in_turn = [of_round[thread] for of_round in batch.rounds]
+            for place, microbatch in enumerate(filter(None, in_turn)):
+                if microbatch.real and microbatch.number == choice.number:
+                    return microbatch, thread, place
         raise AssertionError(f"device {choice.device} has no microbatch {choice.number}")
 
     def _shared(self, own: MicroBatch | None, progress: Progress, choice: Choice) -> MicroBatch:
@@ -195,7 +201,7 @@ class Sentinel:
         """Compute the gradient on all devices of all ranks, and note the hashes."""
         jobs: list[Callable[[], torch.Tensor]] = [
             on_device(partial(self._computed, index, check), device)
-            for index, device in enumerate(self._setup.devices)
+            for index, device in enumerate(self._setup.devices[: len(self._own_devices)])
         ]
         rows = self._strategy.run_jobs(jobs)
         comm, device = self._setup.comm, self._setup.device

@@ -37,10 +37,17 @@ class Compute:
     ema: float = 0.0  # decay of the weights' moving average; 0: there is none
     non_finite: str = "stop"
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
+    lanes: int = 1  # microbatches that a CPU rank computes side by side (lanes.py)
 
 
 def choose_compute(
-    train: Train, facts: Facts, *, precision: Precision, threads: int, fused_attention: bool
+    train: Train,
+    facts: Facts,
+    *,
+    precision: Precision,
+    threads: int,
+    lanes: int,
+    fused_attention: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
@@ -57,6 +64,7 @@ def choose_compute(
         ema=train.ema,
         non_finite=train.non_finite,
         fused_attention=fused_attention,
+        lanes=lanes,
     )
 
 
@@ -129,7 +137,7 @@ def _choose_exact_threads(threads: int | None, fixed: Fixed | None) -> Decision[
         return Decision(threads, {"threads": "devices.threads"})
     if fixed is None:
         reason = (
-            "1 for each rank, whatever the machine, so that every rank adds in the same order"
+            "1 in an operation, whatever the machine, so that every rank adds in the same order"
             " (devices.threads gives more)"
         )
         return Decision(1, {"threads": reason})

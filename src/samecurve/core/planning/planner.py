@@ -133,8 +133,6 @@ def _choose_exact(
     if fixed is not None:
         return fixed.exact, "as this run began"
     kind = choose_devices(config.devices, config.engine, machine).value[0].kind
-    if config.engine == "torch" and kind == "cpu" and config.devices.threads is None:
-        return False, "devices.threads is not given"  # other threads add in another order
     from samecurve.core.planning.exact_choice import choose_exact
 
     return choose_exact(config, facts, kind)
@@ -167,6 +165,7 @@ class _Planning:
         split = self._split(layout, capacity)
         layout, split, terms = self._memory(options, layout, split, capacity)
         threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
+        lanes, terms = self._lanes(options, layout, split, threads, terms, capacity.usable)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -198,6 +197,7 @@ class _Planning:
                 facts,
                 precision=precision.value,
                 threads=threads,
+                lanes=lanes,
                 fused_attention=fused,
             ),
             reasons=log.reasons,
@@ -278,6 +278,40 @@ class _Planning:
         section = self.config.devices
         step = self.log.take(choose_gather(section, options, facts, capacity, by_round))
         return step.layout, step.split, step.terms
+
+    def _lanes(
+        self,
+        options: MemoryOptions,
+        layout: Layout,
+        split: BatchSplit,
+        threads: int,
+        terms: tuple[MemoryTerm, ...],
+        usable: float,
+    ) -> tuple[int, tuple[MemoryTerm, ...]]:
+        """The microbatches that a rank computes side by side, and the memory of a step with them.
+
+        terms: with one; usable: bytes
+        """
+        on_cpu = layout.devices[0].kind == "cpu"
+        if not (self.config.train.is_exact and on_cpu and layout.engine == "torch"):
+            return 1, terms
+        from samecurve.core.planning.lanes import choose_lanes
+
+        lanes = self.log.take(
+            choose_lanes(
+                self.config.devices,
+                options,
+                self.facts,
+                self.machine,
+                layout,
+                split,
+                terms=terms,
+                usable=usable,
+                threads=threads,
+                must_fill=bool(self.why_exact) and self.fixed is None,
+            )
+        )
+        return lanes.count, lanes.terms
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""

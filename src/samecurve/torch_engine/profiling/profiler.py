@@ -69,7 +69,7 @@ class TorchWatch:
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
-        self._timeline = Timeline(list(engine.devices))
+        self._timeline = Timeline(list(engine.devices) * engine.plan.compute.lanes)
         engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
         self._profiler: profile | None = None

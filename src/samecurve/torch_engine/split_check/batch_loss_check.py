@@ -59,7 +59,7 @@ class _BatchLoss:
         first = self._trial(total)
         after_first = trials.attributes.changed()
         moved = trials.generators.moved()
-        if moved and (not _HOST.issuperset(moved) or len(self._setup.devices) > 1):
+        if moved and (not _HOST.issuperset(moved) or self._setup.has_several_devices):
             return self._error_of_draws(features)
         if moved:  # on every device the same from now on, and after a resume
             trials.generators.put_back()

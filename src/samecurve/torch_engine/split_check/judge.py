@@ -189,7 +189,7 @@ class Judge:
 
     def _threads_share_a_generator(self, seen: Observed) -> bool:
         """Whether the devices of this process draw from one generator."""
-        return seen.drawn.seeded and len(self._setup.devices) > 1
+        return seen.drawn.seeded and self._setup.has_several_devices
 
     def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
         """The finding in float64, which is in use until the stack closes; where float64 can't be

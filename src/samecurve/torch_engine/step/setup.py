@@ -30,7 +30,7 @@ class EngineSetup:
     plan: Plan
     optimizer: Optimizer  # the config's section
     comm: Comm
-    devices: Sequence[torch.device]  # of this process
+    devices: Sequence[torch.device]  # of this process; a CPU with several lanes once for each
     strategy: Strategy
     contexts: Sequence[MicroBatchContext]  # one for each of the devices
     draw_sites: DrawSites  # of all of them
@@ -41,6 +41,18 @@ class EngineSetup:
     def device(self) -> torch.device:
         """The first device, which holds the weights that are trained."""
         return self.devices[0]
+
+    @property
+    def has_several_devices(self) -> bool:
+        """Whether this process has several devices of the plan."""
+        return self.plan.layout.num_devices > self.plan.layout.world_size
+
+    @property
+    def lanes(self) -> int:
+        """The microbatches that this process's CPU computes side by side. One, where the task draws
+        from numpy's or Python's generator, which all threads share.
+        """
+        return 1 if self.draw_sites.reseeds_host else self.plan.compute.lanes
 
 
 MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)

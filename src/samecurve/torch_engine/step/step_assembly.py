@@ -83,7 +83,7 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
 
 def _compare_devices(step: TrainingStep) -> None:
     """Compare the parameters of this process's devices before the update (train.check_replicas)."""
-    if len(step.devices) == 1 or not step.plan.every.check_replicas:
+    if not step.setup.has_several_devices or not step.plan.every.check_replicas:
         return
     from samecurve.torch_engine.replica_check import CompareBeforeUpdate
 

@@ -81,15 +81,17 @@ class StepBuffers:
             len(plan.batch.microbatches_of(num_microbatches, device))
             for device in range(plan.layout.num_devices)
         ]
-        if all(counts):
-            return
-        source = next(device for device, count in enumerate(counts) if count)
         comm = self._setup.comm
         own = plan.layout.devices_of(comm.rank)
-        at = source - own.start if source in own else 0
+        at = 0
+        if not all(counts):
+            source = next(device for device, count in enumerate(counts) if count)
+            at = source - own.start if source in own else 0
+            comm.broadcast(self._named(at).values(), self._setup.device, root=source // len(own))
+        elif plan.compute.lanes == 1:
+            return
         moved = self._named(at)
-        comm.broadcast(moved.values(), self._setup.device, root=source // len(own))
-        for index in range(len(own)):
+        for index in range(len(self._setup.devices)):
             for name, buffer in self._named(index).items():
                 if index != at:
                     buffer.copy_(moved[name])

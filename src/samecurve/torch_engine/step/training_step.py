@@ -17,6 +17,7 @@ of the step's lists. step_assembly.py fills the lists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,6 +26,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
+from samecurve.torch_engine.step.lanes import side_by_side
 from samecurve.torch_engine.step.precision import in_precision, on_device, weight_dtype
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import (
@@ -59,7 +61,8 @@ class TrainingStep:
         self.strategy, self.devices = setup.strategy, setup.devices
         self.state, self.update = state, update
         self.named_means = NamedMeans()
-        self.report = RankReport(plan, setup.comm.rank, setup.devices)
+        own_devices = plan.layout.devices_of(setup.comm.rank)
+        self.report = RankReport(plan, setup.comm.rank, setup.devices[: len(own_devices)])
         self.before_step: list[Callable[[Batch[list[Round]]], None]] = []
         self.before_forward: list[Callable[[int, bool], None]] = []
         self.after_forward: list[Callable[[int, bool], None]] = []
@@ -88,6 +91,8 @@ class TrainingStep:
         state: the state that this step was made for; its tensors are changed in place.
         requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
+        if self.setup.lanes > 1:
+            batch = replace(batch, rounds=side_by_side(batch.rounds, self.setup.lanes))
         for hook in self.before_step:
             hook(batch)
 

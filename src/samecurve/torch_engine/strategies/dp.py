@@ -34,7 +34,7 @@ class DP(Strategy):
         for model, device in zip(models[1:], self._devices[1:], strict=True):
             Materializer(model, device)(model)
             self.models.append(model.to(device))
-        self.sync_replicas()
+            self._sync(self.models[-1])
 
     def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
         if len(jobs) == 1:
@@ -54,12 +54,21 @@ class DP(Strategy):
                     parameter.grad.add_(gradient)
                 other.grad = None
 
-    @torch.no_grad()
     def sync_replicas(self) -> None:
-        first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
-        for other in others:
-            for copy, tensor in zip(other, first, strict=True):
-                copy.copy_(tensor)
+        for model in self.models[1:]:
+            self._sync(model)
+
+    @torch.no_grad()
+    def _sync(self, replica: nn.Module) -> None:
+        """Give one replica the values of the first."""
+        first = self.models[0]
+        for copy, tensor in zip(replica.parameters(), first.parameters(), strict=True):
+            self._copy_weight(copy, tensor)
+        for copy, tensor in zip(replica.buffers(), first.buffers(), strict=True):
+            copy.copy_(tensor)
+
+    def _copy_weight(self, copy: torch.Tensor, weight: torch.Tensor) -> None:
+        copy.copy_(weight)
 
     def close(self) -> None:
         self._team.close()

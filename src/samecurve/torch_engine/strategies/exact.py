@@ -42,7 +42,9 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 
 
 class Exact(DP):
-    """The exact form of single, dp and ddp: a bare replica for each device of this process."""
+    """The exact form of single, dp and ddp: a bare replica for each device of this process, or for
+    each lane of a CPU. The replicas of lanes share their weights' memory.
+    """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         set_deterministic(True)
@@ -78,6 +80,12 @@ class Exact(DP):
                 hook = partial(self._gradient_ready, fired)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
+    def _copy_weight(self, copy: torch.Tensor, weight: torch.Tensor) -> None:
+        if self._plan.compute.lanes > 1:
+            copy.data = weight.data
+        else:
+            super()._copy_weight(copy, weight)
+
     def peers(self) -> Sequence[Peers]:
         return [self._comm] if self._comm.group else super().peers()
 
@@ -104,7 +112,8 @@ class Exact(DP):
         node = (1, number // 2) if paired else (0, number)
         if not paired:
             _clear(self._parameters[device_index])
-        self._on_gradient = self._sender(node) if is_last and self._all_reduce else None
+        overlaps = is_last and self._all_reduce and len(self.models) == 1
+        self._on_gradient = self._sender(node) if overlaps else None
         self._fired[device_index].clear()
         self._nodes[device_index] = node
 
@@ -173,11 +182,24 @@ class Exact(DP):
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._all_reduce:
+            self._join_lanes()
             while self._num_sent < len(self._buckets):
                 self._send()
             self._all_reduce.finish()
         else:
             self._sum_over_devices(parameters)
+
+    def _join_lanes(self) -> None:
+        """Add the sums of this process's lanes to those of the first, which has the first
+        microbatches.
+        """
+        first, *others = self._sums
+        for sums in others:
+            for total, added in zip(first, sums, strict=True):
+                for node, gradients in added.held:
+                    total.give(node, gradients)
+        for parameters in self._parameters[1:]:
+            _clear(parameters)
 
     def _sum_over_devices(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum over the devices of this process, which is the only one."""

@@ -1,0 +1,20 @@
+"""The microbatches of a rank, given out to its lanes (core/planning/lanes.py)."""
+
+from collections.abc import Sequence
+
+from samecurve.core.protocols import Round
+
+
+def side_by_side(rounds: Sequence[Round], lanes: int) -> list[Round]:
+    """The rounds of a process with one device, as those of a process with a device for each lane.
+
+    Each lane takes neighbouring microbatches, so that it adds most of them up itself; the first
+    lanes take the first ones.
+    """
+    own = [microbatch for (microbatch,) in rounds if microbatch is not None]
+    each = -(-len(own) // lanes)
+    of_lanes = [own[lane * each : (lane + 1) * each] for lane in range(lanes)]
+    return [
+        tuple(of_lane[number] if number < len(of_lane) else None for of_lane in of_lanes)
+        for number in range(each)
+    ]
