@@ -39,8 +39,8 @@ class _Check:
     """The check of the step in work.
 
     count: microbatches of the step
-    thread: which of this process's devices, or of its CPU's lanes, has it in the step; None: another
-        process has it
+    thread: which of this process's devices, or of its CPU's lanes, has it in the step; None:
+        another process has it
     place: which of the thread's microbatches in this step it is
     buffers: of each device's model, as the step began
     """

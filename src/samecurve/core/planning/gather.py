@@ -5,45 +5,25 @@ stay whole on each device through all rounds, and gradients are summed once. Tha
 the microbatch, which never becomes smaller for it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning import Decision
-from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
     gathered_by_block,
     peak_terms,
 )
+from samecurve.core.planning.step_memory import StepMemory
 from samecurve.errors import UserError
 from samecurve.units import counted, show_bytes
 
 # share of the memory to plan with that must stay free for whole weights and gradients to be held:
 # they make a step faster, and an estimate that is a little too low must not end a run
 _SPARE = 0.1
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """The memory of a device at its peak, under a layout and a split."""
-
-    layout: Layout
-    split: BatchSplit
-    terms: tuple[MemoryTerm, ...]
-    is_exact: bool
-
-    @property
-    def bytes(self) -> int:
-        return sum(term.bytes for term in self.terms)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether activations are counted."""
-        return any(term.name == "activations" for term in self.terms)
 
 
 def choose_gather(

@@ -51,6 +51,7 @@ from samecurve.core.planning.schedule import (
     choose_schedule,
     choose_sentinel,
 )
+from samecurve.core.planning.step_memory import StepMemory
 from samecurve.errors import NotExactError, Refusals, UserError
 from samecurve.units import counted
 
@@ -163,9 +164,10 @@ class _Planning:
             check_frozen_offload(train, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         split = self._split(layout, capacity)
-        layout, split, terms = self._memory(options, layout, split, capacity)
+        step = self._memory(options, layout, split, capacity)
+        layout, split = step.layout, step.split
         threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
-        lanes, terms = self._lanes(options, layout, split, threads, terms, capacity.usable)
+        lanes, terms = self._lanes(options, step, threads, capacity.usable)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -259,8 +261,8 @@ class _Planning:
 
     def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
-    ) -> tuple[Layout, BatchSplit, tuple[MemoryTerm, ...]]:
-        """The memory of a step, and the layout and split that it leaves room for."""
+    ) -> StepMemory:
+        """The memory of a step, with the layout and the split that it leaves room for."""
         facts, is_exact, held = self.facts, self.config.train.is_exact, list(capacity.terms)
         if is_exact:
             from samecurve.core.planning.exact import exact_memory
@@ -270,47 +272,30 @@ class _Planning:
                 options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
             )
         terms = peak_terms(held, options, facts, split, layout.shards)
-        if split.accumulation_steps == 1 or not layout.is_sharded_by_block:
-            return layout, split, terms
-        from samecurve.core.planning.gather import StepMemory, choose_gather
-
         by_round = StepMemory(layout, split, terms, is_exact)
+        if split.accumulation_steps == 1 or not layout.is_sharded_by_block:
+            return by_round
+        from samecurve.core.planning.gather import choose_gather
+
         section = self.config.devices
-        step = self.log.take(choose_gather(section, options, facts, capacity, by_round))
-        return step.layout, step.split, step.terms
+        return self.log.take(choose_gather(section, options, facts, capacity, by_round))
 
     def _lanes(
-        self,
-        options: MemoryOptions,
-        layout: Layout,
-        split: BatchSplit,
-        threads: int,
-        terms: tuple[MemoryTerm, ...],
-        usable: float,
+        self, options: MemoryOptions, step: StepMemory, threads: int, usable: float
     ) -> tuple[int, tuple[MemoryTerm, ...]]:
-        """The microbatches that a rank computes side by side, and the memory of a step with them.
+        """The microbatches that a rank computes side by side, and the memory of a step then.
 
-        terms: with one; usable: bytes
+        step: with one at a time; threads: inside an operation; usable: bytes
         """
-        on_cpu = layout.devices[0].kind == "cpu"
-        if not (self.config.train.is_exact and on_cpu and layout.engine == "torch"):
-            return 1, terms
-        from samecurve.core.planning.lanes import choose_lanes
+        layout, machine = step.layout, self.machine
+        if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
+            return 1, step.terms
+        from samecurve.core.planning.lanes import RankShare, choose_lanes
 
-        lanes = self.log.take(
-            choose_lanes(
-                self.config.devices,
-                options,
-                self.facts,
-                self.machine,
-                layout,
-                split,
-                terms=terms,
-                usable=usable,
-                threads=threads,
-                must_fill=bool(self.why_exact) and self.fixed is None,
-            )
-        )
+        cores = machine.threads or machine.cores // layout.num_devices
+        share = RankShare(self.config.devices.threads or cores, threads, usable)
+        must_fill = bool(self.why_exact) and self.fixed is None
+        lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
         return lanes.count, lanes.terms
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:

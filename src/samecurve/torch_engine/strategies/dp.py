@@ -62,10 +62,10 @@ class DP(Strategy):
     def _sync(self, replica: nn.Module) -> None:
         """Give one replica the values of the first."""
         first = self.models[0]
-        for copy, tensor in zip(replica.parameters(), first.parameters(), strict=True):
-            self._copy_weight(copy, tensor)
-        for copy, tensor in zip(replica.buffers(), first.buffers(), strict=True):
-            copy.copy_(tensor)
+        for copy, weight in zip(replica.parameters(), first.parameters(), strict=True):
+            self._copy_weight(copy, weight)
+        for own, buffer in zip(replica.buffers(), first.buffers(), strict=True):
+            own.copy_(buffer)
 
     def _copy_weight(self, copy: torch.Tensor, weight: torch.Tensor) -> None:
         copy.copy_(weight)
