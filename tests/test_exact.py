@@ -114,7 +114,7 @@ def test_one_hash_on_any_number_of_devices(
 ) -> None:
     """Also the losses, norms and evaluations of every step, counted along the same tree."""
     expected = train(tmp_path / "one", "single", 1, precision=precision, steps=steps)
-    assert len(expected.hashes) == steps // 10
+    assert (len(expected.hashes), expected.plan.compute.lanes) == (steps // 10, 4)
     for strategy, world in layouts:
         outcome = train(
             tmp_path / f"{strategy}-{world}", strategy, world, precision=precision, steps=steps
@@ -125,6 +125,7 @@ def test_one_hash_on_any_number_of_devices(
             world,
             2,
         )
+        assert plan.compute.lanes == (2 if (strategy, world) == ("ddp", 2) else 1)
         assert same(outcome, expected), (strategy, world)
 
 

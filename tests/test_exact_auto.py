@@ -55,7 +55,7 @@ def values(corpus: Path, use: str, strategy: str = "auto", **train: Any) -> dict
             "save_every": 2,
             **train,
         },
-        devices={"use": use, "strategy": strategy, "threads": 1},
+        devices={"use": use, "strategy": strategy},
     )
 
 
@@ -69,14 +69,13 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
 
     one = train("one", 1, values(corpus, "cpu:1"))
     assert one.plan.reasons["exact_auto"] == "the same bits on up to 2 devices"
-    assert sorted(one.hashes) == [2, 4, 6]
+    assert (sorted(one.hashes), one.plan.compute.lanes) == ([2, 4, 6], 2)
     two = train("two", 2, values(corpus, "cpu:2"))
     assert (two.hashes, two.losses) == (one.hashes, one.losses)
     (saved,) = (tmp_path / "one" / "checkpoints").glob("step-*4")
     assert read_manifest(saved)["fixed"]["exact"]
-    # threads, and what its cost is now foreseen to be, no longer matter
-    later = {**values(corpus, "cpu:2", "fsdp"), "devices": {"use": "cpu:2", "strategy": "fsdp"}}
-    moved = train("moved", 2, later, resume=saved)
+    # cores that fsdp leaves idle, and what its cost is now foreseen to be, no longer matter
+    moved = train("moved", 2, values(corpus, "cpu:2", "fsdp"), resume=saved)
     assert moved.plan.reasons["exact_auto"].endswith("as this run began")
     assert moved.hashes[6] == one.hashes[6]
     ordinary = train("ordinary", 2, values(corpus, "cpu:2", exact=False))
@@ -89,7 +88,7 @@ def test_auto_gives_one_hash_for_a_users_file(tmp_path: Path) -> None:
     """Its work is counted: on one rank and on two, from the command line."""
     (tmp_path / "own.py").write_text(OWN_TASK)
     config = tmp_path / "own.yaml"
-    config.write_text("task: own.py:Task\nbatch: {samples: 8192}\ndevices: {threads: 1}\n")
+    config.write_text("task: own.py:Task\nbatch: {samples: 8192}\n")
     hashes = []
     for use in ("cpu:1", "cpu:2"):
         home = tmp_path / use.replace(":", "-")

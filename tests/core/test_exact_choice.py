@@ -59,6 +59,8 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     assert (made.compute.exact, made.batch.micro_batch_size, made.fixed.exact) == (True, 8, True)
     assert made.compute.threads == 1
     assert SAME_BITS in banner(made)
+    if strategy == "auto":  # with the cores that the machine has
+        assert plan(config(devices={"use": use, "threads": None}), CPUS, FACTS).compute.exact
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
@@ -72,7 +74,16 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
             {},
             "engine jax compiles an exact step for every device",
         ),
-        ({"devices": {"threads": None}}, {}, "devices.threads is not given"),
+        (
+            {"devices": {"threads": None, "strategy": "fsdp", "use": "cpu:2"}},
+            {},
+            "1 of 8 cores would compute: fsdp gathers weights for one microbatch at a time",
+        ),
+        (
+            {"devices": {"threads": None, "memory": "1GiB"}},
+            {"bytes_per_sample": 1 << 24},
+            "of 16 cores would compute: memory holds no more",
+        ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
         ({"batch": {"samples": 64, "per_device": 1}}, {}, "foreseen to take 1.22 times as long"),
@@ -123,6 +134,36 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
     chosen = made.to_json()
     assert chosen["because"].pop("exact_auto")
     assert chosen == ordinary
+
+
+def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
+    """In lanes, unless devices.threads says how many cores a rank has; a resume is never refused."""
+
+    def lanes(facts: Facts = FACTS, machine: Machine = CPUS, **devices: Any) -> tuple[int, str]:
+        asked = config(train={"exact": True}, devices={"threads": None, **devices})
+        made = plan(asked, machine, facts)
+        assert made.compute.threads == (devices.get("threads") or 1)
+        return made.compute.lanes, made.reasons.get("lanes", "")
+
+    assert lanes() == (
+        8,
+        "on 8 of 16 cores: no rank has more than 8 microbatches in a step (train.exact_devices)",
+    )
+    assert lanes(use="cpu:4")[0] == 2
+    assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of 3 cores")
+    for given in ({"threads": 1}, {"threads": 4}):
+        assert lanes(**given) == (1, "")
+    few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1GiB")
+    assert 1 < few < 8
+    assert why.endswith("memory holds no more microbatches side by side")
+    assert lanes(use="cpu:2", strategy="fsdp")[1].endswith(
+        "fsdp gathers weights for one microbatch at a time"
+    )
+    first = plan(config(devices={"threads": None}), CPUS, FACTS)
+    assert (first.compute.exact, first.compute.lanes) == (True, 8)
+    assert sum(term.bytes for term in first.memory if term.name == "lanes") > 7 * 8 << 20
+    moved = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
+    assert plan(moved, CPUS, FACTS, first.fixed).compute.exact
 
 
 def test_on_gpus_its_cost_is_not_measured() -> None:
