@@ -70,14 +70,17 @@ class Runner:
         index: int = 0,
         comm: Comm | None = None,
         place: str = "cpu",
+        cores: int = 4,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """values: of the config. index: of this process's device. comm: None: it is alone"""
+        """values: of the config. index: of this process's device. comm: None: it is alone.
+        cores: of the machine that is planned for
+        """
         self._clock = clock
         config = load(Document(dict(values)), Tasks()).config
         self.task: Any = open_task(config, str(home / "cache"))
         self.facts = self.task.facts()
-        machine = Machine(devices=(), links=(), host_bytes=64 << 30, cores=4)
+        machine = Machine(devices=(), links=(), host_bytes=64 << 30, cores=cores)
         self.plan = plan(config, machine, self.facts)
         self._engine: Any
         if config.engine == "jax":

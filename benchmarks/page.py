@@ -189,6 +189,26 @@ def exact(found: Result) -> str:
     return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
+def lanes(found: Result) -> str:
+    rows = [
+        [
+            name,
+            f"{of['lanes']}",
+            *(f"{statistics.median(times) * 1e3:.1f}" for times in of["seconds"].values()),
+            f"{of['ratio']:.3f}",
+        ]
+        for name, of in found["models"].items()
+    ]
+    head = [
+        "model, microbatch",
+        "lanes",
+        "ordinary, ms a step",
+        "exact, ms a step",
+        "exact beside it",
+    ]
+    return table(head, rows)
+
+
 def sentinel(found: Result) -> str:
     rows = []
     for layout, of in found["layouts"].items():
@@ -470,6 +490,14 @@ SECTIONS = {
         "What does [`--exact`](exact.md) cost? The table compares it with the ordinary mode in the"
         " same microbatches, and with the ordinary mode as it is. Script: `benchmarks/exact.py`.",
         exact,
+    ),
+    "lanes": Section(
+        "Lanes: an exact rank on several cores",
+        "What does `--exact` cost a CPU rank that has several cores? An ordinary rank shares out"
+        " the cores inside each operation. An exact one computes a microbatch on each core"
+        " ([lanes](exact.md#how-it-works)). Both train in turn, step by step. Script:"
+        " `benchmarks/lanes.py`.",
+        lanes,
     ),
     "cost-of-exact": Section(
         "What `train.exact: auto` foresees",

@@ -61,7 +61,7 @@ def _plant(engine: Any, index: int, flip: Flip) -> None:
             result = step(state, batch, *others)
             if flip.is_due(batch.step + 1):
                 models = engine._strategy.models
-                if len(models) > 1:
+                if engine._setup.has_several_devices:
                     _flip(models[flip.holder].state_dict()[flip.name.removeprefix("model/")])
                 elif index == flip.holder:
                     _flip(_array(engine, state, flip.name))

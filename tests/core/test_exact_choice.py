@@ -60,14 +60,16 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     assert made.compute.threads == 1
     assert SAME_BITS in banner(made)
     if strategy == "auto":  # with the cores that the machine has
-        assert plan(config(devices={"use": use, "threads": None}), CPUS, FACTS).compute.exact
+        shared = config(devices={"use": use, "threads": None})
+        assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
 @pytest.mark.parametrize(
     ("sections", "facts", "says"),
     [
-        ({}, {"flops_per_sample": 1e9}, "foreseen to take 1.23 times as long"),
+        ({}, {"flops_per_sample": 1e8}, "foreseen to take 2.79 times as long"),
+        ({"train": {"exact_devices": 8}}, {"flops_per_sample": 1e9}, "foreseen to take 1.23 times"),
         ({}, {"flops_per_sample": None}, "the work of a sample is not known"),
         (
             {"engine": "jax", "devices": {"threads": None}},
@@ -75,21 +77,29 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
             "engine jax compiles an exact step for every device",
         ),
         (
-            {"devices": {"threads": None, "strategy": "fsdp", "use": "cpu:2"}},
-            {},
+            {
+                "devices": {"threads": None, "strategy": "fsdp", "use": "cpu:2"},
+                "train": {"exact_devices": 16},
+            },
+            {"flops_per_sample": 1e11},
             "1 of 8 cores would compute: fsdp gathers weights for one microbatch at a time",
         ),
         (
-            {"devices": {"threads": None, "memory": "1GiB"}},
-            {"bytes_per_sample": 1 << 24},
+            {"devices": {"threads": None, "memory": "1GiB"}, "train": {"exact_devices": 16}},
+            {"bytes_per_sample": 1 << 25, "flops_per_sample": 1e11},
             "of 16 cores would compute: memory holds no more",
+        ),
+        (
+            {"devices": {"threads": None}},
+            {},
+            "8 of 16 cores would compute: a step has 8 microbatches (train.exact_devices)",
         ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
         ({"batch": {"samples": 64, "per_device": 1}}, {}, "foreseen to take 1.22 times as long"),
         ({"train": {"allow_coupled": True}}, {}, "train.allow_coupled"),
         (
-            {"train": {"compile": True}},
+            {"train": {"compile": True, "exact_devices": 8}},
             {"flops_per_sample": 4e9},
             "foreseen to take 1.18 times as long",
         ),
@@ -137,7 +147,7 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 
 
 def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
-    """In lanes, unless devices.threads says how many cores a rank has; a resume is never refused."""
+    """In lanes, unless devices.threads gives a rank its cores; a resume is never refused."""
 
     def lanes(facts: Facts = FACTS, machine: Machine = CPUS, **devices: Any) -> tuple[int, str]:
         asked = config(train={"exact": True}, devices={"threads": None, **devices})
@@ -151,19 +161,19 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     )
     assert lanes(use="cpu:4")[0] == 2
     assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of 3 cores")
-    for given in ({"threads": 1}, {"threads": 4}):
-        assert lanes(**given) == (1, "")
+    assert lanes(threads=1) == lanes(threads=4) == (1, "")
     few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1GiB")
     assert 1 < few < 8
     assert why.endswith("memory holds no more microbatches side by side")
     assert lanes(use="cpu:2", strategy="fsdp")[1].endswith(
         "fsdp gathers weights for one microbatch at a time"
     )
-    first = plan(config(devices={"threads": None}), CPUS, FACTS)
+    eight = replace(CPUS, cores=8)
+    first = plan(config(devices={"threads": None}), eight, FACTS)
     assert (first.compute.exact, first.compute.lanes) == (True, 8)
     assert sum(term.bytes for term in first.memory if term.name == "lanes") > 7 * 8 << 20
     moved = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
-    assert plan(moved, CPUS, FACTS, first.fixed).compute.exact
+    assert plan(moved, eight, FACTS, first.fixed).compute.exact
 
 
 def test_on_gpus_its_cost_is_not_measured() -> None:
@@ -225,6 +235,17 @@ def test_what_a_microbatch_pays_beside_its_arrays() -> None:
     whole = foreseen_cost(replace(FACTS, whole_batch=True), 64, 8)
     assert whole == pytest.approx(plain + 1 / 3, rel=0.01)
     assert foreseen_cost(replace(FACTS, whole_batch=True), 64, 64) == 0
+
+
+def test_smaller_models_are_exact_on_fewer_devices() -> None:
+    """The most of 8, 4 and 2 that cost little, unless train.exact_devices says how many."""
+    said = {}
+    for flops in (1e10, 3e9, 1e9, 4e8):
+        made = plan(config(), CPUS, replace(FACTS, flops_per_sample=flops))
+        said[flops] = (made.compute.exact, made.batch.num_microbatches)
+    assert said == {1e10: (True, 8), 3e9: (True, 4), 1e9: (True, 2), 4e8: (False, 1)}
+    asked = config(train={"exact": True})
+    assert plan(asked, CPUS, replace(FACTS, flops_per_sample=4e8)).batch.num_microbatches == 8
 
 
 def test_devices_that_share_a_step() -> None:

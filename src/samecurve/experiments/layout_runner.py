@@ -42,8 +42,11 @@ def with_exact_settled(config: Config, machine: Machine, facts: Facts) -> Config
     """The config with what its plan chooses in place of train.exact: auto."""
     if config.train.exact != "auto":
         return config
-    exact = plan(config, machine, facts).compute.exact
-    return config.with_values(train={"exact": exact})
+    made = plan(config, machine, facts)
+    if not made.compute.exact:
+        return config.with_values(train={"exact": False})
+    batch = {"per_device": made.batch.micro_batch_size}
+    return config.with_values(train={"exact": True}, batch=batch)
 
 
 def on_one_device(config: Config, kind: str) -> Config:

@@ -10,7 +10,6 @@ import torch
 from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.evaluation import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
-from samecurve.torch_engine.step.lanes import side_by_side
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.step_metrics import tree_sum
@@ -70,6 +69,8 @@ def _side_by_side(rounds: Iterable[Sequence[Round]], lanes: int) -> Iterator[Rou
     each = (microbatches for staged in rounds for microbatches in staged)
     if lanes == 1:
         return each
+    from samecurve.torch_engine.step.lanes import side_by_side
+
     together = iter(lambda: list(islice(each, lanes)), [])
     return (one for some in together for one in side_by_side(some, lanes))
 

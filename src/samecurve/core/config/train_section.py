@@ -45,6 +45,9 @@ def _check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -
         )
 
 
+EXACT_DEVICES = (8, 4, 2)  # of which train.exact: auto takes the first that costs little
+
+
 class Train(Section):
     """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
 
@@ -98,9 +101,10 @@ class Train(Section):
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
     one tree. auto: where nothing stands in its way and it is foreseen to cost under 5 % of a step;
     the plan says so, and a run keeps what it began with"""
-    exact_devices: PositiveInt = 8
+    exact_devices: PositiveInt | None = None
     """exact: how many devices can share a step: it is cut into as many microbatches, where
-    batch.per_device does not give their size"""
+    batch.per_device does not give their size. If not given: 8; with exact auto the most of 8, 4
+    and 2 that are foreseen to cost under 5 %"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""
@@ -124,6 +128,11 @@ class Train(Section):
     def is_exact(self) -> bool:
         """Whether runs are exact; of `auto`, until a plan has settled it: no."""
         return self.exact is True
+
+    @property
+    def most_exact_devices(self) -> int:
+        """The devices that can share a step of an exact run."""
+        return self.exact_devices or EXACT_DEVICES[0]
 
     @property
     def goal(self) -> MetricGoal:

@@ -1,11 +1,12 @@
 """train.exact: auto: whether a run is exact where the config does not say so.
 
-The choice follows from the config, the model and the kind of device alone, never from the number of
-devices, their strategy or the machine, so a config is decided alike on any of them. The run's first
-plan fixes the choice.
+The choice follows from the config, the model and the kind of device, never from the number of
+devices or their strategy, so a config is decided alike on any of them. Of the machine it asks only
+whether a CPU has more cores than a step has microbatches. The run's first plan fixes the choice.
 """
 
 from samecurve.core.config.sections import Config
+from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.facts import Facts
 
 MOST_COST = 0.05  # share of a step
@@ -23,25 +24,42 @@ _OPERATIONS_PER_ARRAY = 5
 _COMPILED = 3
 
 
-def choose_exact(config: Config, facts: Facts, kind: str) -> tuple[bool, str]:
-    """Choose for a run's first plan; and the words for it.
+def choose_exact(config: Config, facts: Facts, kind: str, cores: int) -> tuple[Config | None, str]:
+    """Choose for a run's first plan: the config of an exact run, and the words for the choice.
 
     kind: of the devices: cpu or cuda
+    cores: that the devices share out, each of which an exact run gives a microbatch
+
+    None: the run is not exact.
     """
     if hindrance := _hindrance(config, facts, kind):
-        return False, hindrance
-    samples, micro = config.batch.samples or 1, exact_microbatch(config)
-    cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
-    if cost is None:
-        why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
-        return False, f"the work of a sample is not known{why}"
-    return cost <= MOST_COST, f"foreseen to take {1 + cost:.2f} times as long"
+        return None, hindrance
+    given = config.train.exact_devices
+    costs = []
+    for num_devices in (given,) if given else EXACT_DEVICES:
+        samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
+        cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
+        if cost is None:
+            why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
+            return None, f"the work of a sample is not known{why}"
+        costs.append(f"foreseen to take {1 + cost:.2f} times as long")
+        if cost <= MOST_COST:
+            count = -(-samples // micro)
+            if cores > count:
+                why = f"{count} of {cores} cores would compute: a step has {count} microbatches"
+                return None, f"{why} (train.exact_devices)"
+            train = {"exact": True, "exact_devices": num_devices}
+            return config.with_values(train=train), costs[-1]
+    return None, costs[0]
 
 
-def exact_microbatch(config: Config) -> int:
-    """The samples of a microbatch, of a batch that does not follow the devices."""
+def _microbatch(config: Config, num_devices: int) -> int:
+    """The samples of a microbatch, of a batch that does not follow the devices.
+
+    num_devices: how many can share a step
+    """
     batch = config.batch
-    share = -(-(batch.samples or 1) // config.train.exact_devices)
+    share = -(-(batch.samples or 1) // num_devices)
     return min(share, batch.per_device or share)
 
 

@@ -11,6 +11,7 @@ from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
+    StepMemory,
     batch_warnings,
     check_uneven,
     choose_batch,
@@ -51,7 +52,6 @@ from samecurve.core.planning.schedule import (
     choose_schedule,
     choose_sentinel,
 )
-from samecurve.core.planning.step_memory import StepMemory
 from samecurve.errors import NotExactError, Refusals, UserError
 from samecurve.units import counted
 
@@ -116,11 +116,10 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     """
     if config.train.exact != "auto":
         return _Planning(config, machine, facts, fixed).plan()
-    is_exact, why = _choose_exact(config, machine, facts, fixed)
-    if is_exact:
-        exact = config.with_values(train={"exact": True})
+    chosen, why = _choose_exact(config, machine, facts, fixed)
+    if chosen is not None:
         try:
-            return _Planning(exact, machine, facts, fixed, why).plan()
+            return _Planning(chosen, machine, facts, fixed, why).plan()
         except NotExactError as refusal:
             why = refusal.reason
     ordinary = config.with_values(train={"exact": False})
@@ -129,14 +128,18 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
 
 def _choose_exact(
     config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
-) -> tuple[bool, str]:
-    """Choose in place of train.exact: auto; and the words for the plan."""
+) -> tuple[Config | None, str]:
+    """The exact config in place of train.exact: auto, and the words for the plan; None: the run is
+    not exact.
+    """
     if fixed is not None:
-        return fixed.exact, "as this run began"
+        exact = config.with_values(train={"exact": True}) if fixed.exact else None
+        return exact, "as this run began"
     kind = choose_devices(config.devices, config.engine, machine).value[0].kind
     from samecurve.core.planning.exact_choice import choose_exact
 
-    return choose_exact(config, facts, kind)
+    are_shared_out = kind == "cpu" and not (config.devices.threads or machine.threads)
+    return choose_exact(config, facts, kind, machine.cores if are_shared_out else 1)
 
 
 @dataclass(frozen=True)
@@ -388,7 +391,7 @@ def _even_split(
             fixed,
             layout.num_devices,
             layout.interleaved,
-            most_devices=config.train.exact_devices,
+            most_devices=config.train.most_exact_devices,
             is_auto=is_auto,
         )
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)

@@ -106,9 +106,9 @@ def _with_exact_settled(
     legs = [leg for layout in named for leg in layout.legs]
     if any(leg.accumulation_steps or not leg.spec.has_exact_form for leg in legs):
         return config.with_values(train={"exact": False})
-    one_device = on_one_device(config, kind)
-    exact = with_exact_settled(one_device, machine, facts).train.exact
-    return config.with_values(train={"exact": exact})
+    settled = with_exact_settled(on_one_device(config, kind), machine, facts)
+    batch = {"per_device": settled.batch.per_device} if settled.train.is_exact else {}
+    return config.with_values(train={"exact": settled.train.exact}, batch=batch)
 
 
 def _measured(runner: LayoutRunner, steps: int) -> Rounding:

@@ -26,7 +26,6 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.step.lanes import side_by_side
 from samecurve.torch_engine.step.precision import in_precision, on_device, weight_dtype
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import (
@@ -72,6 +71,7 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
+        self._lanes = setup.lanes
         self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
@@ -91,8 +91,10 @@ class TrainingStep:
         state: the state that this step was made for; its tensors are changed in place.
         requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
-        if self.setup.lanes > 1:
-            batch = replace(batch, rounds=side_by_side(batch.rounds, self.setup.lanes))
+        if self._lanes > 1:
+            from samecurve.torch_engine.step.lanes import side_by_side
+
+            batch = replace(batch, rounds=side_by_side(batch.rounds, self._lanes))
         for hook in self.before_step:
             hook(batch)
 
