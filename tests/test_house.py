@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import grimp
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
