@@ -58,7 +58,9 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     made = plan(config(devices={"use": use, "strategy": strategy}), CPUS, FACTS)
     assert (made.compute.exact, made.batch.micro_batch_size, made.fixed.exact) == (True, 8, True)
     assert made.compute.threads == 1
-    assert SAME_BITS in banner(made)
+    (line,) = (line for line in banner(made) if line.startswith(SAME_BITS))
+    idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if use == "cpu:3" else ""
+    assert line == SAME_BITS + idle
     if strategy == "auto":  # with the cores that the machine has
         shared = config(devices={"use": use, "threads": None})
         assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact

@@ -46,7 +46,7 @@ def evaluate(
     evaluate_one = partial(
         _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
     )
-    for microbatches in _side_by_side(rounds, setup.lanes):
+    for microbatches in _side_by_side(setup, rounds):
         jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
         sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
@@ -64,15 +64,16 @@ def evaluate(
     return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
 
 
-def _side_by_side(rounds: Iterable[Sequence[Round]], lanes: int) -> Iterator[Round]:
+def _side_by_side(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> Iterator[Round]:
     """The rounds, one after the other; several at once, where a CPU has several lanes."""
     each = (microbatches for staged in rounds for microbatches in staged)
+    lanes = setup.plan.compute.lanes
     if lanes == 1:
         return each
     from samecurve.torch_engine.step.lanes import side_by_side
 
     together = iter(lambda: list(islice(each, lanes)), [])
-    return (one for some in together for one in side_by_side(some, lanes))
+    return (one for some in together for one in side_by_side(some, setup))
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:

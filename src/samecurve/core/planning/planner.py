@@ -345,8 +345,14 @@ class _Planning:
         """Log what the plan chose in place of train.exact: auto."""
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            same = f"the same bits on up to {counted(split.num_microbatches, 'device')}"
+            count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
+            same = f"the same bits on up to {counted(count, 'device')}"
             why = f"{same}, {why}" if was_exact else same
+            if places > count:
+                why += (
+                    f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
+                )
+                why += f" in {counted(split.accumulation_steps, 'round')}"
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)

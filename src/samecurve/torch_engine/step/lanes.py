@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 
 from samecurve.core.protocols import Round
+from samecurve.torch_engine.step.setup import EngineSetup
 
 
-def side_by_side(rounds: Sequence[Round], lanes: int) -> list[Round]:
+def side_by_side(rounds: Sequence[Round], setup: EngineSetup) -> list[Round]:
     """The rounds of a process with one device, as those of a process with a device for each lane.
 
     Each lane takes neighbouring microbatches, so that it adds most of them up itself; the first
-    lanes take the first ones.
+    lanes take the first ones. One takes all, where the task draws from numpy's or Python's
+    generator, which all threads share.
     """
+    lanes = len(setup.devices)
     own = [microbatch for (microbatch,) in rounds if microbatch is not None]
-    each = -(-len(own) // lanes)
+    each = len(own) if setup.draw_sites.reseeds_host else -(-len(own) // lanes)
     of_lanes = [own[lane * each : (lane + 1) * each] for lane in range(lanes)]
     return [
         tuple(of_lane[number] if number < len(of_lane) else None for of_lane in of_lanes)

@@ -47,13 +47,6 @@ class EngineSetup:
         """Whether this process has several devices of the plan."""
         return self.plan.layout.num_devices > self.plan.layout.world_size
 
-    @property
-    def lanes(self) -> int:
-        """The microbatches that this process's CPU computes side by side. One, where the task draws
-        from numpy's or Python's generator, which all threads share.
-        """
-        return 1 if self.draw_sites.reseeds_host else self.plan.compute.lanes
-
 
 MakeOptimizer = Callable[[Sequence[OptimizerParam], str], OptimizerUpdate]  # (trained, phase)
 

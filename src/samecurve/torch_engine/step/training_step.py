@@ -71,7 +71,7 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
-        self._lanes = setup.lanes
+        self._has_lanes = plan.compute.lanes > 1
         self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
@@ -91,10 +91,10 @@ class TrainingStep:
         state: the state that this step was made for; its tensors are changed in place.
         requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
-        if self._lanes > 1:
+        if self._has_lanes:
             from samecurve.torch_engine.step.lanes import side_by_side
 
-            batch = replace(batch, rounds=side_by_side(batch.rounds, self._lanes))
+            batch = replace(batch, rounds=side_by_side(batch.rounds, self.setup))
         for hook in self.before_step:
             hook(batch)
 
