@@ -13,6 +13,7 @@ Run: python -m benchmarks.exact_cost [--steps 20] [--models "har;..."] [--compil
 
 import argparse
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -61,7 +62,12 @@ MODELS: Mapping[str, Mapping[str, Any] | str] = {
     "decoder 256x6, 4 x 256 tokens": language(256, 6, 256, 32),
     "decoder 320x8, 2 x 128 tokens": language(320, 8, 128, 16),
     "decoder 320x8, 8 x 128 tokens": language(320, 8, 128, 64),
+    "decoder 128x4, 8 x 128 tokens, in 4": language(128, 4, 128, 32),
+    "decoder 256x6, 8 x 128 tokens, in 2": language(256, 6, 128, 16),
+    "shapes-unet, in 2": "shapes-unet.yaml",
+    "tiny-llama, in 2": "tiny-llama.yaml",
 }
+IN = re.compile(r", in (\d+)$")  # microbatches of a step, where they are not 8
 
 
 def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
@@ -132,6 +138,8 @@ def main() -> None:
             values |= {"engine": given.engine, "devices": devices}
             values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
             values["train"]["compile"] = given.compile
+            if in_fewer := IN.search(name):
+                values["train"]["exact_devices"] = int(in_fewer.group(1))
             models[name] = race(values, home, given.steps)
             one = models[name]
             print(

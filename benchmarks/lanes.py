@@ -1,13 +1,15 @@
 """One CPU rank on all cores: an exact run in lanes, beside an ordinary run, whose operations share
 out the cores.
 
-Both train the same batches in one process, step by step in turn; seconds are the clock's. Writes
+Both train the same batches in one process, step by step in turn; seconds are the clock's. Idle
+threads wait as in a run of samecurve. Writes
 benchmarks/results/lanes-<machine>.json unless --no-keep.
 Run: python -m benchmarks.lanes [--steps 20] [--models "har;..."] [--no-keep]
 """
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +22,7 @@ from benchmarks.common import paired
 from benchmarks.exact import Runner
 from benchmarks.exact_cost import MODELS, MODELS_HOME, WARM
 from benchmarks.page import publish
+from samecurve.cli.main import let_threads_wait
 from samecurve.core.config.document import read_file
 from samecurve.probe import cpu_name
 from samecurve.torch_engine.strategies.exact import set_deterministic
@@ -62,6 +65,9 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(CHOSEN), help="names with ; between them")
     parser.add_argument("--no-keep", action="store_true")
     given = parser.parse_args()
+    if "GOMP_SPINCOUNT" not in os.environ:  # read as torch is imported
+        let_threads_wait()
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.lanes", *sys.argv[1:]])
     cores = len(os.sched_getaffinity(0))
     models = {}
     with tempfile.TemporaryDirectory() as scratch:

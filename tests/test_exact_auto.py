@@ -43,15 +43,16 @@ class Task:
 
 
 def values(corpus: Path, use: str, strategy: str = "auto", **train: Any) -> dict[str, Any]:
-    """A model with enough work in a microbatch: ten samples of 256 tokens, in two of them."""
+    """A model with enough work in a microbatch: 32 samples of 256 tokens, in four of them."""
     return tiny_values(
         corpus,
         model={"hidden_size": 64, "max_seq_len": 256},
+        batch={"samples": 32},
         train={
             "steps": STEPS,
             "precision": "f32",
             "hash_every": 2,
-            "exact_devices": 2,
+            "exact_devices": 4,
             "save_every": 2,
             **train,
         },
@@ -68,8 +69,8 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
         return outcome
 
     one = train("one", 1, values(corpus, "cpu:1"))
-    assert one.plan.reasons["exact_auto"] == "the same bits on up to 2 devices"
-    assert (sorted(one.hashes), one.plan.compute.lanes) == ([2, 4, 6], 2)
+    assert one.plan.reasons["exact_auto"] == "the same bits on up to 4 devices"
+    assert (sorted(one.hashes), one.plan.compute.lanes) == ([2, 4, 6], 4)
     two = train("two", 2, values(corpus, "cpu:2"))
     assert (two.hashes, two.losses) == (one.hashes, one.losses)
     (saved,) = (tmp_path / "one" / "checkpoints").glob("step-*4")
