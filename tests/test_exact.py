@@ -2,6 +2,7 @@
 ordinary mode, whose bits do differ.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
+from samecurve.probe import probe
 from samecurve.run.compare_runs import compare, describe_comparison
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
@@ -286,6 +288,54 @@ def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> Non
         said = first.communicate(timeout=120)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
     assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
+
+
+HOST_DRAWS = """
+import numpy as np
+from torch import nn
+from samecurve import Mean
+
+
+class Rows:
+    def __len__(self):
+        return 45
+
+    def __getitem__(self, ids):
+        return {{"x": (ids[:, None] * np.arange(1, 25) % 7).astype(np.float32)}}
+
+
+class Task:
+    def model(self):
+        wide = nn.utils.spectral_norm(nn.Linear(24, 64))  # moves a buffer in each forward pass
+        return nn.Sequential(wide, nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 1))
+
+    def loss(self, model, batch):
+        x = batch["x"] + {noise}
+        errors = (model(x) - x.mean(-1, keepdim=True)).square()
+        return Mean(errors.sum(), errors.numel())
+
+    def train_data(self):
+        return Rows()
+
+    eval_data = train_data
+"""
+
+
+@pytest.mark.parametrize("noise", ["0.0", "0.01 * float(np.random.rand())"])
+def test_cores_change_no_bit(noise: str, tmp_path: Path) -> None:
+    """One rank in lanes and in one: an epoch's tail, dropout, a buffer that moves once a step, and
+    a generator that all lanes share.
+    """
+    (tmp_path / "own.py").write_text(HOST_DRAWS.format(noise=noise))
+    (tmp_path / "own.yaml").write_text("task: own.py:Task\nbatch: {samples: 16}\n")
+    shared = ["train", "-f", "own.yaml", "--exact", "--set", "train.eval_every=3"]
+    for name, threads in (("one", ["--set", "devices.threads=1"]), ("lanes", [])):
+        samecurve(*shared, *threads, "--max-steps", "6", "--save-dir", name, cwd=tmp_path)
+    lanes = json.loads((tmp_path / "lanes" / "plan.json").read_text())["plan"]["lanes"]
+    machine = probe()
+    assert lanes == min(machine.threads or machine.cores, 8)
+    said = samecurve("compare-runs", "one", "lanes", cwd=tmp_path).stdout
+    assert said.startswith("equal  one and lanes, to the last bit: 6 steps")
 
 
 def test_a_race_in_one_gradient_is_found_by_its_array(tmp_path: Path) -> None:
