@@ -54,6 +54,8 @@ def language(hidden: int, layers: int, length: int, batch: int) -> dict[str, Any
 
 MODELS: Mapping[str, Mapping[str, Any] | str] = {
     "har": "har.yaml",
+    "har, in 4": "har.yaml",
+    "har, in 8": "har.yaml",
     "digits": "digits.yaml",
     "decoder 128x4, 8 x 64 tokens": language(128, 4, 64, 64),
     "decoder 128x4, 8 x 256 tokens": language(128, 4, 256, 64),
