@@ -159,10 +159,14 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
 
     assert lanes() == (
         8,
-        "on 8 of 16 cores: no rank has more than 8 microbatches in a step (train.exact_devices)",
+        "on 8 of 16 cores: 8 microbatches in 1 round (train.exact_devices)",
     )
     assert lanes(use="cpu:4")[0] == 2
     assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of 3 cores")
+    assert lanes(machine=replace(CPUS, cores=7)) == (
+        4,
+        "on 4 of 7 cores: 8 microbatches in 2 rounds (train.exact_devices)",
+    )
     assert lanes(threads=1) == lanes(threads=4) == (1, "")
     few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1GiB")
     assert 1 < few < 8

@@ -302,7 +302,7 @@ class Sentinel:
         """Put back what forward passes inside of it change beside gradients."""
         task = getattr(self._setup.task, "task", self._setup.task)
         with ExitStack() as stack:
-            for model, device in zip(self._strategy.models, self._setup.devices, strict=True):
+            for model, device in zip(self._strategy.models, self._setup.devices, strict=False):
                 attributes = Attributes(model, task)
                 stack.callback(attributes.put_back)
                 stack.callback(Buffers(model).put_back)

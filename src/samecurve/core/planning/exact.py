@@ -18,7 +18,7 @@ from samecurve.core.planning.memory import (
     sample_bytes,
 )
 from samecurve.errors import NotExactError
-from samecurve.units import first_and_count
+from samecurve.units import counted, first_and_count
 
 
 def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
@@ -144,8 +144,8 @@ def choose_exact_batch(
 def say_exact(split: BatchSplit) -> str:
     """How an exact step is computed, for the plan."""
     how = (
-        f"{split.num_microbatches} microbatches of {split.micro_batch_size} a step, computed one by"
-        " one and added along one tree; the order of devices changes no bit"
+        f"{counted(split.num_microbatches, 'microbatch')} of {split.micro_batch_size} a step, each"
+        " computed by itself and added along one tree; the order of devices changes no bit"
     )
     if split.interleaved > 1:
         how += f"; in each round {split.interleaved} devices take neighbouring ones"

@@ -44,7 +44,8 @@ def choose_lanes(
 
     NotExactError: lanes can't have the cores that an ordinary run would use.
     """
-    wanted = min(share.cores // share.threads, step.split.accumulation_steps)
+    most = step.split.accumulation_steps
+    wanted = _busy(min(share.cores // share.threads, most), most)
     if wanted < 2:
         return Decision(Lanes(1, step.terms))
     each = sum(term.bytes for term in step.terms if term.name in _OWN_TERMS)
@@ -53,7 +54,7 @@ def choose_lanes(
         fitting = 1
     elif fitting < wanted:
         why = "memory holds no more microbatches side by side"
-    count = min(wanted, fitting)
+    count = _busy(min(wanted, fitting), most)
     if why and must_fill:
         raise NotExactError(
             f"{count} of {counted(share.cores, 'core')} would compute: {why}",
@@ -64,13 +65,20 @@ def choose_lanes(
     if why:
         reason += f": {why}"
     elif share.cores // share.threads > wanted:
-        most = counted(wanted, "microbatch")
-        reason += f": no rank has more than {most} in a step (train.exact_devices)"
+        rounds = counted(-(-most // wanted), "round")
+        reason += f": {most} microbatches in {rounds} (train.exact_devices)"
     terms = step.terms
     if count > 1:
         formula = f"{count - 1} x {each} B: gradients, sums and activations of the other lanes"
         terms = (*terms, MemoryTerm("lanes", (count - 1) * each, formula))
     return Decision(Lanes(count, terms), {"lanes": reason})
+
+
+def _busy(lanes: int, microbatches: int) -> int:
+    """How many lanes have work, where each takes as many microbatches as the others at most."""
+    if lanes < 2:
+        return 1
+    return -(-microbatches // -(-microbatches // lanes))
 
 
 def _why_one(step: StepMemory, options: MemoryOptions, facts: Facts) -> str:

@@ -135,11 +135,14 @@ def _choose_exact(
     if fixed is not None:
         exact = config.with_values(train={"exact": True}) if fixed.exact else None
         return exact, "as this run began"
-    kind = choose_devices(config.devices, config.engine, machine).value[0].kind
+    devices = choose_devices(config.devices, config.engine, machine).value
+    kind = devices[0].kind
     from samecurve.core.planning.exact_choice import choose_exact
 
-    are_shared_out = kind == "cpu" and not (config.devices.threads or machine.threads)
-    return choose_exact(config, facts, kind, machine.cores if are_shared_out else 1)
+    cores = 1
+    if kind == "cpu" and not config.devices.threads:
+        cores = machine.threads * len(devices) if machine.threads else machine.cores
+    return choose_exact(config, facts, kind, cores)
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ class ModelBuilder:
             setup.task, self._seed, lambda tensors: comm.broadcast(tensors, device)
         )
         self.modes: list[TrainingMode] = []
+        self._built: list[nn.Module] = []  # as the task gave them
         if setup.plan.layout.offload_frozen:
             from samecurve.torch_engine.model.frozen_offload import FrozenOffload
 
@@ -212,12 +213,22 @@ class ModelBuilder:
 
     def build_all(self) -> list[nn.Module]:
         """A model for each device of this process. UserError: the task has no such model."""
-        models = [self.build(index) for index in range(len(self._setup.devices))]
-        if len({id(model) for model in models}) < len(models):
-            raise UserError(
-                "model() gave the same object twice; each device needs one of its own",
-                "build the module in model(), anew each time",
-                "task",
+        models: list[nn.Module] = []
+        for index in range(len(self._setup.devices)):
+            built = self.first_values.build()
+            if built not in self._built:
+                self._built.append(built)
+                models.append(self._prepared(built, index))
+            elif self._setup.has_several_devices:
+                raise UserError(
+                    "model() gave the same object twice; each device needs one of its own",
+                    "build the module in model(), anew each time",
+                    "task",
+                )
+        if len(models) < len(self._setup.devices):
+            self._setup.notes.append(
+                "model() gives the same object each time, so one core computes one microbatch after"
+                " the other; a module that model() builds anew could have all cores"
             )
         return models
 
@@ -225,8 +236,11 @@ class ModelBuilder:
         """Build the model for one device: on the meta device where all values follow from the seed,
         else with the values that the model gave itself.
         """
+        return self._prepared(self.first_values.build(), device_index)
+
+    def _prepared(self, model: nn.Module, device_index: int) -> nn.Module:
+        """The model with what the plan asks for."""
         setup, plan = self._setup, self._setup.plan
-        model = self.first_values.build()
         self.modes.append(TrainingMode(model))
         model = cast_weights(model, plan.compute.precision)
         freeze(model, setup.optimizer.rules)

@@ -69,11 +69,12 @@ class TorchWatch:
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
-        self._timeline = Timeline(list(engine.devices) * engine.plan.compute.lanes)
+        threads = list(engine.devices) * engine.plan.compute.lanes
+        self._timeline = Timeline(threads)
         engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
         self._profiler: profile | None = None
-        self._activations = _ActivationMemory(len(engine.devices))
+        self._activations = _ActivationMemory(len(threads))
         self._first_seconds = self._traced_seconds = 0.0
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
@@ -113,9 +114,10 @@ class TorchWatch:
     def rank_profile(self) -> RankProfile:
         self._drain()
         schedule, timed = self._schedule, self._timed_steps
-        num_devices = self._engine.plan.layout.num_devices
+        layout = self._engine.plan.layout
+        several = layout.num_devices > layout.world_size  # in this process
         steps = [
-            _step(before.end, step, num_devices)
+            _step(before.end, step, layout.num_devices, several=several)
             for before, step in zip(
                 timed[schedule.warm - 1 :], timed[schedule.warm : schedule.tracer], strict=False
             )
@@ -187,10 +189,14 @@ def _export(profiler: profile, path: Path) -> None:
     plain.unlink()
 
 
-def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
-    """A step as a profile shows it. before: when the step before ended."""
+def _step(before: Moment, step: _TimedStep, num_devices: int, *, several: bool) -> Step:
+    """A step as a profile shows it.
+
+    before: when the step before ended
+    several: whether this process has several devices, each with spans of its own; a CPU's lanes,
+        which are one device, are shown by the first
+    """
     first = seconds_by_part(step.spans[0])
-    several = len(step.spans) > 1
     parts = dict.fromkeys(_PARTS.values(), 0.0)
     for name, part in _PARTS.items():
         parts[part] += first.get(name, 0.0)

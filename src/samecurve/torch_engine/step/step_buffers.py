@@ -36,6 +36,10 @@ class StepBuffers:
         # by device of this process: values as the step began, and after a forward pass
         self._kept: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
         self._after: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
+        if self._plan.compute.lanes > 1:  # which share the memory of what no forward pass moves
+            for index in range(1, len(setup.strategy.models)):
+                for buffer in self._named(index).values():
+                    buffer.data = buffer.data.clone()
         self._checked: set[int] = set()  # devices whose first backward pass moved no buffer
 
     def begin_microbatch(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
@@ -91,7 +95,7 @@ class StepBuffers:
         elif plan.compute.lanes == 1:
             return
         moved = self._named(at)
-        for index in range(len(self._setup.devices)):
+        for index in range(len(self._setup.strategy.models)):
             for name, buffer in self._named(index).items():
                 if index != at:
                     buffer.copy_(moved[name])

@@ -31,7 +31,7 @@ class DP(Strategy):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
-        for model, device in zip(models[1:], self._devices[1:], strict=True):
+        for model, device in zip(models[1:], self._devices[1:], strict=False):  # lanes: maybe one
             Materializer(model, device)(model)
             self.models.append(model.to(device))
             self._sync(self.models[-1])

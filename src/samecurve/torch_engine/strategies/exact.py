@@ -43,7 +43,8 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 
 class Exact(DP):
     """The exact form of single, dp and ddp: a bare replica for each device of this process, or for
-    each lane of a CPU. The replicas of lanes share their weights' memory.
+    each lane of a CPU. The replicas of lanes share the memory of their weights and, unless a
+    forward pass moves them (StepBuffers), of their buffers.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
@@ -56,6 +57,10 @@ class Exact(DP):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
+        if self._plan.compute.lanes > 1:
+            for replica in self.models[1:]:
+                for own, buffer in zip(replica.buffers(), self.models[0].buffers(), strict=True):
+                    own.data = buffer.data
         # the trained parameters, by device of this process
         self._parameters = [
             [parameter for parameter in model.parameters() if parameter.requires_grad]
