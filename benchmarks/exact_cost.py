@@ -72,6 +72,19 @@ MODELS: Mapping[str, Mapping[str, Any] | str] = {
 IN = re.compile(r", in (\d+)$")  # microbatches of a step, where they are not 8
 
 
+def values_of(name: str, text: Path, steps: int) -> dict[str, Any]:
+    """The values of a config. name: of a model; text: that a decoder learns"""
+    of = MODELS[name]
+    if isinstance(of, str):
+        values = dict(read_file(MODELS_HOME / of).value)
+    else:
+        values = {**of, "data": {**of["data"], "source": str(text)}}
+    values["train"] = {**values.get("train", {}), "steps": steps}
+    if in_fewer := IN.search(name):
+        values["train"]["exact_devices"] = int(in_fewer.group(1))
+    return values
+
+
 def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
     """Train in both modes, step by step in turn."""
     runners = {
@@ -131,17 +144,9 @@ def main() -> None:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(200_000)))
         for name in given.models.split(";"):
-            of = MODELS[name]
-            values: dict[str, Any] = (
-                dict(read_file(MODELS_HOME / of).value) if isinstance(of, str) else dict(of)
-            )
-            if not isinstance(of, str):
-                values["data"] = {**values["data"], "source": str(home / "text.txt")}
+            values = values_of(name, home / "text.txt", WARM + given.steps)
             values |= {"engine": given.engine, "devices": devices}
-            values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
             values["train"]["compile"] = given.compile
-            if in_fewer := IN.search(name):
-                values["train"]["exact_devices"] = int(in_fewer.group(1))
             models[name] = race(values, home, given.steps)
             one = models[name]
             print(

@@ -20,14 +20,13 @@ import torch
 
 from benchmarks.common import paired
 from benchmarks.exact import Runner
-from benchmarks.exact_cost import MODELS, MODELS_HOME, WARM
+from benchmarks.exact_cost import IN, MODELS, WARM, values_of
 from benchmarks.page import publish
 from samecurve.cli.main import let_threads_wait
-from samecurve.core.config.document import read_file
 from samecurve.probe import cpu_name
 from samecurve.torch_engine.strategies.exact import set_deterministic
 
-CHOSEN = [name for name in MODELS if name != "digits" and "16 x 256" not in name]
+CHOSEN = [name for name in MODELS if name != "digits" and not IN.search(name)]
 
 
 def race(values: Mapping[str, Any], home: Path, steps: int, cores: int) -> dict[str, Any]:
@@ -74,14 +73,8 @@ def main() -> None:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(200_000)))
         for name in given.models.split(";"):
-            of = MODELS[name]
-            values: dict[str, Any] = (
-                dict(read_file(MODELS_HOME / of).value) if isinstance(of, str) else dict(of)
-            )
-            if not isinstance(of, str):
-                values["data"] = {**values["data"], "source": str(home / "text.txt")}
+            values = values_of(name, home / "text.txt", WARM + given.steps)
             values["devices"] = {"use": "cpu"}
-            values["train"] = {**values.get("train", {}), "steps": WARM + given.steps}
             one = models[name] = race(values, home, given.steps, cores)
             print(f"{name}: {one['lanes']} lanes, ratio {one['ratio']:.3f}", flush=True)
     publish("lanes", {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)

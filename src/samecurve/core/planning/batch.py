@@ -23,7 +23,6 @@ from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryTerm
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, join_words, show_seconds
 
@@ -95,25 +94,6 @@ class BatchSplit:
         count = count_microbatches(samples, self.micro_batch_size)
         numbers = self.microbatches_of(count, device)
         return assign(samples, self.micro_batch_size, numbers, self.rounds_of(count))
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """The memory of a device at its peak, under a layout and a split."""
-
-    layout: Layout
-    split: BatchSplit
-    terms: tuple[MemoryTerm, ...]
-    is_exact: bool
-
-    @property
-    def bytes(self) -> int:
-        return sum(term.bytes for term in self.terms)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether activations are counted."""
-        return any(term.name == "activations" for term in self.terms)
 
 
 def choose_batch(

@@ -8,6 +8,7 @@ whether a CPU has more cores than a step has microbatches. The run's first plan 
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine, choose_devices
 
 MOST_COST = 0.05  # share of a step
 # What a step pays for each microbatch, whatever its samples, as the work that a device does in that
@@ -24,19 +25,20 @@ _OPERATIONS_PER_ARRAY = 5
 _COMPILED = 3
 
 
-def choose_exact(config: Config, facts: Facts, kind: str, cores: int) -> tuple[Config | None, str]:
+def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config | None, str]:
     """Choose for a run's first plan: the config of an exact run, and the words for the choice.
-
-    kind: of the devices: cpu or cuda
-    cores: that the devices share out, each of which an exact run gives a microbatch
 
     None: the run is not exact.
     """
-    if hindrance := _hindrance(config, facts, kind):
+    devices = choose_devices(config.devices, config.engine, machine).value
+    if hindrance := _hindrance(config, facts, devices[0].kind):
         return None, hindrance
-    given = config.train.exact_devices
+    cores = 1  # that CPU ranks share out; an exact run gives each a microbatch
+    if not config.devices.threads:
+        cores = machine.threads * len(devices) if machine.threads else machine.cores
+    asked = config.train.exact_devices
     costs = []
-    for num_devices in (given,) if given else EXACT_DEVICES:
+    for num_devices in (asked,) if asked else EXACT_DEVICES:
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
         cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
         if cost is None:

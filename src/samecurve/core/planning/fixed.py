@@ -111,3 +111,26 @@ def make_order(
         )
     sizes = tuple(buckets["train"])
     return BucketOrder(samples, global_batch_size, fixed.seed, fixed.anchor, sizes)
+
+
+def check_same_run(fixed: Fixed | None, samples: int, fingerprint: str, seed: int) -> None:
+    """UserError: there is no data, or the run began with other data or another seed."""
+    if samples < 1:
+        raise UserError(
+            "the training data has no sample", "give more text, or a shorter --seq-len", "data"
+        )
+    if fixed is None:
+        return
+    if fixed.fingerprint != fingerprint:
+        raise UserError(
+            "the data, or how this version reads it, has changed since this run began",
+            "bring the old data back; data.split=all, where an earlier version trained on files"
+            " named test too; or begin a new run with another --save-dir",
+            "data",
+        )
+    if fixed.seed != seed:
+        raise UserError(
+            f"this run began with seed {fixed.seed}, not {seed}",
+            f"--set train.seed={fixed.seed}, or another --save-dir",
+            "train.seed",
+        )

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning import Decision
-from samecurve.core.planning.batch import StepMemory
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import (
@@ -18,6 +17,7 @@ from samecurve.core.planning.memory import (
     gathered_by_block,
     peak_terms,
 )
+from samecurve.core.planning.plan import StepMemory
 from samecurve.errors import UserError
 from samecurve.units import counted, show_bytes
 

@@ -7,9 +7,9 @@ another order. The other cores of its share compute other microbatches. Lanes ch
 from dataclasses import dataclass
 
 from samecurve.core.planning import Decision
-from samecurve.core.planning.batch import StepMemory
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
+from samecurve.core.planning.plan import StepMemory
 from samecurve.errors import NotExactError
 from samecurve.units import counted
 

@@ -47,6 +47,25 @@ _ACTIONS = ("evaluate", "sample", "save", "hash", "check_replicas")
 _SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
 
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of a device at its peak, under a layout and a split."""
+
+    layout: Layout
+    split: BatchSplit
+    terms: tuple[MemoryTerm, ...]
+    is_exact: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(term.bytes for term in self.terms)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether activations are counted."""
+        return any(term.name == "activations" for term in self.terms)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """All that was decided before the first step; every worker obeys it."""

@@ -11,7 +11,6 @@ from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
-    StepMemory,
     batch_warnings,
     check_uneven,
     choose_batch,
@@ -33,7 +32,7 @@ from samecurve.core.planning.compute import (
     say_task_steps,
 )
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import Fixed, make_order
+from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
 from samecurve.core.planning.memory import (
@@ -43,7 +42,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.plan import Plan, StepMemory
 from samecurve.core.planning.schedule import (
     check_steps,
     choose_early_stop,
@@ -52,7 +51,7 @@ from samecurve.core.planning.schedule import (
     choose_schedule,
     choose_sentinel,
 )
-from samecurve.errors import NotExactError, Refusals, UserError
+from samecurve.errors import NotExactError, Refusals
 from samecurve.units import counted
 
 
@@ -135,14 +134,9 @@ def _choose_exact(
     if fixed is not None:
         exact = config.with_values(train={"exact": True}) if fixed.exact else None
         return exact, "as this run began"
-    devices = choose_devices(config.devices, config.engine, machine).value
-    kind = devices[0].kind
     from samecurve.core.planning.exact_choice import choose_exact
 
-    cores = 1
-    if kind == "cpu" and not config.devices.threads:
-        cores = machine.threads * len(devices) if machine.threads else machine.cores
-    return choose_exact(config, facts, kind, cores)
+    return choose_exact(config, machine, facts)
 
 
 @dataclass(frozen=True)
@@ -163,7 +157,7 @@ class _Planning:
         precision = choose_precision(train, config.engine, devices)
         options = memory_options(config, precision.value)
         layout = log.take(self._layout(options, devices))
-        _check_same_run(facts, train.seed, self.fixed)
+        check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import check_frozen_offload
 
@@ -404,26 +398,3 @@ def _even_split(
             is_auto=is_auto,
         )
     return choose_batch(config.batch, fixed, capacity, layout.num_devices)
-
-
-def _check_same_run(facts: Facts, seed: int, fixed: Fixed | None) -> None:
-    """UserError: there is no data, or the run began with other data or another seed."""
-    if facts.samples < 1:
-        raise UserError(
-            "the training data has no sample", "give more text, or a shorter --seq-len", "data"
-        )
-    if fixed is None:
-        return
-    if fixed.fingerprint != facts.fingerprint:
-        raise UserError(
-            "the data, or how this version reads it, has changed since this run began",
-            "bring the old data back; data.split=all, where an earlier version trained on files"
-            " named test too; or begin a new run with another --save-dir",
-            "data",
-        )
-    if fixed.seed != seed:
-        raise UserError(
-            f"this run began with seed {fixed.seed}, not {seed}",
-            f"--set train.seed={fixed.seed}, or another --save-dir",
-            "train.seed",
-        )
