@@ -290,7 +290,7 @@ def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> Non
     assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
 
 
-HOST_DRAWS = """
+OWN_TASK = """
 import numpy as np
 from torch import nn
 from samecurve import Mean
@@ -304,10 +304,17 @@ class Rows:
         return {{"x": (ids[:, None] * np.arange(1, 25) % 7).astype(np.float32)}}
 
 
+def net():
+    wide = nn.utils.spectral_norm(nn.Linear(24, 64))  # moves a buffer in each forward pass
+    return nn.Sequential(wide, nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 1))
+
+
 class Task:
+    def __init__(self):
+        self.kept = net()
+
     def model(self):
-        wide = nn.utils.spectral_norm(nn.Linear(24, 64))  # moves a buffer in each forward pass
-        return nn.Sequential(wide, nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 1))
+        return {model}
 
     def loss(self, model, batch):
         x = batch["x"] + {noise}
@@ -321,12 +328,15 @@ class Task:
 """
 
 
-@pytest.mark.parametrize("noise", ["0.0", "0.01 * float(np.random.rand())"])
-def test_cores_change_no_bit(noise: str, tmp_path: Path) -> None:
-    """One rank in lanes and in one: an epoch's tail, dropout, a buffer that moves once a step, and
-    a generator that all lanes share.
+@pytest.mark.parametrize(
+    ("model", "noise"),
+    [("net()", "0.0"), ("net()", "0.01 * float(np.random.rand())"), ("self.kept", "0.0")],
+)
+def test_cores_change_no_bit(model: str, noise: str, tmp_path: Path) -> None:
+    """One rank in lanes and in one: an epoch's tail, dropout, a buffer that moves once a step; a
+    generator, or a model, that all lanes share.
     """
-    (tmp_path / "own.py").write_text(HOST_DRAWS.format(noise=noise))
+    (tmp_path / "own.py").write_text(OWN_TASK.format(model=model, noise=noise))
     (tmp_path / "own.yaml").write_text("task: own.py:Task\nbatch: {samples: 16}\n")
     shared = ["train", "-f", "own.yaml", "--exact", "--set", "train.eval_every=3"]
     for name, threads in (("one", ["--set", "devices.threads=1"]), ("lanes", [])):
@@ -336,6 +346,9 @@ def test_cores_change_no_bit(noise: str, tmp_path: Path) -> None:
     assert lanes == min(machine.threads or machine.cores, 8)
     said = samecurve("compare-runs", "one", "lanes", cwd=tmp_path).stdout
     assert said.startswith("equal  one and lanes, to the last bit: 6 steps")
+    if (model, noise) == ("net()", "0.0"):
+        profiled = samecurve("profile", *shared[1:], cwd=tmp_path).stdout
+        assert "forward" in profiled
 
 
 def test_a_race_in_one_gradient_is_found_by_its_array(tmp_path: Path) -> None:
