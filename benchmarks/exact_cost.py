@@ -17,7 +17,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,25 @@ def values_of(name: str, text: Path, steps: int) -> dict[str, Any]:
     return values
 
 
+def seconds_in_turn(
+    runners: Mapping[str, Runner], steps: int, prepare: Callable[[str], object]
+) -> dict[str, list[float]]:
+    """Seconds of each step by mode, the modes in turn; the runners are closed then.
+
+    prepare: is called with the mode before each of its steps
+    """
+    seconds: dict[str, list[float]] = {mode: [] for mode in runners}
+    for number in range(WARM + steps):
+        for mode, runner in runners.items():
+            prepare(mode)
+            took = runner.step()
+            if number >= WARM:
+                seconds[mode].append(took)
+    for runner in runners.values():
+        runner.close()
+    return seconds
+
+
 def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
     """Train in both modes, step by step in turn."""
     runners = {
@@ -95,17 +114,13 @@ def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
         )
         for mode, is_exact in (("whole batches", False), ("exact", True))
     }
-    seconds: dict[str, list[float]] = {mode: [] for mode in runners}
-    for number in range(WARM + steps):
-        for mode, runner in runners.items():
-            if values["engine"] == "torch":
-                set_deterministic(mode == "exact")
-            took = runner.step()
-            if number >= WARM:
-                seconds[mode].append(took)
+
+    def prepare(mode: str) -> None:
+        if values["engine"] == "torch":
+            set_deterministic(mode == "exact")
+
+    seconds = seconds_in_turn(runners, steps, prepare)
     exact = runners["exact"]
-    for runner in runners.values():
-        runner.close()
     facts, batch = exact.facts, exact.plan.batch
     return {
         "arrays": facts.arrays,

@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from benchmarks.common import paired
 from benchmarks.exact import Runner
-from benchmarks.exact_cost import IN, MODELS, WARM, values_of
+from benchmarks.exact_cost import IN, MODELS, WARM, seconds_in_turn, values_of
 from benchmarks.page import publish
 from samecurve.cli.main import let_threads_wait
 from samecurve.probe import cpu_name
@@ -39,15 +38,12 @@ def race(values: Mapping[str, Any], home: Path, steps: int, cores: int) -> dict[
         runners[mode] = Runner({**values, "train": train}, home, cores=cores)
         assert runners[mode].plan.compute.threads == count
     lanes = runners["exact"].plan.compute.lanes
-    seconds: dict[str, list[float]] = {mode: [] for mode in runners}
-    for number in range(WARM + steps):
-        for mode, runner in runners.items():
-            set_deterministic(mode == "exact")
-            took = runner.step(partial(torch.set_num_threads, threads[mode]))
-            if number >= WARM:
-                seconds[mode].append(took)
-    for runner in runners.values():
-        runner.close()
+
+    def prepare(mode: str) -> None:
+        set_deterministic(mode == "exact")
+        torch.set_num_threads(threads[mode])
+
+    seconds = seconds_in_turn(runners, steps, prepare)
     batch = runners["exact"].plan.batch
     return {
         "lanes": lanes,

@@ -64,6 +64,8 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     if strategy == "auto":  # with the cores that the machine has
         shared = config(devices={"use": use, "threads": None})
         assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
+        assert plan(shared, replace(CPUS, threads=8), FACTS).compute.exact  # OMP_NUM_THREADS
+        assert not plan(shared, replace(CPUS, threads=9), FACTS).compute.exact
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 

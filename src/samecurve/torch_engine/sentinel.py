@@ -302,7 +302,8 @@ class Sentinel:
         """Put back what forward passes inside of it change beside gradients."""
         task = getattr(self._setup.task, "task", self._setup.task)
         with ExitStack() as stack:
-            for model, device in zip(self._strategy.models, self._setup.devices, strict=False):
+            models = self._strategy.models
+            for model, device in zip(models, self._setup.devices[: len(models)], strict=True):
                 attributes = Attributes(model, task)
                 stack.callback(attributes.put_back)
                 stack.callback(Buffers(model).put_back)

@@ -30,15 +30,14 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
 
     None: the run is not exact.
     """
-    devices = choose_devices(config.devices, config.engine, machine).value
-    if hindrance := _hindrance(config, facts, devices[0].kind):
+    kind = choose_devices(config.devices, config.engine, machine).value[0].kind
+    if hindrance := _hindrance(config, facts, kind):
         return None, hindrance
-    cores = 1  # that CPU ranks share out; an exact run gives each a microbatch
-    if not config.devices.threads:
-        cores = machine.threads * len(devices) if machine.threads else machine.cores
-    asked = config.train.exact_devices
+    # cores that an ordinary run shares out, and to each of which an exact run gives a microbatch
+    cores = 1 if config.devices.threads else machine.threads or machine.cores
+    exact_devices = config.train.exact_devices
     costs = []
-    for num_devices in (asked,) if asked else EXACT_DEVICES:
+    for num_devices in (exact_devices,) if exact_devices else EXACT_DEVICES:
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
         cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
         if cost is None:

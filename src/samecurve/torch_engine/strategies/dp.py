@@ -31,7 +31,8 @@ class DP(Strategy):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
-        for model, device in zip(models[1:], self._devices[1:], strict=False):  # lanes: maybe one
+        others = self._devices[1 : len(models)]  # of lanes, one model may be all there is
+        for model, device in zip(models[1:], others, strict=True):
             Materializer(model, device)(model)
             self.models.append(model.to(device))
             self._sync(self.models[-1])
