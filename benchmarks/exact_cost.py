@@ -68,6 +68,7 @@ MODELS: Mapping[str, Mapping[str, Any] | str] = {
     "decoder 256x6, 8 x 128 tokens, in 2": language(256, 6, 128, 16),
     "shapes-unet, in 2": "shapes-unet.yaml",
     "tiny-llama, in 2": "tiny-llama.yaml",
+    "tiny-masked, in 2": "tiny-masked.yaml",
 }
 IN = re.compile(r", in (\d+)$")  # microbatches of a step, where they are not 8
 

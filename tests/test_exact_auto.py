@@ -46,7 +46,7 @@ def values(corpus: Path, use: str, strategy: str = "auto", **train: Any) -> dict
     """A model with enough work in a microbatch: 32 samples of 256 tokens, in four of them."""
     return tiny_values(
         corpus,
-        model={"hidden_size": 64, "max_seq_len": 256},
+        model={"hidden_size": 128, "max_seq_len": 256},
         batch={"samples": 32},
         train={
             "steps": STEPS,

@@ -14,7 +14,7 @@ MOST_COST = 0.05  # share of a step
 # What a step pays for each microbatch, whatever its samples, as the work that a device does in that
 # time. Fitted to pairs of steps on CPU ranks of one thread, so that a pair that is taken costs less
 # than MOST_COST (docs/exact.md, "What auto foresees"; benchmarks/exact_cost.py).
-_FLOPS_PER_ARRAY = 2e6  # its operations are called once more, forward and backward
+_FLOPS_PER_ARRAY = 5e6  # its operations are called once more, forward and backward
 _FLOPS_PER_KERNEL = 65e6  # of an array of three dimensions or more: a convolution is laid out anew
 _FLOPS_PER_NUMBER = 200.0  # its gradient is written and added once more
 # Operations of torch for each array in the models that were measured. A loss that calls more
