@@ -268,6 +268,12 @@ def no_files() -> None:
     [open("/dev/null") for _ in range(100)]  # noqa: SIM115
 
 
+def sparse_gradients() -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def other_model() -> None:
     Two().load_state_dict(nn.Linear(2, 2).state_dict())
 

@@ -64,6 +64,7 @@ PROVOKED: dict[str, tuple[int, str, str]] = {
     "library_memory": (1, "libraries past the limit", "libtorch"),
     "no_thread": (1, "too many processes", "no more threads"),
     "no_files": (1, "too many open files", "no more files"),
+    "sparse_gradients": (1, "sparse gradients", "of which torch computes no norm"),
     "other_model": (
         1,
         "checkpoint of another model",

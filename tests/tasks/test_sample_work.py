@@ -262,12 +262,24 @@ def test_what_an_exact_run_would_refuse_is_found_before(
     config_of: Callable[..., Config], changes: list[tuple[str, str]], why: str
 ) -> None:
     """A run that nobody asked to be exact is not refused."""
-    config = config_of(*changes, devices={"threads": 1})
+    config = config_of(*changes)
     chosen = plan(config, CPUS, facts_of(config))
     assert not chosen.compute.exact
     assert why in chosen.reasons["exact_auto"]
     assert not torch.are_deterministic_algorithms_enabled()
-    assert facts_of(config_of(*changes)).not_exact == ""  # auto is off: nothing is tried
+    ordinary = config_of(*changes, train={"exact": False})
+    assert facts_of(ordinary).not_exact == ""  # nothing is tried
+
+
+def test_a_large_model_is_tried_without_values(config_of: Callable[..., Config]) -> None:
+    sparse = [
+        ("nn.Linear(24, width), nn.Linear(width, 1)",
+         "nn.Embedding(width, 24, sparse=True), nn.Linear(24, 1)"),
+        ("self.first(x)", "self.first(x.long())"),
+    ]  # fmt: skip
+    facts = facts_of(config_of(*sparse, model={"width": LARGE}))
+    assert facts.params > 50_000_000
+    assert facts.not_exact == "a layer gives sparse gradients"
 
 
 def counted_in(run: Callable[[], object]) -> int:

@@ -1,7 +1,8 @@
 """Whether a task's own code stands in the way of train.exact, tried where the plan may choose it.
 
 What an exact run would refuse in its first step is found when the task is described, by a backward
-pass of two samples, so that a run which nobody asked to be exact is not refused.
+pass of two samples, so that a run which nobody asked to be exact is not refused. Large models are
+tried without values, which does not show operations without a deterministic form.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
-from samecurve.tasks.adapter.two_samples import is_tried, kept, two_rows
+from samecurve.tasks.adapter.sample_work import emptied, total_of, without_values
+from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, two_rows
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.strategies.exact import note_gradient
@@ -25,12 +27,16 @@ def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
 
     params: the model's numbers
     """
-    is_open = config.train.exact == "auto" and config.devices.threads is not None
-    if not is_open or adapter.whole_batch or adapter.phases or not is_tried(adapter, params):
+    if config.train.exact != "auto" or adapter.phases or not can_be_tried(adapter):
         return ""
+    rows = two_rows(adapter)
     try:
-        with kept(adapter, config.train.seed), _deterministic(), torch.enable_grad():
-            _try_backward(adapter, config)
+        if is_tried(adapter, params):
+            with kept(adapter, config.train.seed), _deterministic(), torch.enable_grad():
+                _try_backward(adapter, config, rows)
+        else:
+            with without_values(adapter, config.train.seed) as mode, torch.enable_grad():
+                _try_backward(adapter, config, emptied(mode, rows))
     except UserError as refusal:
         return refusal.cause.removeprefix("train.exact: ")
     except Exception as error:
@@ -40,17 +46,18 @@ def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
     return ""
 
 
-def _try_backward(adapter: EngineAdapter, config: Config) -> None:
+def _try_backward(adapter: EngineAdapter, config: Config, rows: Mapping[str, torch.Tensor]) -> None:
     """UserError: gradients that can't be added along a tree."""
-    model, rows = adapter.model(), two_rows(adapter)
+    model = adapter.model()
     freeze(model, config.optimizer.rules)
     fired: set[int] = set()
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(partial(note_gradient, fired))
+    method = "features" if adapter.whole_batch else "loss"
     with keyed_trial(2):
-        loss = adapter.task.loss(model, rows, **adapter.arguments_of("loss", START))
-        (loss["loss"] if isinstance(loss, Mapping) else loss).sum.backward()
+        returned = getattr(adapter.task, method)(model, rows, **adapter.arguments_of(method, START))
+        total_of(adapter, returned).backward()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

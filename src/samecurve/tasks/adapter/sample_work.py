@@ -7,9 +7,10 @@ config, the model and the data alone.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import GeneratorStates
 from samecurve.units import counted
+
+if TYPE_CHECKING:  # of torch's own, which few tasks need
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 _RAGGED = 8  # rows of unlike length that stand for all
 _MOST = 20_000  # operations at most of a loss without values: a few seconds
@@ -128,28 +132,52 @@ def _passes(
 
     is_frozen: weights are not trained, so that the backward pass is counted, too
     """
+    batches = [rows_as_tensors(adapter, ids) for ids in microbatches]
+    passes = []
+    with (
+        without_values(adapter, config.train.seed) as mode,
+        unfused(),
+        torch.set_grad_enabled(is_frozen),
+    ):
+        model = adapter.model().eval()
+        freeze(model, config.optimizer.rules)
+        for ids, rows in zip(microbatches, batches, strict=True):
+            passes.append((_pass(adapter, model, emptied(mode, rows), len(ids)), len(ids)))
+    return passes
+
+
+@contextmanager
+def without_values(adapter: EngineAdapter, seed: int) -> Iterator["FakeTensorMode"]:
+    """Tensors that are made in this block have shapes, and no values. Afterwards the task and all
+    generators are as before.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    batches = [rows_as_tensors(adapter, ids) for ids in microbatches]
     states = GeneratorStates(torch.device("cpu"))
-    passes = []
     try:
         with (
-            kept(adapter, config.train.seed),
-            unfused(),
+            kept(adapter, seed),
             FakeTensorMode(allow_non_fake_inputs=True) as mode,
             warnings.catch_warnings(),
-            torch.set_grad_enabled(is_frozen),
         ):
             warnings.simplefilter("ignore")  # of values that go nowhere
-            model = adapter.model().eval()
-            freeze(model, config.optimizer.rules)
-            for ids, rows in zip(microbatches, batches, strict=True):
-                empty = {name: mode.from_tensor(tensor) for name, tensor in rows.items()}
-                passes.append((_pass(adapter, model, empty, len(ids)), len(ids)))
+            yield mode
     finally:
         states.put_back()
-    return passes
+
+
+def emptied(mode: "FakeTensorMode", rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The rows without values."""
+    return {name: mode.from_tensor(tensor) for name, tensor in rows.items()}
+
+
+def total_of(adapter: EngineAdapter, returned: Any) -> torch.Tensor:
+    """A number from which a backward pass goes through all that loss() or features() returned."""
+    if adapter.whole_batch:
+        parts = [feature.sum() for feature in returned.values() if feature.requires_grad]
+        return torch.stack(parts).sum()
+    total: torch.Tensor = (returned["loss"] if isinstance(returned, Mapping) else returned).sum
+    return total
 
 
 def _pass(
@@ -162,11 +190,7 @@ def _pass(
         returned = compute(model, rows, **adapter.arguments_of(method, START))
         if torch.is_grad_enabled():
             forward = work.operations, work.convolutions
-            if adapter.whole_batch:
-                total = sum(feature.sum() for feature in returned.values() if feature.requires_grad)
-            else:
-                total = (returned["loss"] if isinstance(returned, Mapping) else returned).sum
-            total.backward()
+            total_of(adapter, returned).backward()  # type: ignore[no-untyped-call]
             work.operations, work.convolutions = forward
     return work
 

@@ -101,8 +101,14 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
 
 def is_tried(adapter: EngineAdapter, params: int) -> bool:
     """Whether two samples are computed when the task is described. params: the model's numbers"""
-    is_ready = adapter.prepare is None  # or else the files of its rows may not be there
-    return params <= _TRIED and is_ready and len(adapter.train_data().alike) >= 2
+    return params <= _TRIED and can_be_tried(adapter)
+
+
+def can_be_tried(adapter: EngineAdapter) -> bool:
+    """Whether there are two samples of one shape, whose files are there (else prepare() makes
+    them).
+    """
+    return adapter.prepare is None and len(adapter.train_data().alike) >= 2
 
 
 @contextmanager
