@@ -13,7 +13,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.exact_choice import MOST_COST, foreseen_cost
-from samecurve.core.planning.facts import Facts, UserOptimizerFacts
+from samecurve.core.planning.facts import ExactCost, Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
@@ -184,10 +184,35 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     assert plan(moved, eight, FACTS, first.fixed).compute.exact
 
 
-def test_on_gpus_its_cost_is_not_measured() -> None:
-    made = plan(config(devices={"threads": None}), GPUS, FACTS)
-    assert not made.compute.exact
-    assert "GPUs is not measured" in made.reasons["exact_auto"]
+@pytest.mark.parametrize("use", ["0", "0,1"])
+def test_on_gpus_auto_goes_by_what_steps_took(use: str) -> None:
+    """So does measured on any device. A forecast, here of next to nothing, has no say."""
+    on_gpus = config(devices={"use": use, "threads": None})
+
+    def chosen(cost: ExactCost | None, facts: Facts = FACTS, of: Config = on_gpus) -> Plan:
+        return plan(of, GPUS, replace(facts, exact_cost=cost))
+
+    def says(made: Plan) -> str:
+        assert not made.compute.exact
+        return made.reasons["exact_auto"]
+
+    assert says(chosen(None)).startswith("its cost is not measured yet")
+    cheap = chosen(ExactCost(ratios={8: 1.051, 4: 1.049}))
+    assert (cheap.compute.exact, cheap.batch.micro_batch_size) == (True, 16)
+    assert cheap.reasons["exact_auto"] == (
+        "the same bits on up to 4 devices, a step takes 1.05 times as long, as was measured"
+    )
+    costly = chosen(ExactCost(ratios={8: 1.5, 4: 1.2, 2: 1.1}))
+    assert "1.50 times in 8 microbatches, 1.20 times in 4 microbatches" in says(costly)
+    assert says(chosen(ExactCost(failure="out of memory"))) == "out of memory; --exact asks for it"
+    nothing = ExactCost(ratios={8: 1.0})
+    mixing = replace(FACTS, coupled=("BatchNorm",))
+    by_consent = config(devices={"use": use, "threads": None}, train={"allow_coupled": True})
+    assert "train.allow_coupled" in says(chosen(nothing, mixing, by_consent))
+    free = replace(FACTS, flops_per_sample=None)
+    asked = config(train={"exact": "measured"}, devices={"use": "cpu:2"})
+    assert plan(asked, CPUS, replace(free, exact_cost=nothing)).compute.exact
+    assert not plan(config(), CPUS, replace(free, exact_cost=nothing)).compute.exact
 
 
 def test_a_run_keeps_what_its_first_plan_chose() -> None:

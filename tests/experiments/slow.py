@@ -98,3 +98,15 @@ def fails_under_fsdp(index: int, group: Any, attempt: str, *arguments: Any) -> A
     if RankContext.read_warm(attempt, index).plan.layout.strategy == "fsdp":
         raise RunError("this one was planted", "take it out")
     return watch_rank(index, group, attempt, *arguments)
+
+
+def microbatches(*arguments: Any) -> Any:
+    """A forward pass takes its time, however few its rows."""
+    right = TorchLanguage.loss
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        time.sleep(2 * ROW)
+        return right(task, model, batch)
+
+    with patch.object(TorchLanguage, "loss", slow):
+        return watch_rank(*arguments)

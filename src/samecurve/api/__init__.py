@@ -12,7 +12,7 @@ from samecurve.api.arguments import Configured, command_line
 from samecurve.api.process import Progress, error_of, run_verb
 from samecurve.api.results import Run as Run
 from samecurve.api.results import Verified as Verified
-from samecurve.cli.load_config import load_config, probe_facts, speed_measure
+from samecurve.cli.load_config import load_config, measure_before, probe_facts
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.machine import predict, read_request
 from samecurve.run.prepare import make_plan
@@ -37,7 +37,7 @@ def plan(
         if request:
             return predict(loaded, request).plan_or_refuse
         facts = probe_facts(loaded) if options["probe_batch"] else None
-        accepted_plan, _ = make_plan(loaded, facts, speed_measure(loaded))
+        accepted_plan, _ = make_plan(loaded, facts, measure_before())
         return accepted_plan
 
 

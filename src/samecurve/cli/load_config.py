@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
+    from samecurve.core.config.sections import Config
     from samecurve.core.planning.facts import Facts, Measure
+    from samecurve.core.planning.machine import Machine
 
 
 def load_config(
@@ -213,10 +215,24 @@ def probe_facts(loaded: "LoadedConfig") -> "Facts":
     return probe_batch(loaded.config)
 
 
-def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
-    """The function that measures the devices' speeds; None: the config does not ask for that."""
-    if loaded.config.devices.balance != "measured":
-        return None
-    from samecurve.experiments.balance import measure_speeds
+def measure_before(*, tries_exact: bool = False) -> "Measure":
+    """The function that measures, before a run, what its plan goes by, where the plan does.
 
-    return measure_speeds
+    tries_exact: steps are timed where nobody knows yet what exactness costs; else that stays
+    unknown
+    """
+
+    def measure(config: "Config", machine: "Machine", facts: "Facts") -> "Facts":
+        if config.train.plan_chooses_exact and (
+            machine.devices or config.train.exact == "measured"
+        ):
+            from samecurve.experiments.exact_cost import with_exact_cost
+
+            facts = with_exact_cost(config, machine, facts, measures=tries_exact)
+        if config.devices.balance == "measured":
+            from samecurve.experiments.balance import measure_speeds
+
+            facts = measure_speeds(config, machine, facts)
+        return facts
+
+    return measure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.load_config import load_config, probe_facts, speed_measure
+from samecurve.cli.load_config import load_config, measure_before, probe_facts
 from samecurve.cli.options import (
     PATH,
     ConfigVerb,
@@ -87,7 +87,7 @@ def plan(
 
         init_from = local_weights(init_from, "--init-from")
     facts = probe_facts(loaded) if probe_batch else None
-    plan, facts = make_plan(loaded, facts, speed_measure(loaded))
+    plan, facts = make_plan(loaded, facts, measure_before())
     weights: tuple[str, ...] = ()
     adapter = read_first_adapter(init_from, loaded.config, facts) if init_from else None
     if adapter is not None:

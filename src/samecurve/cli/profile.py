@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli.load_config import load_config, speed_measure
+from samecurve.cli.load_config import load_config, measure_before
 from samecurve.cli.options import PATH, ConfigVerb
 
 
@@ -52,6 +52,6 @@ def profile(*, steps: int, top: int, trace: Path | None, as_json: bool, **flags:
         top=top,
         trace=trace,
         as_json=as_json,
-        measure_speeds=speed_measure(loaded),
+        measure=measure_before(),
     )
     sys.exit(code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from samecurve.cli.load_config import load_config, probe_facts, speed_measure
+from samecurve.cli.load_config import load_config, measure_before, probe_facts
 from samecurve.cli.options import (
     ConfigVerb,
     init_from_option,
@@ -101,7 +101,7 @@ def train(
             loaded,
             _run_options(flags),
             facts,
-            measure=speed_measure(loaded),
+            measure=measure_before(tries_exact=True),
             warm_start=warm_start,
         )
         if prepared.done:

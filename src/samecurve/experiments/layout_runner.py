@@ -40,7 +40,7 @@ _UNSPLIT = {"shards": None, "compress": "none", "balance": "even"}
 
 def with_exact_settled(config: Config, machine: Machine, facts: Facts) -> Config:
     """The config with what its plan chooses in place of train.exact: auto."""
-    if config.train.exact != "auto":
+    if not config.train.plan_chooses_exact:
         return config
     made = plan(config, machine, facts)
     if not made.compute.exact:

@@ -34,7 +34,7 @@ def probe_batch(config: Config) -> Facts:
     """Add the largest size that fits to the facts. UserError: not even one sample fits."""
     config = with_even_balance(config)  # uneven devices have no larger microbatch
     machine, facts = probe(), describe(config)
-    if config.train.exact == "auto":  # which would follow from the sizes that are tried
+    if config.train.plan_chooses_exact:  # which would follow from the sizes that are tried
         config = config.with_values(train={"exact": False})
     config_plan = plan(config, machine, facts)
     num_devices = config_plan.layout.num_devices

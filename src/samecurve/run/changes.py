@@ -52,7 +52,7 @@ def refuse_changes(origin: Origin, config: Config) -> None:
     if not before:
         return
     after = _plain(flatten(config))
-    if config.train.exact == "auto":  # the run keeps what it began with
+    if config.train.plan_chooses_exact:  # the run keeps what it began with
         before = {key: value for key, value in before.items() if key != "train.exact"}
     _refuse_thawed(origin, before["optimizer.groups"], config)
     free_of_data = (*config.data.indifferent, *config.data.in_fingerprint)
@@ -77,7 +77,7 @@ def refuse_changes(origin: Origin, config: Config) -> None:
         changes = _changes(noted, before, after)
         origin.notes.append(f"changed since the run was last saved: {changes}")
     was_exact = origin.manifest.get("fixed", {}).get("exact", False)
-    is_exact = was_exact if config.train.exact == "auto" else config.train.exact
+    is_exact = was_exact if config.train.plan_chooses_exact else config.train.exact
     if is_exact and "train.compile" in noted:
         how = "compiled" if config.train.compile else "uncompiled"
         origin.notes.append(

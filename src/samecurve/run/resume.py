@@ -235,7 +235,7 @@ def _is_as_exact(before: Config, now: Config) -> bool:
     """Whether a run of the one config may go on with the other. Runs that are older than `auto` had
     false by default.
     """
-    if now.train.exact == "auto":
+    if now.train.plan_chooses_exact:
         return not before.train.is_exact
     return now.train.exact == before.train.exact
 

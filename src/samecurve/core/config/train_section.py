@@ -97,14 +97,15 @@ class Train(Section):
     float8: bool = False
     """with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight
     bits (torchao); changes results"""
-    exact: Literal["auto"] | bool = "auto"
+    exact: Literal["auto", "measured"] | bool = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
     one tree. auto: where nothing stands in its way and it is foreseen to cost under 5 % of a step;
-    the plan says so, and a run keeps what it began with"""
+    the plan says so, and a run keeps what it began with. measured: as auto, by what steps take on
+    one device before the run begins; on GPUs auto is the same"""
     exact_devices: PositiveInt | None = None
     """exact: how many devices can share a step: it is cut into as many microbatches, where
-    batch.per_device does not give their size. If not given: 8; with exact auto the most of 8, 4
-    and 2 that are foreseen to cost under 5 %"""
+    batch.per_device does not give their size. If not given: 8; with exact auto and measured the
+    most of 8, 4 and 2 that cost under 5 %"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""
@@ -126,8 +127,13 @@ class Train(Section):
 
     @property
     def is_exact(self) -> bool:
-        """Whether runs are exact; of `auto`, until a plan has settled it: no."""
+        """Whether runs are exact; where a plan chooses it, until it has: no."""
         return self.exact is True
+
+    @property
+    def plan_chooses_exact(self) -> bool:
+        """Whether a run's first plan chooses if it is exact."""
+        return not isinstance(self.exact, bool)
 
     @property
     def most_exact_devices(self) -> int:

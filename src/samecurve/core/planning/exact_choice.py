@@ -1,9 +1,14 @@
-"""train.exact: auto: whether a run is exact where the config does not say so.
+"""train.exact: auto and measured: whether a run is exact where the config does not say so.
 
 The choice follows from the config, the model and the kind of device, never from the number of
 devices or their strategy, so a config is decided alike on any of them. Of the machine it asks only
 whether a CPU has more cores than a step has microbatches. The run's first plan fixes the choice.
+
+On CPU ranks auto foresees the cost by a rule. On GPUs, and everywhere with measured, the cost is
+what steps took on one device (experiments/exact_cost.py).
 """
+
+from collections.abc import Sequence
 
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
@@ -23,6 +28,9 @@ _OPERATIONS_PER_ARRAY = 5
 # Compiled, a microbatch pays this many times as much, beside the work of its samples (measured in
 # the same way)
 _COMPILED = 3
+_NOT_MEASURED = (
+    "its cost is not measured yet (`samecurve train` does that, where it starts the ranks itself)"
+)
 
 
 def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config | None, str]:
@@ -31,13 +39,14 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
     None: the run is not exact.
     """
     kind = choose_devices(config.devices, config.engine, machine).value[0].kind
-    if hindrance := _hindrance(config, facts, kind):
+    if hindrance := exact_hindrance(config, facts):
         return None, hindrance
+    if is_measured(config, kind):
+        return _choose_as_measured(config, facts)
     # cores that an ordinary run shares out, and to each of which an exact run gives a microbatch
     cores = 1 if config.devices.threads else machine.threads or machine.cores
-    exact_devices = config.train.exact_devices
     costs = []
-    for num_devices in (exact_devices,) if exact_devices else EXACT_DEVICES:
+    for num_devices in exact_candidates(config):
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
         cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
         if cost is None:
@@ -49,9 +58,42 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
             if cores > count:
                 why = f"{count} of {cores} cores would compute: a step has {count} microbatches"
                 return None, f"{why} (train.exact_devices)"
-            train = {"exact": True, "exact_devices": num_devices}
-            return config.with_values(train=train), costs[-1]
+            return _exact_on(config, num_devices), costs[-1]
     return None, costs[0]
+
+
+def is_measured(config: Config, kind: str) -> bool:
+    """Whether what exactness costs on devices of this kind is measured before a run."""
+    return config.train.exact == "measured" or (config.train.exact == "auto" and kind == "cuda")
+
+
+def exact_candidates(config: Config) -> Sequence[int]:
+    """The numbers of devices that may share a step, in the order in which they are considered.
+
+    Smaller ones than the first give larger microbatches.
+    """
+    if config.train.exact_devices:
+        return (config.train.exact_devices,)
+    numbers = {_microbatch(config, number): number for number in reversed(EXACT_DEVICES)}
+    return sorted(numbers.values(), reverse=True)
+
+
+def _exact_on(config: Config, num_devices: int) -> Config:
+    return config.with_values(train={"exact": True, "exact_devices": num_devices})
+
+
+def _choose_as_measured(config: Config, facts: Facts) -> tuple[Config | None, str]:
+    cost = facts.exact_cost
+    if cost is None:
+        return None, _NOT_MEASURED
+    if cost.failure:
+        return None, cost.failure
+    for number, ratio in cost.ratios.items():
+        if ratio <= 1 + MOST_COST:
+            words = f"a step takes {ratio:.2f} times as long, as was measured"
+            return _exact_on(config, number), words
+    tried = [f"{ratio:.2f} times in {number} microbatches" for number, ratio in cost.ratios.items()]
+    return None, f"a step takes {', '.join(tried)} as long, as was measured"
 
 
 def _microbatch(config: Config, num_devices: int) -> int:
@@ -87,12 +129,11 @@ def foreseen_cost(
     return (more * each + again) / (work + each)
 
 
-def _hindrance(config: Config, facts: Facts, kind: str) -> str:
-    """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
+def exact_hindrance(config: Config, facts: Facts) -> str:
+    """What stands in the way of exact runs of this config; '': nothing."""
     batch = config.batch
     hindrances = {
         "engine jax compiles an exact step for every device anew": config.engine == "jax",
-        "what it costs on GPUs is not measured": kind == "cuda",
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,

@@ -64,7 +64,7 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
     UserError: what the config asks for cannot be done on this machine; all that is known of it.
     """
-    if config.train.exact == "auto":  # what would stand in its way is no refusal
+    if config.train.plan_chooses_exact:  # what would stand in its way is no refusal
         config = config.with_values(train={"exact": False})
     train, refusals = config.train, Refusals()
     with refusals.collected():
@@ -113,7 +113,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     UserError: what the config asks for cannot be done on this machine, with the numbers and what
     can be done instead.
     """
-    if config.train.exact != "auto":
+    if not config.train.plan_chooses_exact:
         return _Planning(config, machine, facts, fixed).plan()
     chosen, why = _choose_exact(config, machine, facts, fixed)
     if chosen is not None:
@@ -128,8 +128,8 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
 def _choose_exact(
     config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
 ) -> tuple[Config | None, str]:
-    """The exact config in place of train.exact: auto, and the words for the plan; None: the run is
-    not exact.
+    """The exact config where the plan chooses, and the words for the plan; None: the run is not
+    exact.
     """
     if fixed is not None:
         exact = config.with_values(train={"exact": True}) if fixed.exact else None
@@ -339,12 +339,13 @@ class _Planning:
         check_model_computes(train, precision.value, facts)
 
     def _say_choice(self, split: BatchSplit) -> None:
-        """Log what the plan chose in place of train.exact: auto."""
+        """Log what the plan chose where train.exact leaves it open."""
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
             count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
             same = f"the same bits on up to {counted(count, 'device')}"
-            why = f"{same}, {why}" if was_exact else same
+            is_said = was_exact or self.facts.exact_cost is not None
+            why = f"{same}, {why}" if is_said else same
             if places > count:
                 why += (
                     f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"

@@ -99,14 +99,14 @@ def profile(
     top: int,
     trace: Path | None,
     as_json: bool,
-    measure_speeds: Measure | None = None,
+    measure: Measure | None = None,
 ) -> int:
     """Measure and print a profile; return the exit code.
 
     steps: number of timed steps
     top: number of costliest operations that are shown
     trace: target of the traces
-    measure_speeds: measures the devices' speeds, if the plan needs them
+    measure: measures what the plan goes by
 
     SamecurveError: a rank failed, or the trace can't be written (after everything was printed).
     """
@@ -115,8 +115,8 @@ def profile(
     if target:
         target.check()
     facts = describe(config)
-    if measure_speeds:
-        facts = measure_speeds(config, machine, facts)
+    if measure:
+        facts = measure(config, machine, facts)
     schedule = ProfileSchedule(timed=steps)
     plan = plan_profile(config, machine, facts, schedule)
     if not as_json:

@@ -13,6 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.experiments.exact_cost import with_exact_cost
 from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_exact_settled
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
 from samecurve.experiments.scratch import scratch
@@ -101,12 +102,14 @@ def _with_exact_settled(
     """The config with what the plan of one device chooses in place of train.exact: auto; not exact
     where one of the named layouts can't be.
     """
-    if config.train.exact != "auto":
+    if not config.train.plan_chooses_exact:
         return config
     legs = [leg for layout in named for leg in layout.legs]
     if any(leg.accumulation_steps or not leg.spec.has_exact_form for leg in legs):
         return config.with_values(train={"exact": False})
-    settled = with_exact_settled(on_one_device(config, kind), machine, facts)
+    alone = on_one_device(config, kind)
+    facts = with_exact_cost(alone, machine, facts, measures=False)
+    settled = with_exact_settled(alone, machine, facts)
     batch = {"per_device": settled.batch.per_device} if settled.train.is_exact else {}
     return config.with_values(train={"exact": settled.train.exact}, batch=batch)
 

@@ -27,7 +27,7 @@ def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
 
     params: the model's numbers
     """
-    if config.train.exact != "auto" or adapter.phases or not can_be_tried(adapter):
+    if not config.train.plan_chooses_exact or adapter.phases or not can_be_tried(adapter):
         return ""
     rows = two_rows(adapter)
     try:

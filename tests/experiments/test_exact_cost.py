@@ -1,0 +1,140 @@
+"""train.exact: measured takes what steps really took, on one device: once, and alike for any
+devices.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import slow
+
+from commands import samecurve, write_config
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
+from samecurve.experiments import exact_cost
+from samecurve.experiments.exact_cost import with_exact_cost
+from samecurve.run.describe import describe
+from samecurve.torch_engine.strategies import exact
+from samecurve.worker.jobs.profile_job import watch_rank
+from tiny import MACHINE, config_of, tiny_values
+from worlds import Pool
+
+
+def not_repeating(*arguments: Any) -> Any:
+    """Sums of gradients in the last digits as chance has them."""
+    right = exact.add_gradients
+
+    def add(left: Any, right_one: Any) -> Any:
+        total = right(left, right_one)
+        first = next(gradient for gradient in total if gradient is not None)
+        first.mul_(1 + 1e-5 * (os.urandom(1)[0] + 1))
+        return total
+
+    with patch.object(exact, "add_gradients", add):
+        return watch_rank(*arguments)
+
+
+def never(*_arguments: Any) -> Any:
+    raise AssertionError("nothing was to be measured")
+
+
+def config(corpus: Path, **devices: Any) -> Config:
+    return config_of(
+        tiny_values(
+            corpus,
+            batch={"samples": 4},
+            train={"steps": 50, "precision": "f32", "exact": "measured"},
+            devices={"use": "cpu:1", "threads": 1, **devices},
+        )
+    )
+
+
+@pytest.fixture
+def facts_by(
+    corpus: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Config, Facts]]:
+    """Measures with a job, on warm ranks."""
+
+    @contextmanager
+    def warm(*_: Any) -> Iterator[Pool]:
+        yield pool
+
+    def measure(job: Callable[..., Any], **devices: Any) -> tuple[Config, Facts]:
+        monkeypatch.setattr(exact_cost, "pool", warm)
+        measured = config(corpus, **devices)
+        facts = describe(measured)
+        return measured, with_exact_cost(measured, MACHINE, facts, measures=True, job=job)
+
+    return measure
+
+
+def planned(measured: tuple[Config, Facts]) -> Plan:
+    return plan(measured[0], MACHINE, measured[1])
+
+
+def test_it_is_measured_once_and_decides_alike_on_any_devices(
+    facts_by: Callable[..., tuple[Config, Facts]],
+) -> None:
+    one = planned(facts_by(slow.rows))  # as long for four rows as for four times one
+    assert one.compute.exact
+    for devices in ({"use": "cpu:2"}, {"use": "cpu:2", "strategy": "fsdp"}, {"strategy": "dp"}):
+        others = planned(facts_by(never, **devices))
+        assert others.compute.exact
+        assert others.batch.micro_batch_size == one.batch.micro_batch_size
+        assert others.reasons["exact_auto"] == one.reasons["exact_auto"]
+
+
+def test_where_microbatches_cost_fewer_are_tried(
+    facts_by: Callable[..., tuple[Config, Facts]],
+) -> None:
+    measured = facts_by(slow.microbatches, memory="1GiB")
+    cost = measured[1].exact_cost
+    assert cost is not None
+    assert list(cost.ratios) == [8, 2]  # four samples in four microbatches, and in two
+    assert cost.ratios[8] > cost.ratios[2] > 1.3
+    made = planned(measured)
+    assert not made.compute.exact
+    assert made.reasons["exact_auto"].startswith("a step takes ")
+
+
+def test_a_device_that_repeats_no_bits_is_found(
+    facts_by: Callable[..., tuple[Config, Facts]],
+) -> None:
+    for _ in range(2):  # it is measured again, not remembered
+        measured = facts_by(not_repeating, memory="2GiB")
+        cost = measured[1].exact_cost
+        assert cost is not None
+        assert cost.failure.startswith("the same exact steps gave other bits the second time (step")
+        assert not planned(measured).compute.exact
+
+
+def test_what_can_not_be_measured_is_no_refusal(
+    facts_by: Callable[..., tuple[Config, Facts]],
+) -> None:
+    made = planned(facts_by(never, memory="3GiB"))
+    assert not made.compute.exact
+    why = "could not be measured on one device: rank 0 of 1: AssertionError: nothing was"
+    assert why in made.reasons["exact_auto"]
+
+
+def test_a_run_is_measured_before_its_first_plan_alone(corpus: Path, tmp_path: Path) -> None:
+    options = ["-f", write_config(tmp_path, corpus, 4), "--dtype", "f32", "--global-batch", "8"]
+    options += ["--set", "train.exact=measured", "--set", "train.exact_devices=1"]
+    asked = samecurve("plan", *options, cwd=tmp_path)
+    assert "its cost is not measured yet" in asked.stdout
+    train = ["train", *options, "--save-dir", "run"]
+    first = samecurve(*train, "--stop-after", "2", cwd=tmp_path)
+    assert "exact  a few steps on one CPU rank" in first.stderr
+    (line,) = (line for line in first.stdout.splitlines() if "exact (auto): " in line)
+    assert "as was measured" in line
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    later = samecurve(*train, cwd=tmp_path)
+    assert "a few steps" not in later.stderr
+    assert "as this run began" in later.stdout
