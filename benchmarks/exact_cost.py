@@ -1,14 +1,15 @@
 """What train.exact costs on one device, beside what the plan foresees (train.exact: auto).
 
-Models of several sizes on one CPU rank of one thread, in whole batches and exactly.
+Models of several sizes on one CPU rank of one thread, in whole batches and exactly; with --device
+on a GPU, in the memory and rounds that a CPU rank is planned for.
 
 Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
 that computes, which other programs on the machine change least; with engine jax, whose threads are
 XLA's, those of the whole process. Writes benchmarks/results/cost-of-exact-<machine>.json unless
 --no-keep; with --compile (both sides by torch.compile) compiled-cost-of-exact-<machine>.json, with
---engine jax jax-cost-of-exact-<machine>.json.
+--engine jax jax-cost-of-exact-<machine>.json; with --device cuda:0 the machine is the GPU.
 Run: python -m benchmarks.exact_cost [--steps 20] [--models "har;..."] [--compile] [--engine jax]
-[--no-keep]
+[--device cuda:0] [--dtype bf16] [--no-keep]
 """
 
 import argparse
@@ -28,8 +29,9 @@ from benchmarks.exact import Runner
 from benchmarks.page import publish
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.exact_choice import foreseen_cost
-from samecurve.probe import cpu_name
+from samecurve.probe import cpu_name, probe
 from samecurve.torch_engine.strategies.exact import set_deterministic
+from samecurve.worker.cublas import set_repeating_workspace
 
 WARM = 2
 MODELS_HOME = Path(__file__).parents[1] / "models"
@@ -105,13 +107,19 @@ def seconds_in_turn(
     return seconds
 
 
-def race(values: Mapping[str, Any], home: Path, steps: int) -> dict[str, Any]:
-    """Train in both modes, step by step in turn."""
+def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[str, Any]:
+    """Train in both modes, step by step in turn. place: the device"""
+    clock = time.thread_time
+    if values["engine"] == "jax":
+        clock = time.process_time
+    elif place != "cpu":
+        clock = time.perf_counter
     runners = {
         mode: Runner(
             {**values, "train": {**values["train"], "exact": is_exact}},
             home,
-            clock=time.process_time if values["engine"] == "jax" else time.thread_time,
+            place=place,
+            clock=clock,
         )
         for mode, is_exact in (("whole batches", False), ("exact", True))
     }
@@ -146,8 +154,12 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(MODELS), help="names with ; between them")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--engine", choices=("torch", "jax"), default="torch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="f32")
     parser.add_argument("--no-keep", action="store_true")
     given = parser.parse_args()
+    if given.device != "cpu":
+        set_repeating_workspace(os.environ, cuda_started=False)
     torch.set_num_threads(1)
     devices: dict[str, Any] = {"use": "cpu", "threads": 1}
     if given.engine == "jax":
@@ -162,8 +174,8 @@ def main() -> None:
         for name in given.models.split(";"):
             values = values_of(name, home / "text.txt", WARM + given.steps)
             values |= {"engine": given.engine, "devices": devices}
-            values["train"]["compile"] = given.compile
-            models[name] = race(values, home, given.steps)
+            values["train"] |= {"compile": given.compile, "precision": given.dtype}
+            models[name] = race(values, home, given.steps, given.device)
             one = models[name]
             print(
                 f"{name}: {1e3 * statistics.median(one['seconds']['exact']):.1f} ms, ratio"
@@ -172,7 +184,8 @@ def main() -> None:
             )
     form = "jax" if given.engine == "jax" else "compiled"
     kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"
-    publish(kind, {"models": models}, machine=cpu_name(), is_kept=not given.no_keep)
+    machine = cpu_name() if given.device == "cpu" else probe().devices[0].name
+    publish(kind, {"models": models}, machine=machine, is_kept=not given.no_keep)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_where_microbatches_cost_fewer_are_tried(
     assert cost.ratios[8] > cost.ratios[2] > 1.3
     made = planned(measured)
     assert not made.compute.exact
-    assert made.reasons["exact_auto"].startswith("a step takes ")
+    assert made.reasons["exact_auto"].startswith("in 4 and 2 microbatches a step takes ")
 
 
 def test_a_device_that_repeats_no_bits_is_found(

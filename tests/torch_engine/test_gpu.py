@@ -145,6 +145,18 @@ def test_exact_has_one_hash_on_a_gpu(
     assert all(one == found[0] for one in found)
 
 
+def test_auto_goes_by_what_steps_take_on_the_gpu(corpus: Path, tmp_path: Path) -> None:
+    options = ["-f", write_config(tmp_path, corpus, 4), "--dtype", "f32", "--devices", "0"]
+    train = ["train", *options, "--set", "train.exact_devices=1", "--save-dir"]
+    first = samecurve(*train, "first", cwd=tmp_path)
+    assert "exact  a few steps on cuda:0" in first.stderr
+    (line,) = (line for line in first.stdout.splitlines() if "exact (auto): " in line)
+    assert "as was measured" in line
+    second = samecurve(*train, "second", cwd=tmp_path)
+    assert "a few steps" not in second.stderr
+    assert line in second.stdout
+
+
 def test_the_estimate_is_near_what_the_gpu_holds(corpus: Path, tmp_path: Path) -> None:
     """26M parameters at sequence 256: the plan's sum against the allocator's peak."""
     (tmp_path / "large.yaml").write_text(f"""\

@@ -14,6 +14,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine, choose_devices
+from samecurve.units import join_words
 
 MOST_COST = 0.05  # share of a step
 # What a step pays for each microbatch, whatever its samples, as the work that a device does in that
@@ -92,8 +93,14 @@ def _choose_as_measured(config: Config, facts: Facts) -> tuple[Config | None, st
         if ratio <= 1 + MOST_COST:
             words = f"a step takes {ratio:.2f} times as long, as was measured"
             return _exact_on(config, number), words
-    tried = [f"{ratio:.2f} times in {number} microbatches" for number, ratio in cost.ratios.items()]
-    return None, f"a step takes {', '.join(tried)} as long, as was measured"
+    samples = config.batch.samples or 1
+    counts = [str(-(-samples // _microbatch(config, number))) for number in cost.ratios]
+    ratios = [f"{ratio:.2f}" for ratio in cost.ratios.values()]
+    unit = "microbatch" if counts == ["1"] else "microbatches"
+    return None, (
+        f"in {join_words(counts)} {unit} a step takes {join_words(ratios)} times as long, as"
+        " was measured"
+    )
 
 
 def _microbatch(config: Config, num_devices: int) -> int:
