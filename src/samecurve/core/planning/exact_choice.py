@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
+from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine, choose_devices
-from samecurve.units import join_words
+from samecurve.units import counted, join_words
 
 MOST_COST = 0.05  # share of a step
 # What a step pays for each microbatch, whatever its samples, as the work that a device does in that
@@ -111,6 +112,18 @@ def _microbatch(config: Config, num_devices: int) -> int:
     batch = config.batch
     share = -(-(batch.samples or 1) // num_devices)
     return min(share, batch.per_device or share)
+
+
+def exact_words(split: BatchSplit, why: str) -> str:
+    """The words for an exact run that the plan has chosen. why: to be said too; '': nothing"""
+    count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
+    words = f"the same bits on up to {counted(count, 'device')}"
+    if why:
+        words += f", {why}"
+    if places > count:
+        words += f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
+        words += f" in {counted(split.accumulation_steps, 'round')}"
+    return words
 
 
 def foreseen_cost(

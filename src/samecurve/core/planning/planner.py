@@ -52,7 +52,6 @@ from samecurve.core.planning.schedule import (
     choose_sentinel,
 )
 from samecurve.errors import NotExactError, Refusals
-from samecurve.units import counted
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
@@ -340,17 +339,12 @@ class _Planning:
 
     def _say_choice(self, split: BatchSplit) -> None:
         """Log what the plan chose where train.exact leaves it open."""
+        from samecurve.core.planning.exact_choice import exact_words
+
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
-            same = f"the same bits on up to {counted(count, 'device')}"
             is_said = was_exact or self.facts.exact_cost is not None
-            why = f"{same}, {why}" if is_said else same
-            if places > count:
-                why += (
-                    f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
-                )
-                why += f" in {counted(split.accumulation_steps, 'round')}"
+            why = exact_words(split, why if is_said else "")
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
