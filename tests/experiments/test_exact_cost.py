@@ -4,6 +4,8 @@ devices.
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +124,26 @@ def test_what_can_not_be_measured_is_no_refusal(
     assert not made.compute.exact
     why = "could not be measured on one device: rank 0 of 1: AssertionError: nothing was"
     assert why in made.reasons["exact_auto"]
+
+
+@pytest.mark.long
+def test_the_first_of_ranks_that_torchrun_starts_measures_for_all(
+    corpus: Path, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m"),
+            *("samecurve", "train", "-f", str(write_config(tmp_path, corpus, 4)), "--dtype", "f32"),
+            *("--set", "train.exact=measured", "--set", "train.exact_devices=2"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stderr.count("exact  a few steps on one CPU rank") == 1
+    (line,) = (line for line in ended.stdout.splitlines() if "exact (auto): " in line)
+    assert "as was measured" in line
 
 
 def test_a_run_is_measured_before_its_first_plan_alone(corpus: Path, tmp_path: Path) -> None:

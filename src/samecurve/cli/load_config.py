@@ -229,7 +229,8 @@ def measure_before(*, tries_exact: bool = False) -> "Measure":
             from samecurve.experiments.exact_cost import with_exact_cost
 
             facts = with_exact_cost(config, machine, facts, measures=tries_exact)
-        if config.devices.balance == "measured":
+        is_here = machine.started == 1  # else the plan refuses balance measured
+        if config.devices.balance == "measured" and is_here:
             from samecurve.experiments.balance import measure_speeds
 
             facts = measure_speeds(config, machine, facts)

@@ -149,7 +149,14 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
         os.environ.update(from_slurm(os.environ))
     rank = rank_from(os.environ)
     try:
-        sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless=headless))
+        code = run_as_external_rank(
+            rank,
+            read_config,
+            _run_options(flags),
+            measure=measure_before(tries_exact=True),
+            headless=headless,
+        )
+        sys.exit(code)
     except Interrupted as stop:
         if is_first(rank):
             raise

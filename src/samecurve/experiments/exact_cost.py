@@ -71,7 +71,8 @@ def with_exact_cost(
     if not is_measured(config, device.kind) or exact_hindrance(config, facts):
         return facts
     plan(config, machine, facts)  # refused by name before anything is measured
-    experiment = _Experiment(_on_one_device(config, device), machine, facts)
+    alone = replace(machine, started=1, hosts=1)
+    experiment = _Experiment(_on_one_device(config, device), alone, facts)
     path = experiment.cache_path(device)
     cost = _read_cached(path)
     if cost is None and not measures:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.loop import Outcome
+from samecurve.core.planning.facts import Measure
 from samecurve.core.protocols import Rank
 from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
@@ -74,21 +75,27 @@ _LEAVE_SECONDS = 20.0  # to hear that there is nothing to do
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
-def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
+def run_as_external_rank(
+    rank: Rank, read: ReadConfig, options: Options, *, measure: Measure, headless: bool
+) -> int:
     """Be a rank that torchrun, Slurm or the user started.
 
     The first rank prepares the run, tells the others, and reports for all.
 
+    measure: measures what the plan goes by
+
     Returns the exit code.
     """
     try:
-        return _take_part(rank, read, options, headless=headless)
+        return _take_part(rank, read, options, measure, headless=headless)
     except SamecurveError as error:
         judge(error, None, None)
         raise
 
 
-def _take_part(rank: Rank, read: ReadConfig, options: Options, *, headless: bool) -> int:
+def _take_part(
+    rank: Rank, read: ReadConfig, options: Options, measure: Measure, *, headless: bool
+) -> int:
     name_rank(rank.index)
     leave_seconds(os.environ)  # a wrong one is refused before it is needed
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the probe counts GPUs in this order
@@ -104,7 +111,7 @@ def _take_part(rank: Rank, read: ReadConfig, options: Options, *, headless: bool
         loaded = read(loud=True)
         came = store = meeting.join()
         check_ranks_agree(store, rank, loaded)
-        prepared = prepare_external(loaded, rank, options)
+        prepared = prepare_external(loaded, rank, options, measure)
         if rank.hosts > 1 and not prepared.done:
             _share_directory(store, rank, prepared)
     except BaseException as error:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.machine import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.errors import UserError
@@ -16,8 +17,12 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.worker.cluster_env import FACTS, GROUP, LEAVES
 
 
-def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> PreparedRun:
+def prepare_external(
+    loaded: LoadedConfig, rank: Rank, options: Options, measure: Measure
+) -> PreparedRun:
     """Prepare a run for the processes that were started.
+
+    measure: measures what the plan goes by
 
     UserError: the config asks for other processes.
     """
@@ -26,7 +31,7 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
     options = replace(options, group=os.environ.get(GROUP, ""))
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     facts = Path(os.environ[FACTS]) if FACTS in os.environ else None
-    prepared = prepare(loaded, options, machine=machine, kept_facts=facts)
+    prepared = prepare(loaded, options, machine=machine, measure=measure, kept_facts=facts)
     if prepared.plan.layout.world_size != rank.world_size:
         take_back(prepared)
         raise UserError(

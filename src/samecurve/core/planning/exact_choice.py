@@ -30,9 +30,7 @@ _OPERATIONS_PER_ARRAY = 5
 # Compiled, a microbatch pays this many times as much, beside the work of its samples (measured in
 # the same way)
 _COMPILED = 3
-_NOT_MEASURED = (
-    "its cost is not measured yet (`samecurve train` does that, where it starts the ranks itself)"
-)
+_NOT_MEASURED = "its cost is not measured yet (`samecurve train` does that, before a run begins)"
 
 
 def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config | None, str]:
