@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from commands import losses, samecurve, write_config
 from samecurve.core.planning.planner import plan
@@ -143,6 +145,34 @@ def test_exact_has_one_hash_on_a_gpu(
         )[0]
         found.append((outcome.hashes, outcome.losses))
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_shape_alone_chooses_a_products_kernel(dtype: torch.dtype) -> None:
+    """Whatever was computed before, and wherever in memory: forward, and the weight's gradient."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
+
+    def kernels(rows: torch.Tensor, weight: torch.Tensor) -> tuple[set[str], list[torch.Tensor]]:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            products = [rows @ weight, rows.T @ (rows @ weight)]
+            torch.cuda.synchronize()
+        on_gpu = (one for one in profiler.events() if one.device_type == DeviceType.CUDA)
+        return {one.name for one in on_gpu}, products
+
+    for samples in (1, 3, 8, 64):
+        rows, weight = random(samples * 128, 768), random(768, 3072)
+        kernels(rows, weight)  # takes workspaces
+        first, products = kernels(rows, weight)
+        assert first
+        random(5 * samples * 128, 768) @ weight
+        held = random(12345)  # so that the next lie elsewhere
+        again, same = kernels(rows.clone(), weight.clone())
+        assert again == first
+        assert all(map(torch.equal, products, same))
+        del held
 
 
 def test_auto_goes_by_what_steps_take_on_the_gpu(corpus: Path, tmp_path: Path) -> None:
