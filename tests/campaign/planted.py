@@ -304,16 +304,17 @@ def _save_in_place() -> None:
     def write_there(self: Any, scratch: Path, pieces: Any) -> None:
         write(self, final(scratch), pieces)
 
-    def publish(self: Any, _publisher: Any, _step: int, scratch: Path, meta: Any) -> int:
+    def publish(self: Any, _publisher: Any, _step: int, scratch: Path, meta: Any) -> Any:
         markers = [final(scratch) / store._marker(index) for index in range(self._rank.world_size)]
         while not all(marker.exists() for marker in markers):
             time.sleep(0.01)
         written = [json.loads(marker.read_text()) for marker in markers]
-        write_json(final(scratch) / MANIFEST, make_manifest(meta, written))
+        manifest = make_manifest(meta, written)
+        write_json(final(scratch) / MANIFEST, manifest)
         for marker in markers:
             marker.unlink()
         shutil.rmtree(scratch)
-        return sum(int(rank["bytes"]) for rank in written)
+        return manifest
 
     class_._write, class_._publish = write_there, publish
 
