@@ -100,13 +100,17 @@ def fails_under_fsdp(index: int, group: Any, attempt: str, *arguments: Any) -> A
     return watch_rank(index, group, attempt, *arguments)
 
 
-def microbatches(*arguments: Any) -> Any:
-    """A forward pass takes its time, however few its rows."""
+def every_pass(seconds: float) -> Any:
+    """A forward pass takes so long, however few its rows."""
     right = TorchLanguage.loss
 
     def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
-        time.sleep(2 * ROW)
+        time.sleep(seconds)
         return right(task, model, batch)
 
-    with patch.object(TorchLanguage, "loss", slow):
+    return patch.object(TorchLanguage, "loss", slow)
+
+
+def microbatches(*arguments: Any) -> Any:
+    with every_pass(ROW):
         return watch_rank(*arguments)

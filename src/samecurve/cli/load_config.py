@@ -5,6 +5,7 @@ is here, too.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,22 +216,27 @@ def probe_facts(loaded: "LoadedConfig") -> "Facts":
     return probe_batch(loaded.config)
 
 
-def measure_before(*, tries_exact: bool = False) -> "Measure":
+def measure_before(
+    *, tries_exact: bool = False, ready: Callable[[], object] = lambda: None
+) -> "Measure":
     """The function that measures, before a run, what its plan goes by, where the plan does.
 
     tries_exact: steps are timed where nobody knows yet what exactness costs; else that stays
     unknown
+    ready: is called first, to wait for imports in other threads
     """
 
     def measure(config: "Config", machine: "Machine", facts: "Facts") -> "Facts":
         if config.train.plan_chooses_exact and (
             machine.devices or config.train.exact == "measured"
         ):
+            ready()
             from samecurve.experiments.exact_cost import with_exact_cost
 
             facts = with_exact_cost(config, machine, facts, measures=tries_exact)
         is_here = machine.started == 1  # else the plan refuses balance measured
         if config.devices.balance == "measured" and is_here:
+            ready()
             from samecurve.experiments.balance import measure_speeds
 
             facts = measure_speeds(config, machine, facts)

@@ -101,7 +101,7 @@ def train(
             loaded,
             _run_options(flags),
             facts,
-            measure=measure_before(tries_exact=True),
+            measure=measure_before(tries_exact=True, ready=warm_start.wait_for_imports),
             warm_start=warm_start,
         )
         if prepared.done:

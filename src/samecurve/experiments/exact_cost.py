@@ -2,15 +2,15 @@
 auto on GPUs.
 
 Before a run's first plan a few of its steps are timed on one device, ordinary and exact ones in
-turn, in a throw-away process. Exact steps are trained twice from the same start, and must give the
-same bits. What was measured does not follow from the number of devices, and is cached, so that
+turn, in a throw-away process. Exact steps are trained from the same start each time, and must give
+the same bits. What was measured does not follow from the number of devices, and is cached, so that
 runs of one config on more or fewer devices of this machine are decided alike.
 """
 
 import hashlib
 import json
+import math
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +22,7 @@ from typing import Any
 import samecurve
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, durations
+from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.exact_choice import (
     MOST_COST,
     exact_candidates,
@@ -31,10 +32,11 @@ from samecurve.core.planning.exact_choice import (
 from samecurve.core.planning.facts import ExactCost, Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Device, Machine, choose_devices
+from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.files import write_json
-from samecurve.errors import RunError, UserError
+from samecurve.core.system.files import one_at_a_time, write_json
+from samecurve.errors import NotExactError, RunError, UserError
 from samecurve.experiments.profile.profile import run_profile, shorten
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
@@ -43,13 +45,12 @@ from samecurve.tasks import entry_of
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 
-_FIRST = ProfileSchedule(warm=1, timed=1, traced=0)  # shows how long a step takes
-_SCHEDULE = ProfileSchedule(warm=2, timed=6, traced=0)
-_OF_LONG_STEPS = ProfileSchedule(warm=1, timed=2, traced=0)
+_FIRST = ProfileSchedule(warm=1, timed=2, traced=0)  # shows how long a step takes
 _LONG, _TOO_LONG = 1.0, 10.0  # seconds of a step
-_TURNS = 2  # of ordinary and exact steps; the second exact one must repeat the first
-_PATIENCE = 180.0  # seconds for the steps of one turn
-_ENOUGH = 120.0  # seconds after which no other number of microbatches is tried
+_TIMED_SECONDS, _MOST_TIMED = 0.5, 50  # of steps that are timed at once, short ones
+_TURNS, _MOST_TURNS = 2, 4  # of ordinary and exact steps
+_SPREAD = 0.1  # between the fastest steps of two turns; more is another program's work
+_PATIENCE = 240.0  # seconds for everything, and for the steps of one turn
 
 
 def with_exact_cost(
@@ -68,37 +69,39 @@ def with_exact_cost(
     UserError: the config can't be planned.
     """
     device = choose_devices(config.devices, config.engine, machine).value[0]
-    if not is_measured(config, device.kind) or exact_hindrance(config, facts):
+    is_open = facts.exact_cost is None and is_measured(config, device.kind)
+    if not is_open or exact_hindrance(config, facts):
         return facts
+    config = with_even_balance(config)
     plan(config, machine, facts)  # refused by name before anything is measured
-    alone = replace(machine, started=1, hosts=1)
-    experiment = _Experiment(_on_one_device(config, device), alone, facts)
-    path = experiment.cache_path(device)
-    cost = _read_cached(path)
-    if cost is None and not measures:
-        return facts
-    if cost is None:
-        where = "one CPU rank" if device.kind == "cpu" else device.place
-        echo(f"exact  a few steps on {where}, to see what exactness costs there", err=True)
-        cost = experiment.measure(job)
-        if not cost.failure:  # which may pass, as where a GPU's memory was taken
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, asdict(cost))
-            echo(f"exact  measured; without {path} it is measured anew", err=True)
+    if hindrance := _hindrance_here(config, machine, facts):
+        return replace(facts, exact_cost=ExactCost(failure=hindrance))
+    try:
+        experiment = _Experiment.of(config, machine, facts, device)
+    except UserError as refusal:
+        failure = f"its cost could not be measured on one device: {refusal.cause}"
+        return replace(facts, exact_cost=ExactCost(failure=failure))
+    cost = experiment.read_cached()
+    if cost is None and measures:
+        cost = experiment.measured_and_kept(job)
     return replace(facts, exact_cost=cost)
 
 
-def _on_one_device(config: Config, device: Device) -> Config:
-    use = "cpu" if device.kind == "cpu" else str(device.index)
-    alone = {"shards": None, "compress": "none", "balance": "even", "strategy": "auto"}
-    return config.with_values(devices={**alone, "use": use})
+def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
+    """What stands in the way of an exact run in the config's own layout; '': nothing."""
+    number = exact_candidates(config)[0]
+    try:
+        plan(config.with_values(train=_exact_in(number)), machine, facts)
+    except NotExactError as refusal:
+        return refusal.reason
+    return ""
 
 
 @dataclass(frozen=True)
 class _Turn:
     """Some steps of one kind."""
 
-    seconds: Sequence[float]  # of the timed ones
+    seconds: float  # of the fastest timed one
     lines: Sequence[tuple[float | None, float | None]]  # loss and norm of all steps
 
 
@@ -106,123 +109,191 @@ class _Turn:
 class _Experiment:
     """Steps of one config, on one device of one machine."""
 
-    config: Config  # for one device
-    machine: Machine
-    facts: Facts
+    config: Config  # for one device, ordinary steps
+    ordinary: Plan
+    exact: Mapping[int, tuple[Config, Plan]]  # by train.exact_devices, those that can be planned
+    path: Path  # the cache file
+    place: str  # where it is measured, in words
 
-    def cache_path(self, device: Device) -> Path:
-        """The cache file. Its name depends on everything known to affect what is measured."""
-        config = self.config
-        task = [
-            samecurve.__version__,
-            version("torch"),
-            config.task,
-            entry_of(config.task).code_stamp(config),
-            config.model.model_dump(mode="json"),
-            config.optimizer.model_dump(mode="json"),
-            asdict(replace(self.facts, largest_tried=None, speeds=None, exact_cost=None)),
-        ]
-        computation = [
-            config.batch.model_dump(mode="json"),
-            config.devices.memory,
-            config.devices.threads,
-            config.train.precision,
-            config.train.amp,
-            config.train.recompute,
-            config.train.compile,
-            config.train.ema,
-            config.train.exact_devices,
-        ]
-        where: list[object] = [device.kind, device.name, device.driver]
-        if device.kind == "cpu":
-            where += [self.machine.cores, self.machine.threads]
-        key = json.dumps([task, computation, where], sort_keys=True)
-        name = hashlib.sha256(key.encode()).hexdigest()[:24]
-        return cache_home() / "exact-costs" / f"{name}.json"
+    @classmethod
+    def of(cls, config: Config, machine: Machine, facts: Facts, device: Device) -> "_Experiment":
+        """UserError: one device can't hold ordinary steps, or no exact ones."""
+        machine = replace(machine, started=1, hosts=1)
+        use = "cpu" if device.kind == "cpu" else str(device.index)
+        alone = {"shards": None, "compress": "none", "strategy": "auto", "use": use}
+        config = config.with_values(devices=alone, train={"exact": False})
+        ordinary = plan(config, machine, facts)
+        exact: dict[int, tuple[Config, Plan]] = {}
+        refusals: list[UserError] = []
+        for number in exact_candidates(config):
+            in_number = config.with_values(train=_exact_in(number))
+            try:
+                exact[number] = in_number, plan(in_number, machine, facts)
+            except UserError as refusal:
+                refusals.append(refusal)
+        if not exact:
+            raise refusals[0]
+        plans = [ordinary, *(one for _, one in exact.values())]
+        path = _cache_path(config, machine, facts, device, plans)
+        place = "one CPU rank" if device.kind == "cpu" else device.place
+        return cls(config, ordinary, exact, path, place)
 
-    def measure(self, job: Callable[..., Any]) -> ExactCost:
+    def read_cached(self) -> ExactCost | None:
+        try:
+            value = json.loads(self.path.read_text())
+            ratios = {int(number): float(ratio) for number, ratio in value["ratios"].items()}
+            cost = parse_dataclass(ExactCost, {**value, "ratios": ratios})
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return None
+        is_sound = all(math.isfinite(ratio) and ratio > 0 for ratio in ratios.values())
+        is_of_these = list(ratios) == list(self.exact)[: len(ratios)]
+        return cost if ratios and is_sound and is_of_these else None
+
+    def measured_and_kept(self, job: Callable[..., Any]) -> ExactCost:
+        """What is measured now, unless another start has done that meanwhile."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(self.path.with_suffix(".lock")):
+                if cost := self.read_cached():
+                    return cost
+                echo(
+                    f"exact  a few steps on {self.place}, to see what exactness costs there",
+                    err=True,
+                )
+                cost = self._measure(job)
+                if not cost.failure:  # which may pass, as where a GPU's memory was taken
+                    write_json(self.path, asdict(cost))
+                    echo(f"exact  measured; without {self.path} it is measured anew", err=True)
+                return cost
+        except OSError as error:
+            return ExactCost(failure=f"its cost could not be measured or kept: {error}")
+
+    def _measure(self, job: Callable[..., Any]) -> ExactCost:
         """Time steps in one number of microbatches after another, until one costs little."""
         try:
             with (
                 scratch("exact-cost") as home,
                 pool(1, home / "ranks.log", _PATIENCE) as ranks,
             ):
-                return self._measure(partial(self._train, ranks=ranks, home=home, job=job))
-        except (UserError, RunError) as error:
+                return self._compare(partial(_train, ranks=ranks, home=home, job=job))
+        except RunError as error:
             first_line = error.cause.partition("\n")[0]
             return ExactCost(failure=f"its cost could not be measured on one device: {first_line}")
 
-    def _measure(self, train: Callable[..., _Turn]) -> ExactCost:
-        """RunError: steps take too long; and what train() raises."""
-        began = time.monotonic()
-        ordinary = {"exact": False}
-        (seconds,) = train(ordinary, _FIRST).seconds
+    def _compare(self, train: Callable[..., _Turn]) -> ExactCost:
+        """RunError: steps take too long, or other programs disturb; and what train() raises."""
+        until = time.monotonic() + _PATIENCE
+        seconds = train(self.config, self.ordinary, _FIRST).seconds
         if seconds > _TOO_LONG:
             raise RunError(f"a step takes {seconds:.0f} s there", "--exact asks for it")
-        schedule = _OF_LONG_STEPS if seconds > _LONG else _SCHEDULE
+        schedule = _schedule(seconds)
         ratios: dict[int, float] = {}
-        for number in exact_candidates(self.config):
-            turns = [
-                (train(ordinary, schedule), train(_exact_in(number), schedule))
-                for _ in range(_TURNS)
-            ]
-            ordinary_turns, exact_turns = zip(*turns, strict=True)
-            if failure := _difference(exact_turns):
-                return ExactCost(failure=failure)
-            ratios[number] = _median(exact_turns) / _median(ordinary_turns)
-            if ratios[number] <= 1 + MOST_COST or time.monotonic() - began > _ENOUGH:
+        for number, exact in self.exact.items():
+            turns: list[tuple[_Turn, _Turn]] = []
+            while len(turns) < _TURNS or (len(turns) < _MOST_TURNS and _is_disturbed(turns)):
+                if time.monotonic() > until:
+                    return _late(ratios)
+                ordinary = train(self.config, self.ordinary, schedule)
+                turns.append((ordinary, train(*exact, schedule)))
+                if failure := _difference(turns[0][1], turns[-1][1]):
+                    return ExactCost(failure=failure)
+            if _is_disturbed(turns):
+                raise RunError("other programs want its time now", "--exact asks for it")
+            ordinary_seconds, exact_seconds = map(_fastest, zip(*turns, strict=True))
+            ratios[number] = exact_seconds / ordinary_seconds
+            if ratios[number] <= 1 + MOST_COST:
                 break
         return ExactCost(ratios=ratios)
 
-    def _train(
-        self,
-        changes: Mapping[str, Any],
-        schedule: ProfileSchedule,
-        *,
-        ranks: Pool,
-        home: Path,
-        job: Callable[..., Any],
-    ) -> _Turn:
-        """Train some steps. changes: values of `train`
 
-        UserError: they can't be planned; RunError: the rank failed.
-        """
-        config = self.config.with_values(train=changes)
-        short = shorten(plan(config, self.machine, self.facts), schedule)
-        profile = run_profile(config, short, schedule, ranks=ranks, home=home, job=job)
-        run = home / "run"
-        events = read_events(run / "journal.jsonl")
-        steps = [event.values for event in events if event.kind == "step"]
-        shutil.rmtree(run)
-        lines = [(values["loss"], values["grad_norm"]) for values in steps]
-        return _Turn(durations(profile.ranks), lines)
+def _cache_path(
+    config: Config, machine: Machine, facts: Facts, device: Device, plans: Sequence[Plan]
+) -> Path:
+    """The cache file. Its name depends on everything known to affect what is measured.
+
+    plans: those whose steps are timed
+    """
+    task = [
+        samecurve.__version__,
+        version("torch"),
+        config.task,
+        entry_of(config.task).code_stamp(config),
+        config.model.model_dump(mode="json"),
+        config.optimizer.model_dump(mode="json"),
+        asdict(replace(facts, largest_tried=None, speeds=None, exact_cost=None)),
+    ]
+    computation = [
+        config.batch.model_dump(mode="json"),
+        [config.devices.offload, config.devices.offload_frozen],
+        [asdict(one.compute) for one in plans],
+        [one.batch.micro_batch_size for one in plans],
+    ]
+    where: list[object] = [device.kind, device.name, device.driver]
+    if device.kind == "cpu":
+        where += [machine.cores, machine.threads]
+    key = json.dumps([task, computation, where], sort_keys=True)
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return cache_home() / "exact-costs" / f"{name}.json"
+
+
+def _train(
+    config: Config,
+    whole: Plan,
+    schedule: ProfileSchedule,
+    *,
+    ranks: Pool,
+    home: Path,
+    job: Callable[..., Any],
+) -> _Turn:
+    """Train some steps of a plan. RunError: the rank failed."""
+    plan = shorten(whole, schedule)
+    profile = run_profile(config, plan, schedule, ranks=ranks, home=home, job=job)
+    run = home / "run"
+    steps = [one.values for one in read_events(run / "journal.jsonl") if one.kind == "step"]
+    shutil.rmtree(run)
+    lines = [(values["loss"], values["grad_norm"]) for values in steps]
+    return _Turn(min(durations(profile.ranks)), lines)
+
+
+def _late(ratios: Mapping[int, float]) -> ExactCost:
+    """RunError: nothing was measured in time."""
+    if not ratios:
+        raise RunError(f"that takes more than {_PATIENCE:.0f} s", "--exact asks for it")
+    return ExactCost(ratios=ratios)
+
+
+def _schedule(seconds: float) -> ProfileSchedule:
+    """The steps of a turn. seconds: of a step"""
+    if seconds > _LONG:
+        return ProfileSchedule(warm=1, timed=2, traced=0)
+    timed = min(max(6, round(_TIMED_SECONDS / max(seconds, 1e-6))), _MOST_TIMED)
+    return ProfileSchedule(warm=2, timed=timed, traced=0)
 
 
 def _exact_in(number: int) -> dict[str, Any]:
     return {"exact": True, "exact_devices": number}
 
 
-def _median(turns: Sequence[_Turn]) -> float:
-    """The median of a step's seconds over all turns."""
-    return statistics.median(second for turn in turns for second in turn.seconds)
+def _fastest(turns: Sequence[_Turn]) -> float:
+    """The fastest step: what other programs did to others does not count."""
+    return min(turn.seconds for turn in turns)
 
 
-def _difference(turns: Sequence[_Turn]) -> str:
+def _is_disturbed(turns: Sequence[tuple[_Turn, _Turn]]) -> bool:
+    """Whether no second turn has come near the fastest steps, of one kind or the other."""
+    for of_kind in zip(*turns, strict=True):
+        fastest, second, *_ = sorted(turn.seconds for turn in of_kind)
+        if second > fastest * (1 + _SPREAD):
+            return True
+    return False
+
+
+def _difference(first: _Turn, later: _Turn) -> str:
     """What differs between turns of exact steps, which must give the same bits; '': nothing."""
-    first, second = turns
-    for number, (one, other) in enumerate(zip(first.lines, second.lines, strict=True), start=1):
+    for number, (one, other) in enumerate(zip(first.lines, later.lines, strict=False), start=1):
         if one != other:
             return (
-                f"the same exact steps gave other bits the second time (step {number}: loss and"
+                f"the same exact steps gave other bits another time (step {number}: loss and"
                 f" norm {one[0]}, {one[1]}, then {other[0]}, {other[1]})"
             )
     return ""
-
-
-def _read_cached(path: Path) -> ExactCost | None:
-    try:
-        value = json.loads(path.read_text())
-        ratios = {int(number): ratio for number, ratio in value["ratios"].items()}
-        return parse_dataclass(ExactCost, {**value, "ratios": ratios})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None

@@ -98,6 +98,11 @@ class WarmStart:
         wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
 
+    def wait_for_imports(self) -> None:
+        """Wait for what is imported in this process: two threads can't import torch at once."""
+        if self._imports:
+            self._imports.join()
+
     def expect_command(self, libraries: Sequence[str]) -> None:
         """Import what commands need that train as ranks of any strategy.
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts, Measure
-from samecurve.core.planning.fixed import Fixed
+from samecurve.core.planning.facts import ExactCost, Facts, Measure
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -133,8 +132,10 @@ def _prepare(
 
         refuse_changes(origin, config)
         refuse_changed_source(origin, config, facts)
+    if fixed is not None:  # what the run has chosen stays, so nothing is to be measured for it
+        facts = replace(facts, exact_cost=ExactCost())
     if measure:
-        facts = measure(_with_exact_as_begun(config, fixed), machine, facts)
+        facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
@@ -183,13 +184,6 @@ def _with_kept_defaults(loaded: LoadedConfig, origin: Origin) -> LoadedConfig:
     from samecurve.run.changes import with_kept_defaults
 
     return with_kept_defaults(origin, loaded)
-
-
-def _with_exact_as_begun(config: Config, fixed: Fixed | None) -> Config:
-    """The config, with what a run that goes on has chosen in place of train.exact."""
-    if fixed is None or not config.train.plan_chooses_exact:
-        return config
-    return config.with_values(train={"exact": fixed.exact})
 
 
 def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:

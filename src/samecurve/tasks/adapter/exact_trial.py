@@ -15,8 +15,9 @@ from samecurve.core.config.sections import Config
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
-from samecurve.tasks.adapter.sample_work import emptied, total_of, without_values
+from samecurve.tasks.adapter.sample_work import MOST_OPERATIONS, emptied, total_of, without_values
 from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, two_rows
+from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.strategies.exact import note_gradient
@@ -35,7 +36,11 @@ def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
             with kept(adapter, config.train.seed), _deterministic(), torch.enable_grad():
                 _try_backward(adapter, config, rows)
         else:
-            with without_values(adapter, config.train.seed) as mode, torch.enable_grad():
+            with (
+                without_values(adapter, config.train.seed) as mode,
+                torch.enable_grad(),
+                WorkCounter(MOST_OPERATIONS),
+            ):
                 _try_backward(adapter, config, emptied(mode, rows))
     except UserError as refusal:
         return refusal.cause.removeprefix("train.exact: ")

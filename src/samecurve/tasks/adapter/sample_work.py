@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # of torch's own, which few tasks need
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 _RAGGED = 8  # rows of unlike length that stand for all
-_MOST = 20_000  # operations at most of a loss without values: a few seconds
+MOST_OPERATIONS = 20_000  # operations at most of a loss without values: a few seconds
 _FORWARD = "3 x those of a forward pass"
 _ALL = "those of a forward and a backward pass, since some weights are not trained"
 
@@ -185,7 +185,7 @@ def _pass(
 ) -> WorkCounter:
     """The work of one microbatch; with gradients on, of its backward pass too."""
     method = "features" if adapter.whole_batch else "loss"
-    compute, work = getattr(adapter.task, method), WorkCounter(_MOST)
+    compute, work = getattr(adapter.task, method), WorkCounter(MOST_OPERATIONS)
     with keyed_trial(count), work:
         returned = compute(model, rows, **adapter.arguments_of(method, START))
         if torch.is_grad_enabled():

@@ -3,6 +3,7 @@
 The engine, the feed and the loop are those of a run.
 """
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def watch_rank(
 
     attempt: as JSON. trace_home: where the profiler's trace is left; None: no trace.
     """
+    try:
+        return _watch(index, group, attempt, schedule, trace_home)
+    finally:
+        gc.collect()  # models lie in circles of references, and the next job wants their memory
+
+
+def _watch(
+    index: int, group: Any, attempt: str, schedule: ProfileSchedule, trace_home: str | None
+) -> RankProfile:
     context = RankContext.read_warm(attempt, index)
     plan, config, home = context.plan, context.config, context.run.home
     task = open_task(config, str(cache_home()))
