@@ -94,6 +94,8 @@ def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
         plan(config.with_values(train=_exact_in(number)), machine, facts)
     except NotExactError as refusal:
         return refusal.reason
+    except UserError as refusal:  # the ordinary plan was not refused
+        return refusal.cause
     return ""
 
 
