@@ -503,7 +503,7 @@ def test_a_rank_that_takes_fewer_steps_is_the_cause(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_rank_that_stays_behind_is_told_with_where_it_is(tmp_path: Path) -> None:
     """After ten seconds; and ended after what the line on the watch says."""
-    _, err = run(tmp_path, "--hang-floor", 12, SCRIPTS / "waits.py", "behind", code=1)
+    _, err = run(tmp_path, "--hang-floor", 12, SCRIPTS / "waits.py", "behind", code=75)
     where = r"rank 1 in waits\.py:\d+ <module>\(\)"
     assert re.search(r"^watch  crashes, and hangs .* for 12 s .*; 120 s, until it is", err, re.M)
     assert re.search(
