@@ -127,11 +127,7 @@ def _prepare(
     if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
         warm_start.stop()
     fixed = fixed_of(origin, options)
-    if origin.run or origin.manifest:  # a new run has nothing to differ from
-        from samecurve.run.changes import refuse_changed_source, refuse_changes
-
-        refuse_changes(origin, config)
-        refuse_changed_source(origin, config, facts)
+    _refuse_changes(origin, config, facts)
     if fixed is not None:  # what the run has chosen stays, so nothing is to be measured for it
         facts = replace(facts, exact_cost=ExactCost())
     if measure:
@@ -184,6 +180,19 @@ def _with_kept_defaults(loaded: LoadedConfig, origin: Origin) -> LoadedConfig:
     from samecurve.run.changes import with_kept_defaults
 
     return with_kept_defaults(origin, loaded)
+
+
+def _refuse_changes(origin: Origin, config: Config, facts: Facts) -> None:
+    """Note what has changed since the run was last saved.
+
+    UserError: a run can't go on with such a change.
+    """
+    if not (origin.run or origin.manifest):  # a new run has nothing to differ from
+        return
+    from samecurve.run.changes import refuse_changed_source, refuse_changes
+
+    refuse_changes(origin, config)
+    refuse_changed_source(origin, config, facts)
 
 
 def _refuse_begun_meanwhile(run: Run, origin: Origin) -> None:
