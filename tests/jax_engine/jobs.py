@@ -96,6 +96,24 @@ def shown(
     return samples, metrics, shares[0]
 
 
+def evaluation(_index: int, _group: Any, values: Mapping[str, Any]) -> list[bool]:
+    """Whether all rounds of an evaluation before each round were done when it was queued."""
+    import jax
+
+    engine, _, state, feed = opened(values)
+    right, done = engine._evaluation, list[bool]()
+    queued: list[Any] = []
+
+    def evaluate(*arguments: Any) -> Any:
+        done.append(all(array.is_ready() for array in jax.tree.leaves(queued)))
+        queued.append(right(*arguments))
+        return queued[-1]
+
+    engine._evaluation = evaluate
+    engine.evaluate(state, feed.evaluation())
+    return done
+
+
 def compilations(_index: int, _group: Any, values: Mapping[str, Any]) -> list[int]:
     """Programs compiled in each step of a run."""
     import jax

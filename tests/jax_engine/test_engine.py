@@ -88,6 +88,14 @@ def test_nothing_is_compiled_after_the_second_step(pool: Pool) -> None:
     assert not any(found[2:])
 
 
+def test_rounds_of_an_evaluation_are_not_queued_ahead(pool: Pool, corpus: Path) -> None:
+    """Two CPU devices with many rounds in their queues waited for each other for ever."""
+    values = tiny_values(corpus, batch={"samples": 2}, devices={"use": "cpu:2"})
+    done = pool.run(1, jobs.evaluation, {**values, "engine": "jax"})[0]
+    assert len(done) > 3
+    assert all(done)
+
+
 @pytest.mark.long
 def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     """examples/fft_jax.py, shared out with accumulation, then held whole."""

@@ -280,12 +280,18 @@ class JaxEngine:
         progress: Progress = START,
         samples: int | None = None,
     ) -> EvalSums:
-        """The task's sums over all devices."""
+        """The task's sums over all devices.
+
+        A round is queued once the one before it is computed: CPU devices that have many programs
+        with collectives in their queues may wait for each other for ever, and a round's sign of
+        life is to mean that those before it are done.
+        """
         specs = self.task.eval_sums()
         params, when = averaged_params(state), progress_array(progress)
         sums: list[Arrays] = []
         features: list[RoundFeatures] = []
         for staged in rounds:
+            jax.block_until_ready((sums[-1:], features[-1:]))
             sums.append(self._evaluation(params, staged.rows, when))
             if self.plan.compute.whole_batch:
                 features.append(self._round_features(params, staged.rows, when))
