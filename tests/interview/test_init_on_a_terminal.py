@@ -201,7 +201,7 @@ def test_a_preset_trains_some_steps_as_its_line_stands(home: Path) -> None:
     line = printed_line(talk.answer(START))
     talk.end()
     run = pexpect.spawn(line[0], line[1:], cwd=str(home), encoding="utf-8", timeout=280)
-    run.expect("step   20/")
+    run.expect(r"step +\d+/")  # a busy machine shows fewer lines
     run.sendintr()
     run.expect(pexpect.EOF)
     run.close()
