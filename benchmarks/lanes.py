@@ -1,9 +1,9 @@
 """One CPU rank on all cores: an exact run in lanes, beside an ordinary run, whose operations share
 out the cores.
 
-Both train the same batches in one process, step by step in turn; seconds are the clock's. Idle
-threads wait as in a run of samecurve. Writes
-benchmarks/results/lanes-<machine>.json unless --no-keep.
+Both train the same batches, step by step in turn, each in a process of its own: in one process
+ordinary steps become slower after exact ones. Seconds are the clock's. Idle threads wait as in a
+run of samecurve. Writes benchmarks/results/lanes-<machine>.json unless --no-keep.
 Run: python -m benchmarks.lanes [--steps 20] [--models "har;..."] [--no-keep]
 """
 
@@ -19,36 +19,55 @@ import torch
 
 from benchmarks.common import paired
 from benchmarks.exact import Runner
-from benchmarks.exact_cost import IN, MODELS, WARM, seconds_in_turn, values_of
+from benchmarks.exact_cost import IN, MODELS, WARM, values_of
 from benchmarks.page import publish
 from samecurve.cli.main import let_threads_wait
+from samecurve.launch.pool import pool
 from samecurve.probe import cpu_name
 from samecurve.torch_engine.strategies.exact import set_deterministic
 
 CHOSEN = [name for name in MODELS if name != "digits" and not IN.search(name)]
 
 
-def race(values: Mapping[str, Any], home: Path, steps: int, cores: int) -> dict[str, Any]:
-    """Train in both modes, step by step in turn."""
-    threads = {"ordinary": cores, "exact": 1}
-    runners = {}
-    for mode, count in threads.items():
-        torch.set_num_threads(count)
-        train = {**values["train"], "exact": mode == "exact"}
-        runners[mode] = Runner({**values, "train": train}, home, cores=cores)
-        assert runners[mode].plan.compute.threads == count
-    lanes = runners["exact"].plan.compute.lanes
+_RUNNERS: list[Runner] = []  # of a rank: its only one
 
-    def prepare(mode: str) -> None:
-        set_deterministic(mode == "exact")
-        torch.set_num_threads(threads[mode])
 
-    seconds = seconds_in_turn(runners, steps, prepare)
-    batch = runners["exact"].plan.batch
+def begin(
+    _index: int, _group: Any, values: Mapping[str, Any], home: Path, cores: int
+) -> dict[str, int]:
+    """Begin to train in this rank. Returns what was planned."""
+    exact = values["train"]["exact"]
+    torch.set_num_threads(1 if exact else cores)
+    set_deterministic(exact)
+    _RUNNERS[:] = [Runner(values, home, cores=cores)]
+    plan = _RUNNERS[0].plan
+    assert plan.compute.threads == torch.get_num_threads()
     return {
-        "lanes": lanes,
-        "samples": batch.global_batch_size,
-        "microbatch": batch.micro_batch_size,
+        "lanes": plan.compute.lanes,
+        "samples": plan.batch.global_batch_size,
+        "microbatch": plan.batch.micro_batch_size,
+    }
+
+
+def step(_index: int, _group: Any) -> float:
+    return _RUNNERS[0].step()
+
+
+def race(values: Mapping[str, Any], home: Path, steps: int, cores: int) -> dict[str, Any]:
+    """Train in both modes, step by step in turn, each in a process of its own."""
+    seconds: dict[str, list[float]] = {"ordinary": [], "exact": []}
+    with pool(1, home / "ordinary.log", 1800) as one, pool(1, home / "exact.log", 1800) as other:
+        ranks = {"ordinary": one, "exact": other}
+        for mode, pool_of_mode in ranks.items():
+            train = {**values["train"], "exact": mode == "exact"}
+            [planned] = pool_of_mode.run(1, begin, {**values, "train": train}, home, cores)
+        for number in range(WARM + steps):
+            for mode, pool_of_mode in ranks.items():
+                [took] = pool_of_mode.run(1, step)
+                if number >= WARM:
+                    seconds[mode].append(took)
+    return {
+        **planned,
         "ratio": paired(seconds["exact"], seconds["ordinary"], lambda a, b: a / b),
         "seconds": seconds,
     }

@@ -495,8 +495,8 @@ SECTIONS = {
         "Lanes: an exact rank on several cores",
         "What does `--exact` cost a CPU rank that has several cores? An ordinary rank shares out"
         " the cores inside each operation. An exact one computes a microbatch on each core"
-        " ([lanes](exact.md#how-it-works)). Both train in turn, step by step. Script:"
-        " `benchmarks/lanes.py`.",
+        " ([lanes](exact.md#how-it-works)). Both train in turn, step by step, each in a process"
+        " of its own. Script: `benchmarks/lanes.py`.",
         lanes,
     ),
     "cost-of-exact": Section(

@@ -1,23 +1,26 @@
 """What exact steps cost on one device of this machine, by which train.exact: measured chooses, and
 auto on GPUs.
 
-Before a run's first plan a few of its steps are timed on one device, ordinary and exact ones in
-turn, in a throw-away process. Exact steps are trained from the same start each time, and must give
-the same bits. What was measured does not follow from the number of devices, and is cached, so that
-runs of one config on more or fewer devices of this machine are decided alike.
+Before a run's first plan a few of its steps are timed on one device, ordinary and exact ones each
+in a throw-away process of their own: in one process ordinary steps with several threads become
+slower after exact ones. Exact steps are trained from the same start each time, and must give the
+same bits. What was measured does not follow from the number of devices, and is cached, so that runs
+of one config on more or fewer devices of this machine are decided alike.
 """
 
 import hashlib
 import json
 import math
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import samecurve
 from samecurve.core.config.sections import Config
@@ -49,7 +52,7 @@ _FIRST = ProfileSchedule(warm=1, timed=2, traced=0)  # shows how long a step tak
 _LONG, _TOO_LONG = 1.0, 10.0  # seconds of a step
 _TIMED_SECONDS, _MOST_TIMED = 0.5, 50  # of steps that are timed at once, short ones
 _TURNS, _MOST_TURNS = 2, 4  # of ordinary and exact steps
-_SPREAD = 0.1  # between the fastest steps of two turns; more is another program's work
+_SPREAD = 0.1  # between two turns; more is another program's work
 _PATIENCE = 240.0  # seconds for everything, and for the steps of one turn
 
 
@@ -103,7 +106,7 @@ def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
 class _Turn:
     """Some steps of one kind."""
 
-    seconds: float  # of the fastest timed one
+    seconds: float  # of a step: the median of the timed ones
     lines: Sequence[tuple[float | None, float | None]]  # loss and norm of all steps
 
 
@@ -171,41 +174,56 @@ class _Experiment:
             return ExactCost(failure=f"its cost could not be measured or kept: {error}")
 
     def _measure(self, job: Callable[..., Any]) -> ExactCost:
-        """Time steps in one number of microbatches after another, until one costs little."""
+        """Time ordinary steps, then exact ones, in their own processes."""
+        until = time.monotonic() + _PATIENCE
         try:
-            with (
-                scratch("exact-cost") as home,
-                pool(1, home / "ranks.log", _PATIENCE) as ranks,
-            ):
-                return self._compare(partial(_train, ranks=ranks, home=home, job=job))
+            with _trainer(job) as train:
+                seconds = train(self.config, self.ordinary, _FIRST).seconds
+                if seconds > _TOO_LONG:
+                    raise RunError(f"a step takes {seconds:.0f} s there", "--exact asks for it")
+                schedule = _schedule(seconds)
+                ordinary = _take_turns(partial(train, self.config, self.ordinary, schedule), until)
+            with _trainer(job) as train:
+                return self._compare(_fastest(ordinary), train, schedule, until)
         except RunError as error:
             first_line = error.cause.partition("\n")[0]
             return ExactCost(failure=f"its cost could not be measured on one device: {first_line}")
 
-    def _compare(self, train: Callable[..., _Turn]) -> ExactCost:
-        """RunError: steps take too long, or other programs disturb; and what train() raises."""
-        until = time.monotonic() + _PATIENCE
-        seconds = train(self.config, self.ordinary, _FIRST).seconds
-        if seconds > _TOO_LONG:
-            raise RunError(f"a step takes {seconds:.0f} s there", "--exact asks for it")
-        schedule = _schedule(seconds)
+    def _compare(
+        self, ordinary_seconds: float, train: "_Train", schedule: ProfileSchedule, until: float
+    ) -> ExactCost:
+        """Time steps in one number of microbatches after another, until one costs little.
+
+        until: when nothing more is to be begun
+
+        RunError: as _take_turns() raises it.
+        """
         ratios: dict[int, float] = {}
-        for number, exact in self.exact.items():
-            turns: list[tuple[_Turn, _Turn]] = []
-            while len(turns) < _TURNS or (len(turns) < _MOST_TURNS and _is_disturbed(turns)):
-                if time.monotonic() > until:
-                    return _late(ratios)
-                ordinary = train(self.config, self.ordinary, schedule)
-                turns.append((ordinary, train(*exact, schedule)))
-                if failure := _difference(turns[0][1], turns[-1][1]):
-                    return ExactCost(failure=failure)
-            if _is_disturbed(turns):
-                raise RunError("other programs want its time now", "--exact asks for it")
-            ordinary_seconds, exact_seconds = map(_fastest, zip(*turns, strict=True))
-            ratios[number] = exact_seconds / ordinary_seconds
+        for number, (config, exact) in self.exact.items():
+            if ratios and time.monotonic() > until:
+                break
+            turns = _take_turns(partial(train, config, exact, schedule), until)
+            if failure := _difference(turns):
+                return ExactCost(failure=failure)
+            ratios[number] = _fastest(turns) / ordinary_seconds
             if ratios[number] <= 1 + MOST_COST:
                 break
         return ExactCost(ratios=ratios)
+
+
+def _take_turns(train: Callable[[], _Turn], until: float) -> list[_Turn]:
+    """Turns of the same steps, until two agree on how long one takes.
+
+    RunError: none do, since other programs disturb; it takes too long; or train() raises it.
+    """
+    turns: list[_Turn] = []
+    while len(turns) < _TURNS or (len(turns) < _MOST_TURNS and _is_disturbed(turns)):
+        if time.monotonic() > until:
+            raise RunError(f"that takes more than {_PATIENCE:.0f} s", "--exact asks for it")
+        turns.append(train())
+    if _is_disturbed(turns):
+        raise RunError("other programs want its time now", "--exact asks for it")
+    return turns
 
 
 def _cache_path(
@@ -238,6 +256,19 @@ def _cache_path(
     return cache_home() / "exact-costs" / f"{name}.json"
 
 
+class _Train(Protocol):
+    """Trains some steps of a plan."""
+
+    def __call__(self, config: Config, whole: Plan, schedule: ProfileSchedule, /) -> _Turn: ...
+
+
+@contextmanager
+def _trainer(job: Callable[..., Any]) -> Iterator[_Train]:
+    """Train in a process that ends with the block."""
+    with scratch("exact-cost") as home, pool(1, home / "ranks.log", _PATIENCE) as ranks:
+        yield partial(_train, ranks=ranks, home=home, job=job)
+
+
 def _train(
     config: Config,
     whole: Plan,
@@ -254,14 +285,7 @@ def _train(
     steps = [one.values for one in read_events(run / "journal.jsonl") if one.kind == "step"]
     shutil.rmtree(run)
     lines = [(values["loss"], values["grad_norm"]) for values in steps]
-    return _Turn(min(durations(profile.ranks)), lines)
-
-
-def _late(ratios: Mapping[int, float]) -> ExactCost:
-    """RunError: nothing was measured in time."""
-    if not ratios:
-        raise RunError(f"that takes more than {_PATIENCE:.0f} s", "--exact asks for it")
-    return ExactCost(ratios=ratios)
+    return _Turn(statistics.median(durations(profile.ranks)), lines)
 
 
 def _schedule(seconds: float) -> ProfileSchedule:
@@ -277,25 +301,24 @@ def _exact_in(number: int) -> dict[str, Any]:
 
 
 def _fastest(turns: Sequence[_Turn]) -> float:
-    """The fastest step: what other programs did to others does not count."""
+    """Seconds of a step in the fastest turn: what other programs did to others does not count."""
     return min(turn.seconds for turn in turns)
 
 
-def _is_disturbed(turns: Sequence[tuple[_Turn, _Turn]]) -> bool:
-    """Whether no second turn has come near the fastest steps, of one kind or the other."""
-    for of_kind in zip(*turns, strict=True):
-        fastest, second, *_ = sorted(turn.seconds for turn in of_kind)
-        if second > fastest * (1 + _SPREAD):
-            return True
-    return False
+def _is_disturbed(turns: Sequence[_Turn]) -> bool:
+    """Whether no second turn has come near the fastest."""
+    fastest, second, *_ = sorted(turn.seconds for turn in turns)
+    return second > fastest * (1 + _SPREAD)
 
 
-def _difference(first: _Turn, later: _Turn) -> str:
+def _difference(turns: Sequence[_Turn]) -> str:
     """What differs between turns of exact steps, which must give the same bits; '': nothing."""
-    for number, (one, other) in enumerate(zip(first.lines, later.lines, strict=False), start=1):
-        if one != other:
-            return (
-                f"the same exact steps gave other bits another time (step {number}: loss and"
-                f" norm {one[0]}, {one[1]}, then {other[0]}, {other[1]})"
-            )
+    first = turns[0]
+    for later in turns[1:]:
+        for number, (one, other) in enumerate(zip(first.lines, later.lines, strict=False), start=1):
+            if one != other:
+                return (
+                    f"the same exact steps gave other bits another time (step {number}: loss and"
+                    f" norm {one[0]}, {one[1]}, then {other[0]}, {other[1]})"
+                )
     return ""
