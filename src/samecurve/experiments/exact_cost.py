@@ -30,6 +30,7 @@ from samecurve.core.planning.exact_choice import (
     MOST_COST,
     exact_candidates,
     exact_hindrance,
+    exact_on,
     is_measured,
 )
 from samecurve.core.planning.facts import ExactCost, Facts
@@ -94,7 +95,7 @@ def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
     """What stands in the way of an exact run in the config's own layout; '': nothing."""
     number = exact_candidates(config)[0]
     try:
-        plan(config.with_values(train=_exact_in(number)), machine, facts)
+        plan(exact_on(config, number), machine, facts)
     except NotExactError as refusal:
         return refusal.reason
     except UserError as refusal:  # the ordinary plan was not refused
@@ -131,7 +132,7 @@ class _Experiment:
         exact: dict[int, tuple[Config, Plan]] = {}
         refusals: list[UserError] = []
         for number in exact_candidates(config):
-            in_number = config.with_values(train=_exact_in(number))
+            in_number = exact_on(config, number)
             try:
                 exact[number] = in_number, plan(in_number, machine, facts)
             except UserError as refusal:
@@ -294,10 +295,6 @@ def _schedule(seconds: float) -> ProfileSchedule:
         return ProfileSchedule(warm=1, timed=2, traced=0)
     timed = min(max(6, round(_TIMED_SECONDS / max(seconds, 1e-6))), _MOST_TIMED)
     return ProfileSchedule(warm=2, timed=timed, traced=0)
-
-
-def _exact_in(number: int) -> dict[str, Any]:
-    return {"exact": True, "exact_devices": number}
 
 
 def _fastest(turns: Sequence[_Turn]) -> float:

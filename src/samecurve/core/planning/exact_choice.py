@@ -58,7 +58,7 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
             if cores > count:
                 why = f"{count} of {cores} cores would compute: a step has {count} microbatches"
                 return None, f"{why} (train.exact_devices)"
-            return _exact_on(config, num_devices), costs[-1]
+            return exact_on(config, num_devices), costs[-1]
     return None, costs[0]
 
 
@@ -78,7 +78,8 @@ def exact_candidates(config: Config) -> Sequence[int]:
     return sorted(numbers.values(), reverse=True)
 
 
-def _exact_on(config: Config, num_devices: int) -> Config:
+def exact_on(config: Config, num_devices: int) -> Config:
+    """The config of an exact run. num_devices: how many can share a step"""
     return config.with_values(train={"exact": True, "exact_devices": num_devices})
 
 
@@ -91,7 +92,7 @@ def _choose_as_measured(config: Config, facts: Facts) -> tuple[Config | None, st
     for number, ratio in cost.ratios.items():
         if ratio <= 1 + MOST_COST:
             words = f"a step takes {ratio:.2f} times as long, as was measured"
-            return _exact_on(config, number), words
+            return exact_on(config, number), words
     samples = config.batch.samples or 1
     counts = [str(-(-samples // _microbatch(config, number))) for number in cost.ratios]
     ratios = [f"{ratio:.2f}" for ratio in cost.ratios.values()]
