@@ -1,5 +1,6 @@
 """train.exact: auto on real ranks: one hash where the plan takes it, and resumes that keep it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,9 +85,14 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
     assert ordinary.losses != one.losses
 
 
-@pytest.mark.long
-def test_auto_gives_one_hash_for_a_users_file(tmp_path: Path) -> None:
-    """Its work is counted: on one rank and on two, from the command line."""
+@pytest.mark.parametrize(
+    ("cores", "threads"), [pytest.param(2, 1, marks=pytest.mark.long), (24, 3)]
+)
+def test_auto_gives_one_hash_for_a_users_file(cores: int, threads: int, tmp_path: Path) -> None:
+    """Its work is counted: on one rank and on two, from the command line.
+
+    threads: inside an operation, whatever the ranks
+    """
     (tmp_path / "own.py").write_text(OWN_TASK)
     config = tmp_path / "own.yaml"
     config.write_text("task: own.py:Task\nbatch: {samples: 8192}\n")
@@ -98,12 +104,13 @@ def test_auto_gives_one_hash_for_a_users_file(tmp_path: Path) -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "samecurve", *command],
             cwd=tmp_path,
-            env=dict(os.environ),
+            env={**os.environ, "OMP_NUM_THREADS": str(cores)},
             capture_output=True,
             text=True,
             check=True,
         )
         assert "exact (auto): the same bits on up to 8 devices" in ended.stdout
+        assert json.loads((home / "plan.json").read_text())["plan"]["threads"] == threads
         hashes.append([line for line in ended.stdout.splitlines() if line.startswith("hash ")])
     assert len(hashes[0]) == 2
     assert hashes[0] == hashes[1]

@@ -66,6 +66,7 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
         assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
         assert plan(shared, replace(CPUS, threads=8), FACTS).compute.exact  # OMP_NUM_THREADS
         assert not plan(shared, replace(CPUS, threads=9), FACTS).compute.exact
+        assert plan(shared, replace(CPUS, cores=32), FACTS).compute.threads == 4
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
@@ -94,9 +95,9 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
             "of 16 cores would compute: memory holds no more",
         ),
         (
-            {"devices": {"threads": None}},
+            {"devices": {"threads": None}, "train": {"exact_devices": 3}},
             {},
-            "8 of 16 cores would compute: a step has 8 microbatches (train.exact_devices)",
+            "foreseen to take 1.07 times as long on 16 cores",  # of which 15 would compute
         ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
@@ -156,14 +157,11 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     def lanes(facts: Facts = FACTS, machine: Machine = CPUS, **devices: Any) -> tuple[int, str]:
         asked = config(train={"exact": True}, devices={"threads": None, **devices})
         made = plan(asked, machine, facts)
-        assert made.compute.threads == (devices.get("threads") or 1)
+        assert made.compute.threads == (devices.get("threads") or max(1, machine.free_cores // 8))
         return made.compute.lanes, made.reasons.get("lanes", "")
 
-    assert lanes() == (
-        8,
-        "on 8 of 16 cores: 8 microbatches in 1 round (train.exact_devices)",
-    )
-    assert lanes(use="cpu:4")[0] == 2
+    assert lanes() == (8, "on 16 of 16 cores")  # two threads in each
+    assert lanes(use="cpu:4") == (2, "on 4 of 4 cores")
     assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of 3 cores")
     assert lanes(machine=replace(CPUS, cores=7)) == (
         4,

@@ -164,9 +164,8 @@ class Devices(Section):
     memory: Size | None = None
     """bytes of each device to plan with at most (40GiB), where not all of it is this run's"""
     threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = None
-    """engine torch on CPU ranks: threads of each inside an operation. If not given, the
-    cores are shared out; with train.exact a rank has 1, and its other cores compute other
-    microbatches"""
+    """engine torch on CPU ranks: threads of each inside an operation. If not given, the cores are
+    shared out among the ranks; with train.exact among a step's microbatches"""
     sync: Literal["auto", "cpu", "gloo", "nccl"] = "auto"
     """cpu (gloo): gradients through host memory; nccl: between GPUs"""
     preflight: Seconds = 60

@@ -12,7 +12,6 @@ from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import NotExactError, UserError
@@ -105,23 +104,18 @@ def check_precision(precision: Precision, layout: Layout) -> None:
         )
 
 
-def choose_threads(
-    section: Devices, train: Train, layout: Layout, machine: Machine, fixed: Fixed | None
-) -> Decision[int]:
-    """Threads inside one device's operations.
-
-    Their number changes the order in which a CPU adds, so exact runs keep it.
-
-    UserError: threads are asked for where they have no meaning.
-    """
-    threads, num_devices = section.threads, layout.num_devices
-    on_cpu = layout.devices[0].kind == "cpu"
-    if threads and (not on_cpu or layout.engine == "jax"):
+def check_threads(section: Devices, layout: Layout) -> None:
+    """UserError: threads are asked for where they have no meaning."""
+    if section.threads and (layout.devices[0].kind != "cpu" or layout.engine == "jax"):
         raise UserError(
             "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
         )
-    if train.is_exact and on_cpu and layout.engine == "torch":
-        return _choose_exact_threads(threads, fixed)
+
+
+def choose_threads(section: Devices, layout: Layout, machine: Machine) -> Decision[int]:
+    """Threads inside one device's operations. UserError: as check_threads()."""
+    check_threads(section, layout)
+    threads, num_devices = section.threads, layout.num_devices
     if threads:
         return Decision(threads, {"threads": "devices.threads"})
     if machine.threads:
@@ -130,25 +124,6 @@ def choose_threads(
     cores = machine.cores
     reason = f"{counted(cores, 'core')} for {counted(num_devices, unit)}"
     return Decision(max(1, cores // num_devices), {"threads": reason})
-
-
-def _choose_exact_threads(threads: int | None, fixed: Fixed | None) -> Decision[int]:
-    if fixed is None and threads:
-        return Decision(threads, {"threads": "devices.threads"})
-    if fixed is None:
-        reason = (
-            "1 in an operation, whatever the machine, so that every rank adds in the same order"
-            " (devices.threads gives more)"
-        )
-        return Decision(1, {"threads": reason})
-    warnings: tuple[str, ...] = ()
-    if threads and threads != fixed.threads:
-        warning = (
-            f"devices.threads {threads}: this run began with {fixed.threads} threads a rank, and"
-            " train.exact keeps them"
-        )
-        warnings = (warning,)
-    return Decision(fixed.threads, {"threads": "as this run began"}, warnings)
 
 
 def check_compile(train: Train, engine: str) -> None:

@@ -2,7 +2,7 @@
 
 The choice follows from the config, the model and the kind of device, never from the number of
 devices or their strategy, so a config is decided alike on any of them. Of the machine it asks only
-whether a CPU has more cores than a step has microbatches. The run's first plan fixes the choice.
+whether a step's microbatches share out a CPU's cores. The run's first plan fixes the choice.
 
 On CPU ranks auto foresees the cost by a rule. On GPUs, and everywhere with measured, the cost is
 what steps took on one device (experiments/exact_cost.py).
@@ -14,6 +14,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.lanes import busy_share
 from samecurve.core.planning.machine import Machine, choose_devices
 from samecurve.units import counted, join_words
 
@@ -43,8 +44,8 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
         return None, hindrance
     if is_measured(config, kind):
         return _choose_as_measured(config, facts)
-    # cores that an ordinary run shares out, and to each of which an exact run gives a microbatch
-    cores = 1 if config.devices.threads else machine.threads or machine.cores
+    # cores that an ordinary rank would share out
+    cores = 1 if config.devices.threads else machine.free_cores
     costs = []
     for num_devices in exact_candidates(config):
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
@@ -52,12 +53,12 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
         if cost is None:
             why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
             return None, f"the work of a sample is not known{why}"
-        costs.append(f"foreseen to take {1 + cost:.2f} times as long")
-        if cost <= MOST_COST:
-            count = -(-samples // micro)
-            if cores > count:
-                why = f"{count} of {cores} cores would compute: a step has {count} microbatches"
-                return None, f"{why} (train.exact_devices)"
+        busy = busy_share(cores, -(-samples // micro))
+        times = (1 + cost) / busy
+        costs.append(f"foreseen to take {times:.2f} times as long")
+        if busy < 1:
+            costs[-1] += f" on {counted(cores, 'core')}"
+        if times <= 1 + MOST_COST:
             return exact_on(config, num_devices), costs[-1]
     return None, costs[0]
 

@@ -1,13 +1,18 @@
-"""Lanes: the microbatches that a CPU rank of an exact run computes side by side, one on each core.
+"""How the CPU ranks of an exact run use their cores: threads inside an operation, and lanes.
 
-Inside an operation an exact rank has one thread, whatever the machine, since other threads add in
-another order. The other cores of its share compute other microbatches. Lanes change no bit.
+The number of threads changes the order in which an operation adds, so it follows from the machine
+and the microbatches of a step, never from the ranks. It is one, where a machine has no more cores
+than a step has microbatches. Lanes are the microbatches that a rank computes side by side, on all
+the cores of its share. They change no bit.
 """
 
 from dataclasses import dataclass
 
 from samecurve.core.planning import Decision
+from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
+from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
 from samecurve.core.planning.plan import StepMemory
 from samecurve.errors import NotExactError
@@ -18,6 +23,47 @@ _OWN_TERMS = {"gradients", "copies", "scratch", "exact", "activations"}
 # share of them that malloc keeps for a thread beside: measured were 0.11 (1M parameters) and 0.35
 # (13M)
 _KEPT = 0.35
+
+
+def exact_threads(cores: int, num_microbatches: int) -> int:
+    """Threads inside an operation: the cores that each microbatch of a step can have for itself."""
+    return max(1, cores // num_microbatches)
+
+
+def busy_share(cores: int, num_microbatches: int) -> float:
+    """The share of a machine's cores that one rank with lanes keeps busy in a step."""
+    threads = exact_threads(cores, num_microbatches)
+    rounds = -(-num_microbatches // (cores // threads))
+    return num_microbatches * threads / (rounds * cores)
+
+
+def choose_exact_threads(
+    threads: int | None, machine: Machine, split: BatchSplit, fixed: Fixed | None
+) -> Decision[int]:
+    """Threads inside the operations of an exact run's CPU ranks (torch).
+
+    Their number changes the order in which a CPU adds. So it is the same on any number of ranks,
+    and a run keeps it.
+
+    threads: devices.threads
+    """
+    if fixed is None and threads:
+        return Decision(threads, {"threads": "devices.threads"})
+    if fixed is None:
+        cores, count = machine.free_cores, split.num_microbatches
+        each = exact_threads(cores, count)
+        reason = f"{each} in an operation on any number of ranks, so that all add in the same order"
+        if each > 1:
+            reason += f"; {cores} cores for {counted(count, 'microbatch')}"
+        return Decision(each, {"threads": reason})
+    warnings: tuple[str, ...] = ()
+    if threads and threads != fixed.threads:
+        warning = (
+            f"devices.threads {threads}: this run began with {fixed.threads} threads a rank, and"
+            " train.exact keeps them"
+        )
+        warnings = (warning,)
+    return Decision(fixed.threads, {"threads": "as this run began"}, warnings)
 
 
 @dataclass(frozen=True)
@@ -59,13 +105,14 @@ def choose_lanes(
     elif fitting < wanted:
         why = "memory holds no more microbatches side by side"
     count = _busy(min(wanted, fitting), most)
+    busy = count * share.threads
     if why and must_fill:
         raise NotExactError(
-            f"{count} of {counted(share.cores, 'core')} would compute: {why}",
+            f"{busy} of {counted(share.cores, 'core')} would compute: {why}",
             "devices.threads=1",
             "devices.threads",
         )
-    reason = f"on {count} of {counted(share.cores, 'core')}"
+    reason = f"on {busy} of {counted(share.cores, 'core')}"
     if why:
         reason += f": {why}"
     elif share.cores // share.threads > wanted:

@@ -24,6 +24,7 @@ from samecurve.core.planning.compute import (
     check_float8,
     check_model_computes,
     check_precision,
+    check_threads,
     choose_compute,
     choose_precision,
     choose_threads,
@@ -98,7 +99,7 @@ def _layout_before_facts(
     with refusals.collected():
         size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
         choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
-    refusals.collect(choose_threads, config.devices, train, layout, machine, fixed=None)
+    refusals.collect(check_threads, config.devices, layout)
     refusals.collect(check_float8, train, precision, layout, blocks=None)
     refusals.collect(check_precision, precision, layout)
     return layout
@@ -165,7 +166,7 @@ class _Planning:
         split = self._split(layout, capacity)
         step = self._memory(options, layout, split, capacity)
         layout, split = step.layout, step.split
-        threads = log.take(choose_threads(config.devices, train, layout, self.machine, self.fixed))
+        threads = log.take(self._threads(layout, split))
         lanes, terms = self._lanes(options, step, threads, capacity.usable)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
@@ -278,6 +279,16 @@ class _Planning:
 
         section = self.config.devices
         return self.log.take(choose_gather(section, options, facts, capacity, by_round))
+
+    def _threads(self, layout: Layout, split: BatchSplit) -> Decision[int]:
+        """Threads inside an operation."""
+        section, machine = self.config.devices, self.machine
+        is_on_cpu = layout.engine == "torch" and layout.devices[0].kind == "cpu"
+        if not (self.config.train.is_exact and is_on_cpu):
+            return choose_threads(section, layout, machine)
+        from samecurve.core.planning.lanes import choose_exact_threads
+
+        return choose_exact_threads(section.threads, machine, split, self.fixed)
 
     def _lanes(
         self, options: MemoryOptions, step: StepMemory, threads: int, usable: float
