@@ -177,6 +177,7 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     eight = replace(CPUS, cores=8)
     first = plan(config(devices={"threads": None}), eight, FACTS)
     assert (first.compute.exact, first.compute.lanes) == (True, 8)
+    assert first.compute.threads_at_once == 8
     assert sum(term.bytes for term in first.memory if term.name == "lanes") > 7 * 8 << 20
     moved = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
     assert plan(moved, eight, FACTS, first.fixed).compute.exact

@@ -38,6 +38,11 @@ class Compute:
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
     lanes: int = 1  # microbatches that a CPU rank computes side by side (lanes.py)
 
+    @property
+    def threads_at_once(self) -> int:
+        """Threads with which a CPU rank computes: those of an operation, in each lane."""
+        return self.threads * self.lanes
+
 
 def choose_compute(
     train: Train,
