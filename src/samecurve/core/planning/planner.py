@@ -166,8 +166,7 @@ class _Planning:
         split = self._split(layout, capacity)
         step = self._memory(options, layout, split, capacity)
         layout, split = step.layout, step.split
-        threads = log.take(self._threads(layout, split))
-        lanes, terms = self._lanes(options, step, threads, capacity.usable)
+        threads, lanes, terms = self._cores(options, step, capacity.usable)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -280,33 +279,27 @@ class _Planning:
         section = self.config.devices
         return self.log.take(choose_gather(section, options, facts, capacity, by_round))
 
-    def _threads(self, layout: Layout, split: BatchSplit) -> Decision[int]:
-        """Threads inside an operation."""
-        section, machine = self.config.devices, self.machine
-        is_on_cpu = layout.engine == "torch" and layout.devices[0].kind == "cpu"
-        if not (self.config.train.is_exact and is_on_cpu):
-            return choose_threads(section, layout, machine)
-        from samecurve.core.planning.lanes import choose_exact_threads
+    def _cores(
+        self, options: MemoryOptions, step: StepMemory, usable: float
+    ) -> tuple[int, int, tuple[MemoryTerm, ...]]:
+        """Threads inside an operation, the microbatches that a CPU rank computes side by side, and
+        the memory of a step then.
 
-        return choose_exact_threads(section.threads, machine, split, self.fixed)
-
-    def _lanes(
-        self, options: MemoryOptions, step: StepMemory, threads: int, usable: float
-    ) -> tuple[int, tuple[MemoryTerm, ...]]:
-        """The microbatches that a rank computes side by side, and the memory of a step then.
-
-        step: with one at a time; threads: inside an operation; usable: bytes
+        step: with one at a time; usable: bytes
         """
-        layout, machine = step.layout, self.machine
+        layout, section, machine = step.layout, self.config.devices, self.machine
         if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
-            return 1, step.terms
-        from samecurve.core.planning.lanes import RankShare, choose_lanes
+            return self.log.take(choose_threads(section, layout, machine)), 1, step.terms
+        from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
 
-        cores = machine.threads or machine.cores // layout.num_devices
-        share = RankShare(self.config.devices.threads or cores, threads, usable)
-        must_fill = bool(self.why_exact) and self.fixed is None
+        threads = self.log.take(
+            choose_exact_threads(section.threads, machine, step.split, self.fixed)
+        )
+        cores = section.threads or machine.threads or machine.cores // layout.num_devices
+        share, is_first = RankShare(cores, threads, usable), self.fixed is None
+        must_fill = is_first and bool(self.why_exact)
         lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
-        return lanes.count, lanes.terms
+        return threads, lanes.count, lanes.terms
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
