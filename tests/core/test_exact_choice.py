@@ -151,6 +151,16 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
     assert chosen == ordinary
 
 
+@pytest.mark.parametrize(
+    ("cores", "micro", "threads"), [(1, 8, 1), (8, 8, 1), (16, 8, 2), (12, 16, 3), (256, 16, 64)]
+)
+def test_microbatches_share_out_the_cores(cores: int, micro: int, threads: int) -> None:
+    """Eight don't share out 12; on 256 eight threads would wait for each other in Python."""
+    made = plan(config(devices={"threads": None}), replace(CPUS, cores=cores), FACTS)
+    assert (made.batch.micro_batch_size, made.compute.threads) == (micro, threads)
+    assert made.compute.threads_at_once == cores
+
+
 def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     """In lanes, unless devices.threads gives a rank its cores; a resume is never refused."""
 

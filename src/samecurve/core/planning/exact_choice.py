@@ -53,13 +53,12 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
         if cost is None:
             why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
             return None, f"the work of a sample is not known{why}"
-        busy = busy_share(cores, -(-samples // micro))
-        times = (1 + cost) / busy
-        costs.append(f"foreseen to take {times:.2f} times as long")
-        if busy < 1:
-            costs[-1] += f" on {counted(cores, 'core')}"
-        if times <= 1 + MOST_COST:
-            return exact_on(config, num_devices), costs[-1]
+        costs.append(f"foreseen to take {1 + cost:.2f} times as long")
+        if cost <= MOST_COST:
+            times = _times_on_cores(1 + cost, facts, samples, micro, cores)
+            if times <= 1 + MOST_COST:
+                return exact_on(config, num_devices), costs[-1]
+            costs[-1] = f"foreseen to take {times:.2f} times as long on {counted(cores, 'core')}"
     return None, costs[0]
 
 
@@ -136,17 +135,37 @@ def foreseen_cost(
     """
     if not facts.flops_per_sample or not facts.arrays:
         return None
-    kernels = sum(len(shape) > 2 for shape in facts.arrays.values())
-    others = (facts.operations - facts.convolutions) / _OPERATIONS_PER_ARRAY
     each = _FLOPS_PER_NUMBER * facts.trainable
-    each += _FLOPS_PER_KERNEL * max(kernels, facts.convolutions)
-    each += _FLOPS_PER_ARRAY * max(len(facts.arrays) - kernels, others)
+    each += _FLOPS_PER_KERNEL * max(_kernels(facts), facts.convolutions)
+    each += _flops_of_calls(facts)
     if compiled:
         each *= _COMPILED
     more, work = -(-samples // micro) - 1, facts.flops_per_sample * samples
     # where a loss looks at the whole batch, features of several microbatches are computed twice
     again = work / 3 if facts.whole_batch and more else 0
     return (more * each + again) / (work + each)
+
+
+def _times_on_cores(times: float, facts: Facts, samples: int, micro: int, cores: int) -> float:
+    """How many times as long as at once a step in microbatches takes on several cores.
+
+    times: on one core
+    """
+    count, work = -(-samples // micro), (facts.flops_per_sample or 0) * samples
+    calls = _flops_of_calls(facts)
+    # Python's threads begin their operations one after another
+    in_turn = count * calls / (work / cores + calls)
+    return max(times / busy_share(cores, count), in_turn)
+
+
+def _flops_of_calls(facts: Facts) -> float:
+    """The price of calling the operations of a microbatch, but for those with kernels."""
+    others = (facts.operations - facts.convolutions) / _OPERATIONS_PER_ARRAY
+    return _FLOPS_PER_ARRAY * max(len(facts.arrays) - _kernels(facts), others)
+
+
+def _kernels(facts: Facts) -> int:
+    return sum(len(shape) > 2 for shape in facts.arrays.values())
 
 
 def exact_hindrance(config: Config, facts: Facts) -> str:
