@@ -87,6 +87,13 @@ class InvalidConfigError(UserError):
 class NotExactError(UserError):
     """train.exact can't be honoured here. Where the plan chose it (auto), the run is not exact."""
 
+    def __init__(
+        self, cause: str, remedy: str = "", where: str = "", way: str = "--exact asks for it"
+    ) -> None:
+        """way: to an exact run all the same, where the plan chose it"""
+        super().__init__(cause, remedy, where)
+        self.way = way
+
     @property
     def reason(self) -> str:
         """The cause, where another sentence says what is refused."""

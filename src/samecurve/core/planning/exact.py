@@ -199,9 +199,12 @@ def exact_memory(
         )
     micro = split.micro_batch_size
     if micro > capacity:
+        fitting = micro
+        while fitting > capacity:  # halves of halves: 8 devices share them as before
+            fitting = -(-fitting // 2)
+        smaller = f"batch.per_device={fitting}"
         remedy = (
-            f"--set batch.per_device={capacity}: microbatches of that size wherever this is to give"
-            " the same bits"
+            f"--set {smaller}: microbatches of that size wherever this is to give the same bits"
         )
         if is_resumed:
             remedy = (
@@ -212,6 +215,7 @@ def exact_memory(
             f"a microbatch of {micro} samples does not fit: {capacity} do",
             remedy,
             "batch.per_device",
+            way=f"{smaller} makes it fit",
         )
     return terms
 

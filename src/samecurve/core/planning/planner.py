@@ -116,13 +116,14 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     if not config.train.plan_chooses_exact:
         return _Planning(config, machine, facts, fixed).plan()
     chosen, why = _choose_exact(config, machine, facts, fixed)
+    way = "--exact asks for it"
     if chosen is not None:
         try:
             return _Planning(chosen, machine, facts, fixed, why).plan()
         except NotExactError as refusal:
-            why = refusal.reason
+            why, way = refusal.reason, refusal.way
     ordinary = config.with_values(train={"exact": False})
-    return _Planning(ordinary, machine, facts, fixed, why).plan()
+    return _Planning(ordinary, machine, facts, fixed, why, way).plan()
 
 
 def _choose_exact(
@@ -148,6 +149,7 @@ class _Planning:
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
     why_exact: str = ""  # or why not, where the plan chose so; '': the config says so
+    way_exact: str = ""  # to an exact run all the same
     log: DecisionLog = field(default_factory=DecisionLog)
 
     def plan(self) -> Plan:
@@ -287,17 +289,15 @@ class _Planning:
 
         step: with one at a time; usable: bytes
         """
-        layout, section, machine = step.layout, self.config.devices, self.machine
+        layout, section, machine, fixed = step.layout, self.config.devices, self.machine, self.fixed
         if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
             return self.log.take(choose_threads(section, layout, machine)), 1, step.terms
         from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
 
-        threads = self.log.take(
-            choose_exact_threads(section.threads, machine, step.split, self.fixed)
-        )
+        threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
         cores = section.threads or machine.threads or machine.cores // layout.num_devices
-        share, is_first = RankShare(cores, threads, usable), self.fixed is None
-        must_fill = is_first and bool(self.why_exact)
+        share = RankShare(cores, threads, usable)
+        must_fill = bool(self.why_exact) and fixed is None
         lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
         return threads, lanes.count, lanes.terms
 
@@ -347,13 +347,12 @@ class _Planning:
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            is_said = was_exact or self.facts.exact_cost is not None
-            why = exact_words(split, why if is_said else "")
+            why = exact_words(split, why if was_exact or self.facts.exact_cost else "")
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
         else:
-            why += "; --exact asks for it"
+            why += f"; {self.way_exact}"
         self.log.reasons["exact_auto"] = why
 
     def _warn(
