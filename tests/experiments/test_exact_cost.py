@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -121,7 +122,7 @@ def test_where_microbatches_cost_fewer_are_tried(
 def test_a_device_that_repeats_no_bits_is_found(
     facts_by: Callable[..., tuple[Config, Facts]],
 ) -> None:
-    for _ in range(2):  # it is measured again, not remembered
+    for _ in range(2):  # it is measured again
         measured = facts_by(not_repeating)
         cost = measured[1].exact_cost
         assert cost is not None
@@ -129,12 +130,24 @@ def test_a_device_that_repeats_no_bits_is_found(
         assert not planned(measured).compute.exact
 
 
-def test_a_disturbed_measurement_decides_nothing(
-    facts_by: Callable[..., tuple[Config, Facts]],
+def test_a_disturbed_measurement_is_kept_for_auto_and_measured_tries_again(
+    facts_by: Callable[..., tuple[Config, Facts]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = planned(facts_by(disturbed, samples=2))
+    """So auto decides later runs alike, too."""
+    measured, facts = facts_by(disturbed, samples=2)
+    made = planned((measured, facts))
     assert not made.compute.exact
-    assert "other programs want its time now; --exact" in made.reasons["exact_auto"]
+    assert "other programs wanted its time (train" in made.reasons["exact_auto"]
+    unknown = replace(facts, exact_cost=None)
+    with monkeypatch.context() as on_gpus:
+        on_gpus.setattr(exact_cost, "is_measured", lambda *_: True)
+        auto = measured.with_values(train={"exact": "auto"})
+        kept = with_exact_cost(auto, MACHINE, unknown, measures=True, job=never)
+    assert kept.exact_cost == facts.exact_cost
+    again = facts_by(slow.rows, samples=2)[1].exact_cost
+    assert again is not None
+    assert list(again.ratios) == [8]
+    assert facts_by(never, samples=2)[1].exact_cost == again
 
 
 @pytest.mark.parametrize(
@@ -186,7 +199,7 @@ def test_the_first_of_ranks_that_torchrun_starts_measures_for_all(
     )
     assert ended.stderr.count("exact  a few steps on one CPU rank") == 1
     (line,) = (line for line in ended.stdout.splitlines() if "exact (auto): " in line)
-    assert "as was measured" in line or "other programs want" in line
+    assert "as was measured" in line or "other programs wanted" in line
 
 
 def test_a_run_is_measured_before_its_first_plan_alone(corpus: Path, tmp_path: Path) -> None:
@@ -198,7 +211,7 @@ def test_a_run_is_measured_before_its_first_plan_alone(corpus: Path, tmp_path: P
     first = samecurve(*train, "--stop-after", "2", cwd=tmp_path)
     assert "exact  a few steps on one CPU rank" in first.stderr
     (line,) = (line for line in first.stdout.splitlines() if "exact (auto): " in line)
-    assert "as was measured" in line or "other programs want" in line
+    assert "as was measured" in line or "other programs wanted" in line
     later = samecurve(*train, cwd=tmp_path)
     assert "a few steps" not in later.stderr
     assert "as this run began" in later.stdout

@@ -4,8 +4,9 @@ auto on GPUs.
 Before a run's first plan a few of its steps are timed on one device, ordinary and exact ones each
 in a throw-away process of their own: in one process ordinary steps with several threads become
 slower after exact ones. Exact steps are trained from the same start each time, and must give the
-same bits. What was measured does not follow from the number of devices, and is cached, so that runs
-of one config on more or fewer devices of this machine are decided alike.
+same bits. What was found does not follow from the number of devices, and is kept in the cache, so
+that runs of one config on more or fewer devices of this machine are decided alike. So is that
+nothing could be measured: only measured, where the config says so, tries again.
 """
 
 import hashlib
@@ -86,8 +87,9 @@ def with_exact_cost(
         failure = f"its cost could not be measured on one device: {refusal.cause}"
         return replace(facts, exact_cost=ExactCost(failure=failure))
     cost = experiment.read_cached()
-    if cost is None and measures:
-        cost = experiment.measured_and_kept(job)
+    tries_again = config.train.exact == "measured" and cost is not None and bool(cost.failure)
+    if measures and (cost is None or tries_again):
+        cost = experiment.measured_and_kept(job, cost)
     return replace(facts, exact_cost=cost)
 
 
@@ -153,23 +155,24 @@ class _Experiment:
             return None
         is_sound = all(math.isfinite(ratio) and ratio > 0 for ratio in ratios.values())
         is_of_these = list(ratios) == list(self.exact)[: len(ratios)]
-        return cost if ratios and is_sound and is_of_these else None
+        return cost if (ratios or cost.failure) and is_sound and is_of_these else None
 
-    def measured_and_kept(self, job: Callable[..., Any]) -> ExactCost:
-        """What is measured now, unless another start has done that meanwhile."""
+    def measured_and_kept(self, job: Callable[..., Any], before: ExactCost | None) -> ExactCost:
+        """What is measured now, unless another start has done that meanwhile. before: was cached"""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with one_at_a_time(self.path.with_suffix(".lock")):
-                if cost := self.read_cached():
-                    return cost
+                meanwhile = self.read_cached()
+                if meanwhile and meanwhile != before:
+                    return meanwhile
                 echo(
                     f"exact  a few steps on {self.place}, to see what exactness costs there",
                     err=True,
                 )
                 cost = self._measure(job)
-                if not cost.failure:  # which may pass, as where a GPU's memory was taken
-                    write_json(self.path, asdict(cost))
-                    echo(f"exact  measured; without {self.path} it is measured anew", err=True)
+                write_json(self.path, asdict(cost))
+                found = "could not be measured" if cost.failure else "measured"
+                echo(f"exact  {found}; without {self.path} it is tried anew", err=True)
                 return cost
         except OSError as error:
             return ExactCost(failure=f"its cost could not be measured or kept: {error}")
@@ -188,7 +191,8 @@ class _Experiment:
                 return self._compare(_fastest(ordinary), train, schedule, until)
         except RunError as error:
             first_line = error.cause.partition("\n")[0]
-            return ExactCost(failure=f"its cost could not be measured on one device: {first_line}")
+            why = f"{first_line} (train.exact=measured tries again)"
+            return ExactCost(failure=f"its cost could not be measured on one device: {why}")
 
     def _compare(
         self, ordinary_seconds: float, train: "_Train", schedule: ProfileSchedule, until: float
@@ -223,7 +227,7 @@ def _take_turns(train: Callable[[], _Turn], until: float) -> list[_Turn]:
             raise RunError(f"that takes more than {_PATIENCE:.0f} s", "--exact asks for it")
         turns.append(train())
     if _is_disturbed(turns):
-        raise RunError("other programs want its time now", "--exact asks for it")
+        raise RunError("other programs wanted its time", "--exact asks for it")
     return turns
 
 
