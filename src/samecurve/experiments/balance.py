@@ -8,7 +8,6 @@ have one large microbatch for each device, a few have several small ones. The di
 the time of a microbatch from the time of its samples.
 """
 
-import hashlib
 import json
 import shutil
 import socket
@@ -28,7 +27,7 @@ from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.system.cache import cache_home
+from samecurve.core.system.cache import measured_path
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import with_exact_settled
@@ -175,13 +174,13 @@ def _computing_seconds(profile: Profile) -> list[float]:
 
 
 def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size: int) -> Path:
-    """The cache file of the speeds. Its name depends on everything known to affect them."""
+    """The cache file of the speeds."""
     task = [
         samecurve.__version__,
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
-        asdict(replace(facts, largest_tried=None, speeds=None)),
+        asdict(replace(facts, largest_tried=None, speeds=None, exact_cost=None)),
     ]
     devices = [
         [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices
@@ -196,11 +195,8 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         plan.compute.exact,
         config.optimizer.model_dump(mode="json"),
     ]
-    key = json.dumps(
-        [task, socket.gethostname(), machine.cores, devices, computation, size], sort_keys=True
-    )
-    name = hashlib.sha256(key.encode()).hexdigest()[:24]
-    return cache_home() / "speeds" / f"{name}.json"
+    key = [task, socket.gethostname(), machine.cores, devices, computation, size]
+    return measured_path("speeds", key)
 
 
 def _read_cached(path: Path) -> Speeds | None:

@@ -9,7 +9,6 @@ that runs of one config on more or fewer devices of this machine are decided ali
 nothing could be measured: only measured, where the config says so, tries again.
 """
 
-import hashlib
 import json
 import math
 import shutil
@@ -39,7 +38,7 @@ from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.system.cache import cache_home
+from samecurve.core.system.cache import measured_path
 from samecurve.core.system.files import one_at_a_time, write_json
 from samecurve.errors import NotExactError, RunError, UserError
 from samecurve.experiments.profile.profile import run_profile, shorten
@@ -234,10 +233,7 @@ def _take_turns(train: Callable[[], _Turn], until: float) -> list[_Turn]:
 def _cache_path(
     config: Config, machine: Machine, facts: Facts, device: Device, plans: Sequence[Plan]
 ) -> Path:
-    """The cache file. Its name depends on everything known to affect what is measured.
-
-    plans: those whose steps are timed
-    """
+    """The cache file. plans: those whose steps are timed"""
     task = [
         samecurve.__version__,
         version("torch"),
@@ -256,9 +252,7 @@ def _cache_path(
     where: list[object] = [device.kind, device.name, device.driver]
     if device.kind == "cpu":
         where += [machine.cores, machine.threads]
-    key = json.dumps([task, computation, where], sort_keys=True)
-    name = hashlib.sha256(key.encode()).hexdigest()[:24]
-    return cache_home() / "exact-costs" / f"{name}.json"
+    return measured_path("exact-costs", [task, computation, where])
 
 
 class _Train(Protocol):

@@ -35,6 +35,12 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
 
 
+def measured_path(kind: str, key: object) -> Path:
+    """The file of what was measured. key: everything known to affect it, as JSON has it"""
+    text = json.dumps(key, sort_keys=True)
+    return cache_home() / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
 def cache_entry(
     home: Path, make: Callable[[Path], None], *, say: Callable[[str], None] | None = None
 ) -> Path:
