@@ -87,17 +87,16 @@ class InvalidConfigError(UserError):
 class NotExactError(UserError):
     """train.exact can't be honoured here. Where the plan chose it (auto), the run is not exact."""
 
-    def __init__(
-        self, cause: str, remedy: str = "", where: str = "", way: str = "--exact asks for it"
-    ) -> None:
-        """way: to an exact run all the same, where the plan chose it"""
+    def __init__(self, cause: str, remedy: str = "", where: str = "", instead: str = "") -> None:
+        """instead: what the plan could choose, in a few words; '': nothing is known"""
         super().__init__(cause, remedy, where)
-        self.way = way
+        self.instead = instead
 
     @property
     def reason(self) -> str:
         """The cause, where another sentence says what is refused."""
-        return self.cause.removeprefix("train.exact: ")
+        reason = self.cause.removeprefix("train.exact: ")
+        return f"{reason} ({self.instead})" if self.instead else reason
 
 
 class Refusals:

@@ -215,7 +215,7 @@ def exact_memory(
             f"a microbatch of {micro} samples does not fit: {capacity} do",
             remedy,
             "batch.per_device",
-            way=f"{smaller} makes it fit",
+            instead=f"{smaller} makes it fit",
         )
     return terms
 

@@ -116,14 +116,13 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     if not config.train.plan_chooses_exact:
         return _Planning(config, machine, facts, fixed).plan()
     chosen, why = _choose_exact(config, machine, facts, fixed)
-    way = "--exact asks for it"
     if chosen is not None:
         try:
             return _Planning(chosen, machine, facts, fixed, why).plan()
         except NotExactError as refusal:
-            why, way = refusal.reason, refusal.way
+            why = refusal.reason
     ordinary = config.with_values(train={"exact": False})
-    return _Planning(ordinary, machine, facts, fixed, why, way).plan()
+    return _Planning(ordinary, machine, facts, fixed, why).plan()
 
 
 def _choose_exact(
@@ -149,7 +148,6 @@ class _Planning:
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
     why_exact: str = ""  # or why not, where the plan chose so; '': the config says so
-    way_exact: str = ""  # to an exact run all the same
     log: DecisionLog = field(default_factory=DecisionLog)
 
     def plan(self) -> Plan:
@@ -352,7 +350,7 @@ class _Planning:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
         else:
-            why += f"; {self.way_exact}"
+            why += "; --exact asks for it"
         self.log.reasons["exact_auto"] = why
 
     def _warn(
