@@ -1,9 +1,9 @@
 """How the CPU ranks of an exact run use their cores: threads inside an operation, and lanes.
 
 The number of threads changes the order in which an operation adds, so it follows from the machine
-and the microbatches of a step, never from the ranks. It is one, where a machine has no more cores
-than a step has microbatches. Lanes are the microbatches that a rank computes side by side, on all
-the cores of its share. They change no bit.
+and the microbatches of a step, never from the ranks: the whole cores that each microbatch can have,
+and at least one. Lanes are the microbatches that a rank computes side by side, on all the cores of
+its share. They change no bit.
 """
 
 from dataclasses import dataclass
