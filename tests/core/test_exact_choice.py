@@ -87,17 +87,18 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
                 "train": {"exact_devices": 16},
             },
             {"flops_per_sample": 1e11},
-            "1 of 8 cores would compute: fsdp gathers weights for one microbatch at a time",
+            "1 of a device's 8 cores would compute: fsdp gathers weights for one microbatch",
         ),
         (
             {"devices": {"threads": None, "memory": "1GiB"}, "train": {"exact_devices": 16}},
             {"bytes_per_sample": 1 << 25, "flops_per_sample": 1e11},
-            "of 16 cores would compute: memory holds no more",
+            "of a device's 16 cores would compute: memory holds no more",
         ),
         (
             {"devices": {"threads": None}, "train": {"exact_devices": 3}},
             {},
-            "foreseen to take 1.07 times as long on 16 cores",  # of which 15 would compute
+            # of which 15 would compute
+            "foreseen to take 1.07 times as long in 3 microbatches on 16 cores",
         ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
@@ -155,6 +156,12 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
     assert chosen == ordinary
 
 
+def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
+    few = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
+    made = plan(few, replace(CPUS, cores=12), FACTS)  # four microbatches of three threads
+    assert made.reasons["exact_auto"].endswith("; --exact --set train.exact_devices=4 asks for it")
+
+
 @pytest.mark.parametrize(
     ("cores", "micro", "threads"), [(1, 8, 1), (8, 8, 1), (16, 8, 2), (12, 16, 3), (256, 16, 64)]
 )
@@ -174,12 +181,12 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
         assert made.compute.threads == (devices.get("threads") or max(1, machine.free_cores // 8))
         return made.compute.lanes, made.reasons.get("lanes", "")
 
-    assert lanes() == (8, "on 16 of 16 cores")  # two threads in each
-    assert lanes(use="cpu:4") == (2, "on 4 of 4 cores")
-    assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of 3 cores")
+    assert lanes() == (8, "on 16 of its 16 cores")  # two threads in each
+    assert lanes(use="cpu:4") == (2, "on 4 of its 4 cores")
+    assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of its 3 cores")
     assert lanes(machine=replace(CPUS, cores=7)) == (
         4,
-        "on 4 of 7 cores: 8 microbatches in 2 rounds (train.exact_devices)",
+        "on 4 of its 7 cores: 8 microbatches in 2 rounds (train.exact_devices)",
     )
     assert lanes(threads=1) == lanes(threads=4) == (1, "")
     few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1500MiB")

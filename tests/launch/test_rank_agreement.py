@@ -2,18 +2,21 @@
 differs in words.
 """
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from threading import Timer
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from commands import command
+from commands import command, write_config
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.protocols import Rank
 from samecurve.launch.rank_agreement import check_ranks_agree, differences
+from samecurve.probe import probe
 from samecurve.worker import meeting
 from samecurve.worker.cluster_env import from_slurm
 from slurm import free_slurm_job, slurm_variables
@@ -102,3 +105,25 @@ def test_differences_are_named() -> None:
         " instead of not there"
     )
     assert differences(first, dict.fromkeys("abcd", "x")).endswith("; and 3 more")
+
+
+BOUND = """
+import os, runpy
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"])]})
+runpy.run_module("samecurve", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core for two ranks")
+def test_ranks_bound_to_a_core_each_are_planned_with_all_of_them(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """As Slurm binds them: else their operations would add in another order than one rank's."""
+    (tmp_path / "bound.py").write_text(BOUND)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "bound.py"]
+    command += ["train", "-f", str(write_config(tmp_path, corpus, 2)), "--save-dir", "run"]
+    command += ["--exact", "--set", "train.exact_devices=1"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=100)
+    plan = json.loads((tmp_path / "run/plan.json").read_text())["plan"]
+    assert plan["threads"] == probe().free_cores

@@ -31,7 +31,7 @@ from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.network import interface_towards, resolve, use_interface
 from samecurve.launch.prepare_external import prepare_external, take_back
-from samecurve.launch.rank_agreement import check_ranks_agree, report_config
+from samecurve.launch.rank_agreement import check_ranks_agree, cores_of_host, report_config
 from samecurve.launch.shared_directory import answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import OrphanGuard, RankGroup
@@ -111,7 +111,7 @@ def _take_part(
         loaded = read(loud=True)
         came = store = meeting.join()
         check_ranks_agree(store, rank, loaded)
-        prepared = prepare_external(loaded, rank, options, measure)
+        prepared = prepare_external(loaded, rank, options, measure, cores_of_host(store, rank))
         if rank.hosts > 1 and not prepared.done:
             _share_directory(store, rank, prepared)
     except BaseException as error:

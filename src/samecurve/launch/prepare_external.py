@@ -18,16 +18,17 @@ from samecurve.worker.cluster_env import FACTS, GROUP, LEAVES
 
 
 def prepare_external(
-    loaded: LoadedConfig, rank: Rank, options: Options, measure: Measure
+    loaded: LoadedConfig, rank: Rank, options: Options, measure: Measure, cores: int
 ) -> PreparedRun:
     """Prepare a run for the processes that were started.
 
     measure: measures what the plan goes by
+    cores: that those of a host may use together
 
     UserError: the config asks for other processes.
     """
     is_jax = loaded.config.engine == "jax"
-    machine = replace(probe(), started=rank.world_size, hosts=rank.hosts)
+    machine = replace(probe(), started=rank.world_size, hosts=rank.hosts, cores=cores)
     options = replace(options, group=os.environ.get(GROUP, ""))
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     facts = Path(os.environ[FACTS]) if FACTS in os.environ else None

@@ -1,7 +1,8 @@
 """Checks that ranks which torchrun, Slurm or the user started run one program with one config.
 
 Before anything is prepared, the first rank publishes its versions, config and code. Each other rank
-compares them with its own, and answers with the differences in words, or with an empty text.
+compares them with its own, and answers with the differences in words, or with an empty text. It
+also tells which cores it may use.
 """
 
 import json
@@ -17,6 +18,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.probe import allowed_cores, cpu_cores
 from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
 from samecurve.units import counted
 from samecurve.worker.meeting import pace, wait_for_ranks
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _IDENTITY = "samecurve/identity"  # the first rank's identity
 _OF_HOSTS = "samecurve/identity of hosts"  # that of the first host
 _ANSWER = "samecurve/answer"  # another rank's answer; its number follows
+_CORES = "samecurve/cores"  # another rank's host and the cores it may use; its number follows
 _COME = 1800.0  # seconds in which the first rank must say what it runs
 _SHOWN = 4  # differences of one rank that are named
 # config that only the first rank reads, or that may differ between hosts
@@ -81,6 +84,20 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
         )
 
 
+def cores_of_host(store: "Store", rank: Rank) -> int:
+    """The cores that the ranks of the first rank's host may use together.
+
+    A launcher may bind each rank to cores of its own (Slurm's --cpu-bind). What is planned for
+    several ranks must be what is planned for one that has all these cores.
+
+    The caller has called check_ranks_agree().
+    """
+    others = [f"{_CORES}/{index}" for index in range(rank.world_size) if index != rank.index]
+    places = [json.loads(text) for text in (store.multi_get(others) if others else [])]
+    here, numbers = socket.gethostname(), allowed_cores()
+    return cpu_cores(numbers.union(*(cores for host, cores in places if host == here)))
+
+
 def check_host_agrees(place: "Store", loaded: LoadedConfig, ranks: int) -> None:
     """Compare what this host runs with what the first host has left at the place where they meet.
 
@@ -123,6 +140,8 @@ def report_config(
         text = differences(json.loads(store.get(_IDENTITY)), identity(read()))
     except (SamecurveError, OSError) as error:
         text = f"its config can't be read: {error}".splitlines()[0]
+    cores = [socket.gethostname(), sorted(allowed_cores())]
+    store.set(f"{_CORES}/{rank.index}", json.dumps(cores))
     store.set(f"{_ANSWER}/{rank.index}", text)
 
 

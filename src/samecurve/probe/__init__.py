@@ -6,7 +6,7 @@ Reads the operating system, the driver, the environment and installed packages; 
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -61,12 +61,19 @@ def _xla_devices(environment: Mapping[str, str]) -> int | None:
     return int(counts[-1]) if counts else None
 
 
-def cpu_cores() -> int:
-    """Cores that this process may run on, a container's quota applied."""
+def allowed_cores() -> set[int]:
+    """The numbers of the cores to which this process is bound; all where it is not."""
     if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def cpu_cores(numbers: Collection[int] | None = None) -> int:
+    """Cores that this process may run on, a container's quota applied.
+
+    numbers: those of several processes together; None: of this one
+    """
+    allowed = len(allowed_cores() if numbers is None else numbers)
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -198,7 +198,7 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
     if count < num_devices and not split.microbatch_seconds:
         warnings.append(
             f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of"
-            f" {global_batch_size} is {count} microbatches of {micro}"
+            f" {global_batch_size} is {counted(count, 'microbatch')} of {micro}"
         )
     return warnings
 

@@ -133,7 +133,8 @@ def choose_exact_batch(
     )
     if is_auto and fixed is None and num_devices > split.num_microbatches:
         raise NotExactError(
-            f"{num_devices} devices share a step of {split.num_microbatches} microbatches",
+            f"{num_devices} devices share a step of"
+            f" {counted(split.num_microbatches, 'microbatch')}",
             f"train.exact_devices={num_devices}",
             "train.exact_devices",
         )
@@ -200,7 +201,7 @@ def exact_memory(
     micro = split.micro_batch_size
     if micro > capacity:
         fitting = micro
-        while fitting > capacity:  # halves of halves: 8 devices share them as before
+        while fitting > capacity:  # halved, so that the devices share them out as before
             fitting = -(-fitting // 2)
         smaller = f"batch.per_device={fitting}"
         remedy = (

@@ -1,8 +1,9 @@
 """train.exact: auto and measured: whether a run is exact where the config does not say so.
 
 The choice follows from the config, the model and the kind of device, never from the number of
-devices or their strategy, so a config is decided alike on any of them. Of the machine it asks only
-whether a step's microbatches share out a CPU's cores. The run's first plan fixes the choice.
+devices or their strategy, so a config is decided alike on any of them. It does follow from the
+number of a CPU's cores, which the microbatches of a step have to share out. The run's first plan
+fixes the choice.
 
 On CPU ranks auto foresees the cost by a rule. On GPUs, and everywhere with measured, the cost is
 what steps took on one device (experiments/exact_cost.py).
@@ -14,6 +15,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.lanes import busy_share
 from samecurve.core.planning.machine import Machine, choose_devices
 from samecurve.units import counted, join_words
@@ -34,11 +36,16 @@ _COMPILED = 3
 _NOT_MEASURED = "its cost is not measured yet (`samecurve train` does that, before a run begins)"
 
 
-def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config | None, str]:
-    """Choose for a run's first plan: the config of an exact run, and the words for the choice.
+def choose_exact(
+    config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
+) -> tuple[Config | None, str]:
+    """Choose the config of an exact run, and the words for the choice. None: it is not exact.
 
-    None: the run is not exact.
+    fixed: what the run's first plan fixed, whose choice stays; None: this is the first plan
     """
+    if fixed is not None:
+        exact = config.with_values(train={"exact": True}) if fixed.exact else None
+        return exact, "as this run began"
     kind = choose_devices(config.devices, config.engine, machine).value[0].kind
     if hindrance := exact_hindrance(config, facts):
         return None, hindrance
@@ -46,7 +53,7 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
         return _choose_as_measured(config, facts)
     # cores that an ordinary rank would share out
     cores = 1 if config.devices.threads else machine.free_cores
-    costs = []
+    costs, idle = [], ""
     for num_devices in exact_candidates(config):
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
         cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
@@ -58,8 +65,21 @@ def choose_exact(config: Config, machine: Machine, facts: Facts) -> tuple[Config
             times = _times_on_cores(1 + cost, facts, samples, micro, cores)
             if times <= 1 + MOST_COST:
                 return exact_on(config, num_devices), costs[-1]
-            costs[-1] = f"foreseen to take {times:.2f} times as long on {counted(cores, 'core')}"
-    return None, costs[0]
+            where = f"in {counted(-(-samples // micro), 'microbatch')} on {counted(cores, 'core')}"
+            idle = idle or f"foreseen to take {times:.2f} times as long {where}"
+    return None, idle or costs[0]
+
+
+def flags_for(chosen: Config | None, asked: Config) -> str:
+    """The flags that ask for an exact run with the bits of other layouts, which are exact by
+    themselves.
+
+    chosen: the config of these; None: they are not exact either. asked: as the user gave it
+    """
+    number = chosen.train.exact_devices if chosen else asked.train.exact_devices
+    if number in {asked.train.exact_devices, EXACT_DEVICES[0]}:
+        return "--exact"
+    return f"--exact --set train.exact_devices={number}"
 
 
 def is_measured(config: Config, kind: str) -> bool:

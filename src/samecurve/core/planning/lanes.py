@@ -108,11 +108,11 @@ def choose_lanes(
     busy = count * share.threads
     if why and must_fill:
         raise NotExactError(
-            f"{busy} of {counted(share.cores, 'core')} would compute: {why}",
+            f"{busy} of a device's {counted(share.cores, 'core')} would compute: {why}",
             "devices.threads=1",
             "devices.threads",
         )
-    reason = f"on {busy} of {counted(share.cores, 'core')}"
+    reason = f"on {busy} of its {counted(share.cores, 'core')}"
     if why:
         reason += f": {why}"
     elif share.cores // share.threads > wanted:

@@ -88,7 +88,7 @@ class Machine:
 
     @property
     def free_cores(self) -> int:
-        """Those that one process may use."""
+        """The cores that one process may use: as OMP_NUM_THREADS says, else all."""
         return self.threads or self.cores
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:

@@ -115,28 +115,17 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     """
     if not config.train.plan_chooses_exact:
         return _Planning(config, machine, facts, fixed).plan()
-    chosen, why = _choose_exact(config, machine, facts, fixed)
+    from samecurve.core.planning.exact_choice import choose_exact, flags_for
+
+    chosen, why = choose_exact(config, machine, facts, fixed)
+    flags = flags_for(chosen, config)
     if chosen is not None:
         try:
             return _Planning(chosen, machine, facts, fixed, why).plan()
         except NotExactError as refusal:
             why = refusal.reason
     ordinary = config.with_values(train={"exact": False})
-    return _Planning(ordinary, machine, facts, fixed, why).plan()
-
-
-def _choose_exact(
-    config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
-) -> tuple[Config | None, str]:
-    """The exact config where the plan chooses, and the words for the plan; None: the run is not
-    exact.
-    """
-    if fixed is not None:
-        exact = config.with_values(train={"exact": True}) if fixed.exact else None
-        return exact, "as this run began"
-    from samecurve.core.planning.exact_choice import choose_exact
-
-    return choose_exact(config, machine, facts)
+    return _Planning(ordinary, machine, facts, fixed, why, flags).plan()
 
 
 @dataclass(frozen=True)
@@ -148,6 +137,7 @@ class _Planning:
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
     why_exact: str = ""  # or why not, where the plan chose so; '': the config says so
+    exact_flags: str = ""  # that ask for it, where it is not exact
     log: DecisionLog = field(default_factory=DecisionLog)
 
     def plan(self) -> Plan:
@@ -350,7 +340,7 @@ class _Planning:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
         else:
-            why += "; --exact asks for it"
+            why += f"; {self.exact_flags} asks for it"
         self.log.reasons["exact_auto"] = why
 
     def _warn(
