@@ -87,7 +87,7 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
 def cores_of_host(store: "Store", rank: Rank) -> int:
     """The cores that the ranks of the first rank's host may use together.
 
-    A launcher may bind each rank to cores of its own (Slurm's --cpu-bind). What is planned for
+    A launcher may bind each rank to cores of its own, as Slurm does. What is planned for
     several ranks must be what is planned for one that has all these cores.
 
     The caller has called check_ranks_agree().
