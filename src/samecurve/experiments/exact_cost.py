@@ -170,8 +170,8 @@ class _Experiment:
                 )
                 cost = self._measure(job)
                 write_json(self.path, asdict(cost))
-                found = "could not be measured" if cost.failure else "measured"
-                echo(f"exact  {found}; without {self.path} it is tried anew", err=True)
+                ending = "could not be measured" if cost.failure else "measured"
+                echo(f"exact  {ending}; without {self.path} it is tried anew", err=True)
                 return cost
         except OSError as error:
             return ExactCost(failure=f"its cost could not be measured or kept: {error}")

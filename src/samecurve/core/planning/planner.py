@@ -121,11 +121,12 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     flags = flags_for(chosen, config)
     if chosen is not None:
         try:
-            return _Planning(chosen, machine, facts, fixed, why).plan()
+            return _Planning(chosen, machine, facts, fixed, why_exact=why).plan()
         except NotExactError as refusal:
             why = refusal.reason
     ordinary = config.with_values(train={"exact": False})
-    return _Planning(ordinary, machine, facts, fixed, why, flags).plan()
+    planning = _Planning(ordinary, machine, facts, fixed, why_exact=why, exact_flags=flags)
+    return planning.plan()
 
 
 @dataclass(frozen=True)
