@@ -64,8 +64,12 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     if strategy == "auto":  # with the cores that the machine has
         shared = config(devices={"use": use, "threads": None})
         assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
-        assert plan(shared, replace(CPUS, threads=8), FACTS).compute.exact  # OMP_NUM_THREADS
-        assert not plan(shared, replace(CPUS, threads=9), FACTS).compute.exact
+        assert not plan(shared, replace(CPUS, cores=9), FACTS).compute.exact
+        for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
+            limited = plan(shared, replace(CPUS, threads=asked), FACTS)
+            assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, 2)
+            is_warned = any("OMP_NUM_THREADS asks for 1, and" in one for one in limited.warnings)
+            assert is_warned == (asked == 1)
         assert plan(shared, replace(CPUS, cores=32), FACTS).compute.threads == 4
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
@@ -178,12 +182,12 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     def lanes(facts: Facts = FACTS, machine: Machine = CPUS, **devices: Any) -> tuple[int, str]:
         asked = config(train={"exact": True}, devices={"threads": None, **devices})
         made = plan(asked, machine, facts)
-        assert made.compute.threads == (devices.get("threads") or max(1, machine.free_cores // 8))
+        assert made.compute.threads == (devices.get("threads") or max(1, machine.cores // 8))
         return made.compute.lanes, made.reasons.get("lanes", "")
 
     assert lanes() == (8, "on 16 of its 16 cores")  # two threads in each
     assert lanes(use="cpu:4") == (2, "on 4 of its 4 cores")
-    assert lanes(machine=replace(CPUS, threads=3)) == (3, "on 3 of its 3 cores")
+    assert lanes(machine=replace(CPUS, cores=8, threads=3)) == (3, "on 3 of its 3 cores")
     assert lanes(machine=replace(CPUS, cores=7)) == (
         4,
         "on 4 of its 7 cores: 8 microbatches in 2 rounds (train.exact_devices)",

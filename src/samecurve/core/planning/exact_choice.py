@@ -51,8 +51,8 @@ def choose_exact(
         return None, hindrance
     if is_measured(config, kind):
         return _choose_as_measured(config, facts)
-    # cores that an ordinary rank would share out
-    cores = 1 if config.devices.threads else machine.free_cores
+    # OMP_NUM_THREADS has no say: it is often set to the cores of a rank, so it follows their number
+    cores = 1 if config.devices.threads else machine.cores
     costs, idle = [], ""
     for num_devices in exact_candidates(config):
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)

@@ -50,12 +50,12 @@ def choose_exact_threads(
     if fixed is None and threads:
         return Decision(threads, {"threads": "devices.threads"})
     if fixed is None:
-        cores, count = machine.free_cores, split.num_microbatches
+        cores, count = machine.cores, split.num_microbatches
         each = exact_threads(cores, count)
         reason = f"{each} in an operation on any number of ranks, so that all add in the same order"
         if each > 1:
             reason += f"; {cores} cores for {counted(count, 'microbatch')}"
-        return Decision(each, {"threads": reason})
+        return Decision(each, {"threads": reason}, _beyond_variable(machine, each))
     warnings: tuple[str, ...] = ()
     if threads and threads != fixed.threads:
         warning = (
@@ -64,6 +64,17 @@ def choose_exact_threads(
         )
         warnings = (warning,)
     return Decision(fixed.threads, {"threads": "as this run began"}, warnings)
+
+
+def _beyond_variable(machine: Machine, threads: int) -> tuple[str, ...]:
+    """A warning of more threads than OMP_NUM_THREADS asks for, which would change the bits."""
+    if not machine.threads or machine.threads >= threads:
+        return ()
+    return (
+        f"OMP_NUM_THREADS asks for {machine.threads}, and an operation has"
+        f" {counted(threads, 'thread')}, as on any number of ranks:"
+        f" devices.threads={machine.threads} gives fewer, on all of them, and other bits",
+    )
 
 
 @dataclass(frozen=True)

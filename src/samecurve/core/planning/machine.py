@@ -86,11 +86,6 @@ class Machine:
     xla_devices: int | None = None  # CPU devices that XLA_FLAGS asks for
     unfit: Mapping[str, UnfitEngine] = field(default_factory=dict)  # by engine
 
-    @property
-    def free_cores(self) -> int:
-        """The cores that one process may use: as OMP_NUM_THREADS says, else all."""
-        return self.threads or self.cores
-
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """CPU ranks, each with its share of the host's memory."""
         memory = self.host_bytes // count
