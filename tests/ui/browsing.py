@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Request, expect, sync_playwright
 
 from commands import write_config
 from samecurve.core.events import Event
@@ -20,6 +20,7 @@ MISSING = f"{CHROMIUM} is not there: apt-get install chromium"
 expect.set_options(timeout=60_000)  # milliseconds: a run starts in 3 s, beside other tests in 20 s
 WIDE = {"width": 1280, "height": 900}
 NARROW = {"width": 390, "height": 844}
+TWO_FRAMES = "() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
 
 
 @contextmanager
@@ -47,10 +48,24 @@ class Site:
     page: Page
     origin: str
     complaints: list[str] = field(default_factory=list)
+    unanswered: set[Request] = field(default_factory=set)
 
     def open(self, place: str) -> None:
         """Open a page: "runs", "run/ID"."""
         self.page.goto(f"{self.origin}/#/{place}")
+
+    def began(self, request: Request) -> None:
+        self.unanswered.add(request)
+
+    def ended(self, request: Request) -> None:
+        self.unanswered.discard(request)
+
+    def settle(self) -> None:
+        """Wait until the page has the answers to all that it asks for, and has drawn them."""
+        self.page.evaluate(TWO_FRAMES)
+        while self.unanswered:
+            self.page.wait_for_timeout(20)
+            self.page.evaluate(TWO_FRAMES)
 
     def read(self, path: str) -> Any:
         """The answer of the server to a request with the browser's cookie."""
@@ -96,6 +111,9 @@ def opened(root: Path, size: Any = WIDE) -> Iterator[Site]:
         page = context.new_page()
         site = Site(page, url.partition("/?")[0])
         watch_complaints(page, site.complaints)
+        page.on("request", site.began)
+        page.on("requestfinished", site.ended)
+        page.on("requestfailed", site.ended)
         page.goto(url)
         yield site
         assert not site.complaints

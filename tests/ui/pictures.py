@@ -51,7 +51,7 @@ def take(site: Site, to: Path, suffix: str = "") -> None:
     }
     for name, place in places.items():
         site.open(place)
-        page.wait_for_load_state("networkidle")
+        site.settle()
         page.wait_for_timeout(800)
         save(page, to / f"ui-{name}{suffix}.png")
     site.open("new")
@@ -79,7 +79,7 @@ def main(to: Path) -> None:
             take(site, to, "-dark")
         with opened(home, NARROW) as site:
             site.open(f"run/{site.run_id('moved')}")
-            site.page.wait_for_load_state("networkidle")
+            site.settle()
             save(site.page, to / "ui-narrow.png")
 
 

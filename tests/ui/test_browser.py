@@ -172,7 +172,7 @@ def test_every_page_shows_hostile_texts_as_texts_and_fits_a_narrow_screen(
         ):
             site.open(place)
             expect(site.page.get_by_role("heading", level=1)).to_be_visible()
-            site.page.wait_for_load_state("networkidle")
+            site.settle()
             width = site.page.evaluate("document.documentElement.scrollWidth")
             assert width <= NARROW["width"], place
             assert site.page.evaluate("document.title") != "broken"
