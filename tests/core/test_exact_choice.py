@@ -87,7 +87,12 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
         ),
         (
             {
-                "devices": {"threads": None, "strategy": "fsdp", "use": "cpu:2"},
+                "devices": {
+                    "threads": None,
+                    "strategy": "fsdp",
+                    "use": "cpu:2",
+                    "gather": "round",
+                },
                 "train": {"exact_devices": 16},
             },
             {"flops_per_sample": 1e11},
@@ -161,7 +166,8 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 
 
 def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
-    few = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
+    in_rounds = {"strategy": "fsdp", "use": "cpu:2", "gather": "round"}
+    few = config(devices={"threads": None, **in_rounds})
     made = plan(few, replace(CPUS, cores=12), FACTS)  # four microbatches of three threads
     assert made.reasons["exact_auto"].endswith("; --exact --set train.exact_devices=4 asks for it")
 
@@ -196,15 +202,19 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1500MiB")
     assert 1 < few < 8
     assert why.endswith("memory holds no more microbatches side by side")
-    assert lanes(use="cpu:2", strategy="fsdp")[1].endswith(
-        "fsdp gathers weights for one microbatch at a time"
-    )
+    for strategy in ("ddp", "dp", "fsdp"):
+        assert lanes(use="cpu:2", strategy=strategy) == (4, "on 8 of its 8 cores")
+    assert lanes(use="cpu:4", strategy="hsdp", shards=2) == (2, "on 4 of its 4 cores")
+    in_rounds = lanes(use="cpu:2", strategy="fsdp", gather="round")
+    assert in_rounds[0] == 1
+    assert in_rounds[1].endswith("fsdp gathers weights for one microbatch at a time")
     eight = replace(CPUS, cores=8)
     first = plan(config(devices={"threads": None}), eight, FACTS)
     assert (first.compute.exact, first.compute.lanes) == (True, 8)
     assert first.compute.threads_at_once == 8
     assert sum(term.bytes for term in first.memory if term.name == "lanes") > 7 * 8 << 20
-    moved = config(devices={"threads": None, "strategy": "fsdp", "use": "cpu:2"})
+    by_round = {"strategy": "fsdp", "use": "cpu:2", "gather": "round"}
+    moved = config(devices={"threads": None, **by_round})
     assert plan(moved, eight, FACTS, first.fixed).compute.exact
 
 

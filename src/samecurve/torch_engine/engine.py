@@ -81,7 +81,7 @@ class TorchEngine:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
         self.device = devices[0]
-        of_lanes = [*devices] * plan.compute.lanes  # one device, where there are several lanes
+        of_lanes = [device for device in devices for _ in range(plan.compute.lanes)]
         self._strategy = make_strategy(plan, comm, of_lanes)
         sites = DrawSites()
         self._setup = EngineSetup(

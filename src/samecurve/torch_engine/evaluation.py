@@ -68,7 +68,7 @@ def _side_by_side(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> Iter
     """The rounds, one after the other; several at once, where a CPU has several lanes."""
     each = (microbatches for staged in rounds for microbatches in staged)
     lanes = setup.plan.compute.lanes
-    if lanes == 1:
+    if lanes == 1 or setup.strategy.gathers_weights:  # which all ranks do together, in each round
         return each
     from samecurve.torch_engine.step.lanes import side_by_side
 

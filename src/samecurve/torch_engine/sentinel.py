@@ -157,10 +157,9 @@ class Sentinel:
         """
         if choice.device not in self._own_devices:
             return None, None, 0
-        threads = range(len(self._setup.devices))
-        if self._setup.has_several_devices:
-            threads = threads[choice.device - self._own_devices.start :][:1]
-        for thread in threads:
+        lanes = self._plan.compute.lanes
+        first = (choice.device - self._own_devices.start) * lanes
+        for thread in range(first, first + lanes):
             in_turn = [of_round[thread] for of_round in batch.rounds]
             for place, microbatch in enumerate(filter(None, in_turn)):
                 if microbatch.real and microbatch.number == choice.number:
@@ -200,8 +199,8 @@ class Sentinel:
     def _compute_everywhere(self, check: _Check) -> None:
         """Compute the gradient on all devices of all ranks, and note the hashes."""
         jobs: list[Callable[[], torch.Tensor]] = [
-            on_device(partial(self._computed, index, check), device)
-            for index, device in enumerate(self._setup.devices[: len(self._own_devices)])
+            on_device(partial(self._computed, index, check), self._setup.devices[index])
+            for index in range(0, len(self._setup.devices), self._plan.compute.lanes)
         ]
         rows = self._strategy.run_jobs(jobs)
         comm, device = self._setup.comm, self._setup.device

@@ -16,7 +16,7 @@ from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.lanes import busy_share
+from samecurve.core.planning.lanes import busy_share, why_no_lanes
 from samecurve.core.planning.machine import Machine, choose_devices
 from samecurve.units import counted, join_words
 
@@ -53,6 +53,7 @@ def choose_exact(
         return _choose_as_measured(config, facts)
     # OMP_NUM_THREADS has no say: it is often set to the cores of a rank, so it follows their number
     cores = 1 if config.devices.threads else machine.cores
+    alone = why_no_lanes(facts, offload_frozen=config.devices.offload_frozen)
     costs, idle = [], ""
     for num_devices in exact_candidates(config):
         samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
@@ -62,10 +63,13 @@ def choose_exact(
             return None, f"the work of a sample is not known{why}"
         costs.append(f"foreseen to take {1 + cost:.2f} times as long")
         if cost <= MOST_COST:
-            times = _times_on_cores(1 + cost, facts, samples, micro, cores)
+            count = -(-samples // micro)
+            in_turn = _times_of_calls(facts, samples, count, cores)
+            times = max((1 + cost) / busy_share(cores, count, has_lanes=not alone), in_turn)
             if times <= 1 + MOST_COST:
                 return exact_on(config, num_devices), costs[-1]
-            where = f"in {counted(-(-samples // micro), 'microbatch')} on {counted(cores, 'core')}"
+            where = f"in {counted(count, 'microbatch')} on {counted(cores, 'core')}"
+            where += f": {alone}" if alone else ""
             idle = idle or f"foreseen to take {times:.2f} times as long {where}"
     return None, idle or costs[0]
 
@@ -166,16 +170,12 @@ def foreseen_cost(
     return (more * each + again) / (work + each)
 
 
-def _times_on_cores(times: float, facts: Facts, samples: int, micro: int, cores: int) -> float:
-    """How many times as long as at once a step in microbatches takes on several cores.
-
-    times: on one core
+def _times_of_calls(facts: Facts, samples: int, num_microbatches: int, cores: int) -> float:
+    """How many times as long as a step at once, on several cores, the calls of its microbatches
+    take: Python's threads begin their operations one after another.
     """
-    count, work = -(-samples // micro), (facts.flops_per_sample or 0) * samples
-    calls = _flops_of_calls(facts)
-    # Python's threads begin their operations one after another
-    in_turn = count * calls / (work / cores + calls)
-    return max(times / busy_share(cores, count), in_turn)
+    work, calls = (facts.flops_per_sample or 0) * samples, _flops_of_calls(facts)
+    return num_microbatches * calls / (work / cores + calls)
 
 
 def _flops_of_calls(facts: Facts) -> float:

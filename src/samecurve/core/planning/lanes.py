@@ -18,8 +18,10 @@ from samecurve.core.planning.plan import StepMemory
 from samecurve.errors import NotExactError
 from samecurve.units import counted
 
-# terms of a device's peak that every lane has for itself
+# terms of a device's peak that every lane has for itself; where weights are sharded, "summed" are
+# the whole gradients
 _OWN_TERMS = {"gradients", "copies", "scratch", "exact", "activations"}
+_OWN_TERMS_SHARDED = _OWN_TERMS - {"gradients"} | {"summed"}
 # share of them that malloc keeps for a thread beside: measured were 0.11 (1M parameters) and 0.35
 # (13M)
 _KEPT = 0.35
@@ -30,9 +32,11 @@ def exact_threads(cores: int, num_microbatches: int) -> int:
     return max(1, cores // num_microbatches)
 
 
-def busy_share(cores: int, num_microbatches: int) -> float:
-    """The share of a machine's cores that one rank with lanes keeps busy in a step."""
+def busy_share(cores: int, num_microbatches: int, *, has_lanes: bool) -> float:
+    """The share of a machine's cores that one rank keeps busy in a step."""
     threads = exact_threads(cores, num_microbatches)
+    if not has_lanes:
+        return threads / cores
     rounds = -(-num_microbatches // (cores // threads))
     return num_microbatches * threads / (rounds * cores)
 
@@ -108,7 +112,8 @@ def choose_lanes(
     wanted = _busy(min(share.cores // share.threads, most), most)
     if wanted < 2:
         return Decision(Lanes(1, step.terms))
-    each = sum(term.bytes for term in step.terms if term.name in _OWN_TERMS)
+    own_terms = _OWN_TERMS_SHARDED if step.layout.shards > 1 else _OWN_TERMS
+    each = sum(term.bytes for term in step.terms if term.name in own_terms)
     each += int(_KEPT * each)
     fitting = max(1, 1 + int((share.usable - step.bytes) // max(1, each)))
     if why := _why_one(step, options, facts):
@@ -149,12 +154,17 @@ def _busy(lanes: int, microbatches: int) -> int:
 def _why_one(step: StepMemory, options: MemoryOptions, facts: Facts) -> str:
     """Why a rank computes one microbatch at a time; empty: it need not."""
     layout = step.layout
-    if layout.shards > 1:
+    if layout.shards > 1 and not layout.gathers_once:
         return f"{layout.strategy} gathers weights for one microbatch at a time"
-    if layout.num_devices > layout.world_size:
-        return f"{layout.strategy} has a thread for each device"
+    return why_no_lanes(facts, offload_frozen=options.offload_frozen)
+
+
+def why_no_lanes(facts: Facts, *, offload_frozen: float) -> str:
+    """Why no rank computes microbatches of this model side by side; empty: nothing is in the
+    way.
+    """
     if facts.whole_batch:
         return "the loss looks at the whole batch"
-    if facts.packed or options.offload_frozen:
+    if facts.packed or offload_frozen:
         return "each lane would copy the frozen weights"
     return ""

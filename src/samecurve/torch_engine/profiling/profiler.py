@@ -69,7 +69,8 @@ class TorchWatch:
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
-        threads = list(engine.devices) * engine.plan.compute.lanes
+        self._lanes = engine.plan.compute.lanes
+        threads = [device for device in engine.devices for _ in range(self._lanes)]
         self._timeline = Timeline(threads)
         engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
@@ -95,7 +96,8 @@ class TorchWatch:
             begin = self._timeline.now()
             result = self._engine.step(state, batch, lr, requests)
             end, spans = self._timeline.now(), self._timeline.take_spans()
-        timed = _TimedStep(batch.wait_seconds, batch.samples, begin, end, spans)
+        of_devices = spans[:: self._lanes]  # a device is shown by its first lane
+        timed = _TimedStep(batch.wait_seconds, batch.samples, begin, end, of_devices)
         self._timed_steps.append(timed)
         if number == 0:
             self._drain()
@@ -193,8 +195,7 @@ def _step(before: Moment, step: _TimedStep, num_devices: int, *, several: bool) 
     """A step as a profile shows it.
 
     before: when the step before ended
-    several: whether this process has several devices, each with spans of its own; a CPU's lanes,
-        which are one device, are shown by the first
+    several: whether this process has several devices, each with spans of its own
     """
     first = seconds_by_part(step.spans[0])
     parts = dict.fromkeys(_PARTS.values(), 0.0)
@@ -206,7 +207,7 @@ def _step(before: Moment, step: _TimedStep, num_devices: int, *, several: bool) 
         parts["sync"] += sum(first.get(name, 0.0) for name in names)
     idle = seconds_between(before, step.begin)
     parts = {"data": min(step.wait_seconds, idle), **parts}
-    devices = tuple(_computing_seconds(spans) for spans in step.spans) if several else ()
+    devices = tuple(map(_computing_seconds, step.spans)) if several else ()
     return Step(seconds_between(before, step.end), step.samples, parts, devices)
 
 

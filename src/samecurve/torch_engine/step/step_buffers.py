@@ -90,7 +90,7 @@ class StepBuffers:
         at = 0
         if not all(counts):
             source = next(device for device, count in enumerate(counts) if count)
-            at = source - own.start if source in own else 0
+            at = (source - own.start) * plan.compute.lanes if source in own else 0
             comm.broadcast(self._named(at).values(), self._setup.device, root=source // len(own))
         elif plan.compute.lanes == 1:
             return

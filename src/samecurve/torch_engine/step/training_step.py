@@ -60,8 +60,8 @@ class TrainingStep:
         self.strategy, self.devices = setup.strategy, setup.devices
         self.state, self.update = state, update
         self.named_means = NamedMeans()
-        own_devices = plan.layout.devices_of(setup.comm.rank)
-        self.report = RankReport(plan, setup.comm.rank, setup.devices[: len(own_devices)])
+        own_devices = setup.devices[:: plan.compute.lanes]
+        self.report = RankReport(plan, setup.comm.rank, own_devices)
         self.before_step: list[Callable[[Batch[list[Round]]], None]] = []
         self.before_forward: list[Callable[[int, bool], None]] = []
         self.after_forward: list[Callable[[int, bool], None]] = []

@@ -32,10 +32,10 @@ class DP(Strategy):
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
         others = self._devices[1 : len(models)]  # of lanes, one model may be all there is
-        for model, device in zip(models[1:], others, strict=True):
+        for index, (model, device) in enumerate(zip(models[1:], others, strict=True), start=1):
             Materializer(model, device)(model)
             self.models.append(model.to(device))
-            self._sync(self.models[-1])
+            self._sync(index)
 
     def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
         if len(jobs) == 1:
@@ -56,20 +56,22 @@ class DP(Strategy):
                 other.grad = None
 
     def sync_replicas(self) -> None:
-        for model in self.models[1:]:
-            self._sync(model)
+        for index in range(1, len(self.models)):
+            self._sync(index)
 
     @torch.no_grad()
-    def _sync(self, replica: nn.Module) -> None:
+    def _sync(self, index: int) -> None:
         """Give one replica the values of the first."""
-        first = self.models[0]
+        replica, first = self.models[index], self.models[0]
         for copy, weight in zip(replica.parameters(), first.parameters(), strict=True):
-            self._copy_weight(copy, weight)
-        for own, buffer in zip(replica.buffers(), first.buffers(), strict=True):
-            own.copy_(buffer)
-
-    def _copy_weight(self, copy: torch.Tensor, weight: torch.Tensor) -> None:
-        copy.copy_(weight)
+            copy.copy_(weight)
+        copy_buffers(first, replica)
 
     def close(self) -> None:
         self._team.close()
+
+
+def copy_buffers(model: nn.Module, replica: nn.Module) -> None:
+    """Give a replica of a model the values of the model's buffers."""
+    for copy, buffer in zip(replica.buffers(), model.buffers(), strict=True):
+        copy.copy_(buffer)

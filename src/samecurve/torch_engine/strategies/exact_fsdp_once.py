@@ -63,8 +63,7 @@ class ExactFSDPOnce(ExactFSDP):
 
     @torch.no_grad()
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        groups = self._order.gradients.kept_groups()  # those that some rank has called in this step
-        called = [self._own[id(group)] for group in groups]
+        called = [self._own[id(group)] for group in self._called_groups()]
         if self._whole:
             called.append(self._own_whole)
         nodes, on_their_way = self._nodes_by_rank(), list[Callable[[], None]]()
@@ -76,6 +75,10 @@ class ExactFSDPOnce(ExactFSDP):
             add()
         self._order.gradients.drop()
         super().reduce(parameters)
+
+    def _called_groups(self) -> list[Any]:
+        """The groups that some rank has called in this step."""
+        return self._order.gradients.kept_groups()
 
     def _nodes_by_rank(self) -> list[list[Node]]:
         """The nodes that each rank of this copy has after its microbatches."""

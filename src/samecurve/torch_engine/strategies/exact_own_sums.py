@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Work
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.torch_engine.process_group import Comm, real_pairs
 from samecurve.torch_engine.strategies.exact import add_gradients
-from samecurve.torch_engine.strategies.exact_allreduce import Gradients
+from samecurve.torch_engine.strategies.exact_allreduce import Gradients, Held
 from samecurve.torch_engine.strategies.exact_sums import RoundSums, ShardSums
 from samecurve.torch_engine.strategies.group_gradients import is_trained
 
@@ -63,6 +63,33 @@ class OwnSums:
         weights = self._weights()
         self._tree.give(node, [None if weight is None else weight.grad for weight in weights])
 
+    def of_lane(self, weights: Sequence[nn.Parameter]) -> "OwnSums":
+        """The sums of another lane of this rank, which has these weights."""
+        return OwnSums(lambda: weights, self._packed, self._sums)
+
+    def take(self) -> Held:
+        """The sums of the tree's nodes that there are, which are kept here no longer."""
+        held, self._tree.held = self._tree.held, []
+        self._clear()
+        return held
+
+    def give(self, held: Held) -> None:
+        """Add the sums of the next lane, which has the microbatches after those of this one."""
+        for node, gradients in held:
+            self._tree.give(node, gradients)
+
+    def names_with_gradient(self, names: Sequence[str]) -> set[str]:
+        """The names of the weights of which some microbatch has given a gradient.
+
+        names: of all weights
+        """
+        held = [gradients for _, gradients in self._tree.held]
+        return {
+            name
+            for number, name in enumerate(names)
+            if any(gradients[number] is not None for gradients in held)
+        }
+
     def _clear(self) -> None:
         for weight in self._weights():
             if weight is not None:
@@ -75,9 +102,7 @@ class OwnSums:
 
         Returns what waits for the parts of all ranks and adds them up.
         """
-        held = [gradients for _, gradients in self._tree.held]
-        self._tree.held = []
-        self._clear()
+        held = [gradients for _, gradients in self.take()]
         sendings = []
         for number in range(max(map(len, nodes))):
             gradients = held[number] if number < len(held) else None

@@ -57,6 +57,29 @@ def gather_for_backward(group: Any) -> None:
         group.wait_for_unshard()
 
 
+@contextmanager
+def gathered_at_once(root: nn.Module, groups: Sequence[Any]) -> Iterator[None]:
+    """All groups of a sharded model are gathered, and its hooks leave forward and backward passes
+    as they are. Gradients stay whole, in the gathered weights.
+    """
+    reshard(groups)
+    states = [state for module in root.modules() for state in states_of(module)]
+    for state in states_of(root):
+        state._lazy_init()  # noqa: SLF001 - a first pass would do it
+    for group in groups:
+        with keep_frozen(group):
+            gather_for_backward(group)
+    for state in states:
+        # in which FSDP2's hooks take a forward pass for one that backward makes again
+        state._training_state = TrainingState.PRE_BACKWARD  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for state in states:
+            state._training_state = TrainingState.IDLE  # noqa: SLF001
+        reshard(groups)
+
+
 def reshard(groups: Sequence[Any]) -> None:
     """Free the gathered weights, and forget the order by which backward gathers ahead."""
     for group in groups:
