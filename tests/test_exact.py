@@ -43,7 +43,7 @@ ALL = [
     ("hsdp", 4),
 ]
 LAYOUTS = {
-    "f32": [("ddp", 2), ("dp", 3), ("fsdp", 3)],
+    "f32": [("ddp", 2), ("dp", 2), ("fsdp", 2), ("fsdp", 3)],
     "bf16": [("ddp", 3), ("fsdp", 2)],
     "f64": [("ddp", 4), ("hsdp", 4)],
 }
@@ -128,7 +128,7 @@ def test_one_hash_on_any_number_of_devices(
             world,
             2,
         )
-        assert plan.compute.lanes == (2 if (strategy, world) == ("ddp", 2) else 1)
+        assert plan.compute.lanes == (2 if world == 2 else 1)  # on four cores
         assert same(outcome, expected), (strategy, world)
 
 
