@@ -61,16 +61,15 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     (line,) = (line for line in banner(made) if line.startswith(SAME_BITS))
     idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if use == "cpu:3" else ""
     assert line == SAME_BITS + idle
-    if strategy == "auto":  # with the cores that the machine has
-        shared = config(devices={"use": use, "threads": None})
-        assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
-        assert not plan(shared, replace(CPUS, cores=9), FACTS).compute.exact
-        for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
-            limited = plan(shared, replace(CPUS, threads=asked), FACTS)
-            assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, 2)
-            is_warned = any("OMP_NUM_THREADS asks for 1, and" in one for one in limited.warnings)
-            assert is_warned == (asked == 1)
-        assert plan(shared, replace(CPUS, cores=32), FACTS).compute.threads == 4
+    shared = config(devices={"use": use, "strategy": strategy, "threads": None})
+    assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
+    assert not plan(shared, replace(CPUS, cores=9), FACTS).compute.exact
+    for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
+        limited = plan(shared, replace(CPUS, threads=asked), FACTS)
+        assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, 2)
+        is_warned = any("OMP_NUM_THREADS asks for 1, and" in one for one in limited.warnings)
+        assert is_warned == (asked == 1)
+    assert plan(shared, replace(CPUS, cores=32), FACTS).compute.threads == 4
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
