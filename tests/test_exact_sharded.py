@@ -72,6 +72,12 @@ def test_blocks_have_one_hash(
     assert len({verdict.hash for verdict in verdicts}) == 1
 
 
+def test_a_copy_of_the_model_without_a_microbatch_takes_part(pool: Pool, tmp_path: Path) -> None:
+    """The last step of an epoch has one microbatch: two ranks of hsdp have none."""
+    config = blocks(gather="step").with_values(batch={"samples": 21})
+    check_one_curve(config, ["hsdp:4"], pool, tmp_path, steps=4, near=0.0)
+
+
 def test_uses_of_a_weight_do_not_share_a_copy_by_chance(pool: Pool, tmp_path: Path) -> None:
     """All threads of dp share the copies in two bytes that autocast keeps."""
     config = blocks("repeated", precision="bf16")

@@ -24,9 +24,8 @@ from samecurve.units import counted, show_bytes
 # share of the memory to plan with that must stay free for whole weights and gradients to be held:
 # they make a step faster, and an estimate that is a little too low must not end a run
 _SPARE = 0.1
-# share of it that whole weights and gradients may take more in an exact run, whatever the
-# activations are: where these are not known
-_LITTLE = 0.1
+# share of it that must stay free for activations that are not known, on exact CPU ranks
+_SPARE_UNKNOWN = 0.5
 
 
 def choose_gather(
@@ -57,12 +56,10 @@ def choose_gather(
         return _once(once, f"as asked; {how}, {need} of {usable} to use")
     if section.gather == "round":
         return Decision(by_round, {"gather": "as asked"})
-    more = once.bytes - by_round.bytes
-    if why := _why_by_round(once, more, capacity):
+    if why := _why_by_round(once, capacity):
         return Decision(by_round, {"gather": f"{how} {why}"})
-    if not once.is_known:
-        return _once(once, f"{how} take {show_bytes(more)} more, of {usable} to use")
-    return _once(once, f"{how} fit: {need} of {usable} to use")
+    unknown = "" if once.is_known else ", activations not counted"
+    return _once(once, f"{how} fit: {need} of {usable} to use{unknown}")
 
 
 def _gathered_once(
@@ -97,22 +94,21 @@ def _once(once: StepMemory, why: str) -> Decision[StepMemory]:
     return Decision(once, reasons)
 
 
-def _why_by_round(once: StepMemory, more: int, capacity: Capacity) -> str:
-    """Why memory may not hold whole weights and gradients; empty: it holds them.
-
-    more: bytes that they take beyond what is held where each round gathers
-    """
+def _why_by_round(once: StepMemory, capacity: Capacity) -> str:
+    """Why memory may not hold whole weights and gradients; empty: it holds them."""
     if once.layout.offload:
         return "are what devices.offload is to avoid"
     if capacity.was_tried:
         return "were not there when the microbatch was tried"
+    spare = _SPARE
     if not once.is_known:
-        if once.is_exact and more <= _LITTLE * capacity.usable:
-            return ""
-        return "may not fit: the activations are not known; devices.gather=step asks for it"
-    if once.bytes > (1 - _SPARE) * capacity.usable:
+        # lanes need whole weights: else cores would idle
+        if not (once.is_exact and once.layout.devices[0].kind == "cpu"):
+            return "may not fit: the activations are not known; devices.gather=step asks for it"
+        spare = _SPARE_UNKNOWN
+    if once.bytes > (1 - spare) * capacity.usable:
         return (
             f"would need {show_bytes(once.bytes)}; of {show_bytes(capacity.usable)} to use,"
-            f" {_SPARE:.0%} are to stay free"
+            f" {spare:.0%} are to stay free"
         )
     return ""

@@ -21,7 +21,7 @@ from samecurve.units import counted
 # terms of a device's peak that every lane has for itself; where weights are sharded, "summed" are
 # the whole gradients
 _OWN_TERMS = {"gradients", "copies", "scratch", "exact", "activations"}
-_OWN_TERMS_SHARDED = _OWN_TERMS - {"gradients"} | {"summed"}
+_OWN_TERMS_SHARDED = (_OWN_TERMS - {"gradients"}) | {"summed"}
 # share of them that malloc keeps for a thread beside: measured were 0.11 (1M parameters) and 0.35
 # (13M)
 _KEPT = 0.35
@@ -144,6 +144,17 @@ def choose_lanes(
     return Decision(Lanes(count, terms), {"lanes": reason})
 
 
+def why_no_lanes(facts: Facts, *, offload_frozen: float) -> str:
+    """Why no rank computes microbatches of this model side by side; empty: nothing is in the
+    way.
+    """
+    if facts.whole_batch:
+        return "the loss looks at the whole batch"
+    if facts.packed or offload_frozen:
+        return "each lane would copy the frozen weights"
+    return ""
+
+
 def _busy(lanes: int, microbatches: int) -> int:
     """How many lanes have work, where each takes as many microbatches as the others at most."""
     if lanes < 2:
@@ -155,16 +166,8 @@ def _why_one(step: StepMemory, options: MemoryOptions, facts: Facts) -> str:
     """Why a rank computes one microbatch at a time; empty: it need not."""
     layout = step.layout
     if layout.shards > 1 and not layout.gathers_once:
-        return f"{layout.strategy} gathers weights for one microbatch at a time"
+        return (
+            f"{layout.strategy} gathers weights for one microbatch at a time"
+            " (devices.gather=step: for several)"
+        )
     return why_no_lanes(facts, offload_frozen=options.offload_frozen)
-
-
-def why_no_lanes(facts: Facts, *, offload_frozen: float) -> str:
-    """Why no rank computes microbatches of this model side by side; empty: nothing is in the
-    way.
-    """
-    if facts.whole_batch:
-        return "the loss looks at the whole batch"
-    if facts.packed or offload_frozen:
-        return "each lane would copy the frozen weights"
-    return ""

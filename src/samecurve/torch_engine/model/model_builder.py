@@ -130,6 +130,12 @@ class FirstValues:
             random.seed(self._seed)
             np.random.seed(self._seed % (1 << 32))
             model: nn.Module = self._task.model()
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise UserError(
+                "model() gives an object that an earlier call of model() made",
+                "build the module in model(), anew each time",
+                "task",
+            )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if self._task.initial(name, tuple(parameter.shape)) is not None:

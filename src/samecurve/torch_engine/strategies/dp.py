@@ -75,3 +75,9 @@ def copy_buffers(model: nn.Module, replica: nn.Module) -> None:
     """Give a replica of a model the values of the model's buffers."""
     for copy, buffer in zip(replica.buffers(), model.buffers(), strict=True):
         copy.copy_(buffer)
+
+
+def share_buffers(model: nn.Module, replica: nn.Module) -> None:
+    """Let a replica of a model have the memory of the model's buffers."""
+    for copy, buffer in zip(replica.buffers(), model.buffers(), strict=True):
+        copy.data = buffer.data

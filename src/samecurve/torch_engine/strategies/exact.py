@@ -20,7 +20,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize
-from samecurve.torch_engine.strategies.dp import DP, copy_buffers
+from samecurve.torch_engine.strategies.dp import DP, copy_buffers, share_buffers
 from samecurve.torch_engine.strategies.exact_allreduce import (
     ExactAllReduce,
     Gradients,
@@ -244,12 +244,6 @@ class Exact(DP):
 
 def _idle(*_arguments: object) -> None:
     """The job of a lane without one."""
-
-
-def share_buffers(model: nn.Module, lane: nn.Module) -> None:
-    """Let a lane's replica of a model have the memory of the model's buffers."""
-    for own, buffer in zip(lane.buffers(), model.buffers(), strict=True):
-        own.data = buffer.data
 
 
 def note_gradient(fired: set[int], parameter: nn.Parameter) -> None:

@@ -229,12 +229,12 @@ class ExactFSDP(FSDP):
             return [None] * len(self._whole)
         sizes = [local_view(parameter.detach()).numel() for parameter in self._whole]
         parts = torch.split(flat, sizes)
-        return [
-            (torch.view_as_complex(part.view(-1, 2)) if parameter.is_complex() else part).view(
-                parameter.shape
-            )
-            for parameter, part in zip(self._whole, parts, strict=True)
+        # complex numbers begin at even places, which a part need not
+        numbers = [
+            torch.view_as_complex(part.reshape(-1, 2).clone()) if weight.is_complex() else part
+            for weight, part in zip(self._whole, parts, strict=True)
         ]
+        return [part.view(one.shape) for one, part in zip(self._whole, numbers, strict=True)]
 
     def norm(
         self, trained: Sequence[OptimizerParam], gradients: list[torch.Tensor]

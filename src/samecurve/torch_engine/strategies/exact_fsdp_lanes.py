@@ -2,8 +2,8 @@
 
 A step gathers all weights before its microbatches, and each lane has a bare replica of the model
 that shares their memory; the first lane computes with the sharded model itself, whose hooks do
-nothing meanwhile. So lanes need no other rank until all have ended. Each adds its own part of the
-step's tree, and these parts are added up before the owners of shards get theirs.
+nothing meanwhile. So lanes need no other rank until all have ended. Each lane adds its own part of
+the step's tree, and these parts are added up before the owners of shards get theirs.
 
 What is computed one after the other (trials, evaluations, the sentinel) gathers weights as ever.
 """
@@ -11,7 +11,7 @@ What is computed one after the other (trials, evaluations, the sentinel) gathers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,15 +22,13 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.model_setup import Materializer
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.base import Materialize
-from samecurve.torch_engine.strategies.exact import note_gradient, share_buffers
+from samecurve.torch_engine.strategies.dp import share_buffers
+from samecurve.torch_engine.strategies.exact import note_gradient
 from samecurve.torch_engine.strategies.exact_fsdp_once import ExactFSDPOnce
-from samecurve.torch_engine.strategies.exact_own_sums import OwnSums
+from samecurve.torch_engine.strategies.exact_own_sums import Lane
 from samecurve.torch_engine.strategies.fsdp_groups import all_groups, gathered_at_once
 from samecurve.torch_engine.strategies.group_gradients import is_trained
 from samecurve.torch_engine.strategies.threads import ThreadTeam
-
-if TYPE_CHECKING:
-    from samecurve.core.determinism.microbatches import Node
 
 T = TypeVar("T")
 
@@ -42,7 +40,7 @@ class ExactFSDPLanes(ExactFSDPOnce):
         super().__init__(plan, comm, devices)
         self._team = ThreadTeam(len(devices))
         self._is_side_by_side = False  # whether the microbatches of the step in work are
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
 
     def close(self) -> None:
         super().close()
@@ -53,7 +51,11 @@ class ExactFSDPLanes(ExactFSDPOnce):
         super().distribute([first], materialize)
         self.models += replicas
         self._groups = all_groups(self._root)
-        self._lanes = [_Lane(self._all_own(), self._fired)]
+        of_groups = [[one.sharded_param for one in group.fsdp_params] for group in self._groups]
+        self._names_of_sums = [
+            [self._names[id(weight)] for weight in weights] for weights in (*of_groups, self._whole)
+        ]
+        self._lanes = [self._lane]
         unsharded = [one for one in first.parameters() if not isinstance(one, DTensor)]
         for replica in replicas:
             Materializer(replica, self._device)(replica)
@@ -68,21 +70,16 @@ class ExactFSDPLanes(ExactFSDPOnce):
         with self._all_whole():  # the replicas have their memory from here on
             pass
 
-    def _lane_of(self, replica: nn.Module) -> "_Lane":
+    def _lane_of(self, replica: nn.Module) -> Lane:
         weights, fired = dict(replica.named_parameters()), set[int]()
         sums = [
             own.of_lane([weights[name] for name in names])
-            for names, own in zip(self._names_of_sums(), self._all_own(), strict=True)
+            for names, own in zip(self._names_of_sums, self._lane.sums, strict=True)
         ]
         for weight in filter(lambda one: one.requires_grad, weights.values()):
             hook = partial(note_gradient, fired)
             weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        return _Lane(sums, fired)
-
-    def _names_of_sums(self) -> list[list[str]]:
-        """The names of the weights of each sum of a lane."""
-        of_groups = [[one.sharded_param for one in group.fsdp_params] for group in self._groups]
-        return [[self._names[id(one)] for one in weights] for weights in (*of_groups, self._whole)]
+        return Lane(sums, fired)
 
     def _in_replicas(self, parameter: nn.Parameter) -> list[nn.Parameter]:
         """The weights of all replicas that are a parameter of the sharded model."""
@@ -144,42 +141,17 @@ class ExactFSDPLanes(ExactFSDPOnce):
             first, *others = self._lanes
             for lane in others:
                 first.take_over(lane)
-            for names, own in zip(self._names_of_sums(), first.sums, strict=True):
+            for names, own in zip(self._names_of_sums, first.sums, strict=True):
                 self._order.gradients.used |= own.names_with_gradient(names)
         super().reduce(parameters)
+        self._is_side_by_side = False
+
+    def reset(self) -> None:
+        super().reset()
+        self._is_side_by_side = False
 
     def leaves(self, device_index: int) -> dict[str, nn.Parameter]:
         if device_index == 0:
             return super().leaves(device_index)
         named = self.models[device_index].named_parameters()
         return {name: weight for name, weight in named if weight.requires_grad}
-
-
-class _Lane:
-    """The sums of one lane in the step in work.
-
-    sums: of each group, in the order of the groups, then of the weights that are not sharded
-    fired: ids of the weights that have a gradient of the backward pass in work
-    """
-
-    def __init__(self, sums: Sequence[OwnSums], fired: set[int]) -> None:
-        self.sums, self.fired = sums, fired
-        self._node: Node | None = None  # that the microbatch in work is, or completes
-
-    def begin_step(self, num_microbatches: int) -> None:
-        for own in self.sums:
-            own.begin_step(num_microbatches)
-
-    def begin_microbatch(self, number: int) -> None:
-        self.fired.clear()
-        for own in self.sums:
-            self._node = own.begin_microbatch(number)
-
-    def end_microbatch(self) -> None:
-        for own in self.sums:
-            own.end_microbatch(self._node)
-
-    def take_over(self, lane: "_Lane") -> None:
-        """Add the sums of the next lane to those of this one."""
-        for own, added in zip(self.sums, lane.sums, strict=True):
-            own.give(added.take())

@@ -3,6 +3,7 @@ them, once a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -102,6 +103,7 @@ class OwnSums:
 
         Returns what waits for the parts of all ranks and adds them up.
         """
+        self._sums.announce()
         held = [gradients for _, gradients in self.take()]
         sendings = []
         for number in range(max(map(len, nodes))):
@@ -148,14 +150,51 @@ class GroupShards(ShardSums):
     def weights(self) -> list[nn.Parameter | None]:
         return [getattr(param, "_unsharded_param", None) for param in self._group.fsdp_params]
 
+    def announce(self) -> None:
+        super().announce()
+        self._params = [param for param in self._group.fsdp_params if _has_sum(param)]
+
     def packed(self, gradients: Gradients, num_ranks: int) -> torch.Tensor:
         """The shard of each rank, padded as FSDP2 pads it; zeros where a weight has no gradient."""
-        pairs = list(zip(self._group.fsdp_params, gradients, strict=True))
-        trained = [(param, gradient) for param, gradient in pairs if is_trained(param)]
-        self._params = [param for param, _ in trained]
         whole = [
             torch.zeros_like(param.unsharded_param) if gradient is None else gradient
-            for param, gradient in trained
+            for param, gradient in zip(self._group.fsdp_params, gradients, strict=True)
+            if _has_sum(param)
         ]
         shards: torch.Tensor = torch._chunk_cat(whole, 0, num_ranks)  # noqa: SLF001
         return shards
+
+
+def _has_sum(param: Any) -> bool:
+    """Whether a weight (FSDPParam of torch) is trained, and holds a number."""
+    return is_trained(param) and param.unsharded_param.numel() > 0
+
+
+class Lane:
+    """The sums of one lane of a rank: of each group, and of the weights that are not sharded.
+
+    fired: ids of the weights that have a gradient of the backward pass in work
+    """
+
+    def __init__(self, sums: Sequence[OwnSums], fired: set[int]) -> None:
+        self.sums, self.fired = sums, fired
+        self._node: Node | None = None  # that the microbatch in work is, or completes
+
+    def begin_step(self, num_microbatches: int) -> None:
+        for own in self.sums:
+            own.begin_step(num_microbatches)
+
+    def begin_microbatch(self, number: int | None) -> None:
+        """Before a microbatch. number: None: it is a dummy, whose gradient is dropped"""
+        self.fired.clear()
+        for own in self.sums:
+            self._node = own.begin_microbatch(number)
+
+    def end_microbatch(self) -> None:
+        for own in self.sums:
+            own.end_microbatch(self._node)
+
+    def take_over(self, next_lane: "Lane") -> None:
+        """Add the sums of the next lane to those of this one."""
+        for own, added in zip(self.sums, next_lane.sums, strict=True):
+            own.give(added.take())

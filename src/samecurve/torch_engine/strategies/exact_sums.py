@@ -34,6 +34,12 @@ class RoundSums:
         self._tree = TreeSum(num_microbatches, _added)
         self.is_summed = False
 
+    def announce(self) -> None:
+        """This step sums the piece, though it may have no microbatch for the ranks of this copy of
+        the model.
+        """
+        self.is_summed = True
+
     @property
     def held(self) -> list[tuple[Node, torch.Tensor | None]]:
         """The sums of the tree's nodes that there are so far."""

@@ -65,7 +65,7 @@ def gathered_at_once(root: nn.Module, groups: Sequence[Any]) -> Iterator[None]:
     reshard(groups)
     states = [state for module in root.modules() for state in states_of(module)]
     for state in states_of(root):
-        state._lazy_init()  # noqa: SLF001 - a first pass would do it
+        state._lazy_init()  # noqa: SLF001 - for all states in it, as a first pass would
     for group in groups:
         with keep_frozen(group):
             gather_for_backward(group)
