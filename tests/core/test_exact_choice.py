@@ -62,7 +62,8 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if use == "cpu:3" else ""
     assert line == SAME_BITS + idle
     shared = config(devices={"use": use, "strategy": strategy, "threads": None})
-    assert plan(shared, replace(CPUS, cores=8), FACTS).compute.exact
+    for facts in (FACTS, replace(FACTS, bytes_per_sample=None)):  # a user's model: not known
+        assert plan(shared, replace(CPUS, cores=8), facts).compute.exact
     assert not plan(shared, replace(CPUS, cores=9), FACTS).compute.exact
     for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
         limited = plan(shared, replace(CPUS, threads=asked), FACTS)
