@@ -127,3 +127,19 @@ def test_a_buffer_of_another_shape_is_put_back() -> None:
 )
 def test_equal(one: object, other: object, *, same: bool) -> None:
     assert equal(one, other) == same
+
+
+def test_a_view_whose_memory_was_freed_is_left_alone() -> None:
+    """As a module may keep one of a weight that fsdp gathers and frees: reading it would end the
+    process.
+    """
+    model, whole = nn.Linear(2, 2), torch.ones(4)
+    model.kept = whole[1:]
+    before = Attributes(model, object())
+    whole.untyped_storage().resize_(0)
+    assert before.changed()
+    before.put_back()
+    after = Attributes(model, object())
+    assert not after.changed()
+    after.put_back()
+    assert model.kept.untyped_storage().nbytes() == 0

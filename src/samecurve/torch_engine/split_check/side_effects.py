@@ -258,10 +258,21 @@ def equal(one: object, other: object) -> bool:
 def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
+    if not (_is_there(one) and _is_there(other)):
+        return False
     same = one == other
     if one.is_floating_point() or one.is_complex():
         same |= one.isnan() & other.isnan()
     return bool(same.all())
+
+
+def _is_there(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers can be read: fsdp frees weights of which a module may keep a view,
+    and reading such a view would end the process.
+    """
+    if tensor.layout != torch.strided or not tensor.numel():
+        return True
+    return tensor.untyped_storage().nbytes() > 0
 
 
 def _snapshot(value: Any) -> Any:
@@ -269,7 +280,7 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, nn.Parameter):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.nbytes <= _MOST_BYTES else value
+        return value.detach().clone() if value.nbytes <= _MOST_BYTES and _is_there(value) else value
     if isinstance(value, np.ndarray):
         return value.copy() if value.nbytes <= _MOST_BYTES else value
     if isinstance(value, dict):  # items() of a subclass may import what it names
@@ -285,7 +296,7 @@ def _refill(value: Any, content: Any) -> None:
     if content is value:
         return
     if isinstance(value, torch.Tensor):
-        if value.shape == content.shape:
+        if value.shape == content.shape and _is_there(value):
             with torch.no_grad():
                 value.detach().copy_(content)
     elif isinstance(value, np.ndarray):
