@@ -73,8 +73,10 @@ def test_blocks_have_one_hash(
 
 
 def test_a_copy_of_the_model_without_a_microbatch_takes_part(pool: Pool, tmp_path: Path) -> None:
-    """The last step of an epoch has one microbatch: two ranks of hsdp have none."""
-    config = blocks(gather="step").with_values(batch={"samples": 21})
+    """The last step of an epoch has one microbatch: two ranks of hsdp have none. A weight is empty,
+    too.
+    """
+    config = blocks("empty", gather="step").with_values(batch={"samples": 21})
     check_one_curve(config, ["hsdp:4"], pool, tmp_path, steps=4, near=0.0)
 
 

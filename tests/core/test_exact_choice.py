@@ -207,7 +207,9 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
     assert lanes(use="cpu:4", strategy="hsdp", shards=2) == (2, "on 4 of its 4 cores")
     in_rounds = lanes(use="cpu:2", strategy="fsdp", gather="round")
     assert in_rounds[0] == 1
-    assert "fsdp gathers weights for one microbatch at a time" in in_rounds[1]
+    assert in_rounds[1].endswith(
+        "fsdp gathers weights for one microbatch at a time (devices.gather=step: for several)"
+    )
     eight = replace(CPUS, cores=8)
     first = plan(config(devices={"threads": None}), eight, FACTS)
     assert (first.compute.exact, first.compute.lanes) == (True, 8)

@@ -1,6 +1,6 @@
 """A model of all that sums of shards have to get right: a block that is called seldom, or twice
 (kind "repeated"), complex and shared weights, single numbers, rows that no number of shards
-divides, frozen weights, dropout.
+divides, a weight without numbers (kind "empty"), frozen weights, dropout.
 """
 
 from typing import Any
@@ -34,6 +34,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(7)
         self.spectral = Spectral()
         self.scale = nn.Parameter(torch.tensor(0.5))
+        self.turn = nn.Parameter(torch.tensor(0.5 + 0.1j))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.up(self.norm(x)))
@@ -42,7 +43,8 @@ class Block(nn.Module):
             moved = checkpoint(self.down, torch.tanh(self.up(first)), use_reentrant=True)
         else:
             moved = self.down(hidden)
-        found: torch.Tensor = x + self.scale * moved + 0.1 * self.spectral(x)
+        turned = self.spectral(x) * self.turn.real + moved * self.turn.imag.to(moved.dtype)
+        found: torch.Tensor = x + self.scale * moved + 0.1 * turned.to(x.dtype)
         return found
 
 
@@ -50,6 +52,8 @@ class Net(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
+        if kind == "empty":
+            self.empty = nn.Parameter(torch.zeros(0, 7))
         self.begin = nn.Linear(8, 7)
         self.table = nn.Embedding(5, 7)
         self.blocks = nn.ModuleList([Block(kind) for _ in range(3)])
@@ -62,6 +66,8 @@ class Net(nn.Module):
         x = x.to(self.begin.weight.dtype)
         seldom = bool(x[0, 0] > 0)
         x = self.begin(x) + self.table((x[:, 0] > 0.5).long())
+        if self.kind == "empty":
+            x = x + self.empty.sum(0)
         first, second, third = self.blocks
         x = self.frozen(first(x))
         if seldom or self.kind == "repeated":

@@ -419,6 +419,21 @@ def test_first_values_do_not_follow_the_number_of_threads() -> None:
     assert torch.equal(*means)  # type: ignore[arg-type]
 
 
+class Kept(Sums):
+    """A task that makes its model in the first call, and gives it again."""
+
+    kept: nn.Module | None = None
+
+    def model(self) -> nn.Module:
+        self.kept = self.kept or nn.Linear(2, 2)
+        return self.kept
+
+
+def test_a_model_that_an_earlier_call_made_is_refused() -> None:
+    with pytest.raises(UserError, match=r"earlier call of model\(\) made.*\n.*anew each time"):
+        FirstValues(cast("Any", Kept()), 0, lambda _: None).build()
+
+
 @pytest.mark.parametrize(
     "layout",
     ["single:1/3", "dp:3", "ddp:2/2", "fsdp:2/2", pytest.param("hsdp:4", marks=pytest.mark.long)],
