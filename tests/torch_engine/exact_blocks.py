@@ -1,6 +1,6 @@
 """A model of all that sums of shards have to get right: a block that is called seldom, or twice
 (kind "repeated"), complex and shared weights, single numbers, rows that no number of shards
-divides, a weight without numbers (kind "empty"), frozen weights, dropout.
+divides, frozen weights, dropout; a weight without numbers and single complex ones (kind "empty").
 """
 
 from typing import Any
@@ -34,7 +34,8 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(7)
         self.spectral = Spectral()
         self.scale = nn.Parameter(torch.tensor(0.5))
-        self.turn = nn.Parameter(torch.tensor(0.5 + 0.1j))
+        if kind == "empty":
+            self.turn = nn.Parameter(torch.tensor(0.5 + 0.1j))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.up(self.norm(x)))
@@ -43,8 +44,10 @@ class Block(nn.Module):
             moved = checkpoint(self.down, torch.tanh(self.up(first)), use_reentrant=True)
         else:
             moved = self.down(hidden)
-        turned = self.spectral(x) * self.turn.real + moved * self.turn.imag.to(moved.dtype)
-        found: torch.Tensor = x + self.scale * moved + 0.1 * turned.to(x.dtype)
+        turned = self.spectral(x)
+        if self.kind == "empty":
+            turned = turned * self.turn.real + moved * self.turn.imag
+        found: torch.Tensor = x + self.scale * moved + 0.1 * turned
         return found
 
 
