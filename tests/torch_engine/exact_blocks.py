@@ -44,10 +44,9 @@ class Block(nn.Module):
             moved = checkpoint(self.down, torch.tanh(self.up(first)), use_reentrant=True)
         else:
             moved = self.down(hidden)
-        turned = self.spectral(x)
+        found: torch.Tensor = x + self.scale * moved + 0.1 * self.spectral(x)
         if self.kind == "empty":
-            turned = turned * self.turn.real + moved * self.turn.imag
-        found: torch.Tensor = x + self.scale * moved + 0.1 * turned
+            found = found + x * self.turn.real + moved * self.turn.imag
         return found
 
 
