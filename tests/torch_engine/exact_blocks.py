@@ -38,13 +38,14 @@ class Block(nn.Module):
             self.turn = nn.Parameter(torch.tensor(0.5 + 0.1j))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = self.spectral(x)
         hidden = torch.tanh(self.up(self.norm(x)))
         if self.kind == "reentrant":
             first = checkpoint(self.down, hidden, use_reentrant=True)
             moved = checkpoint(self.down, torch.tanh(self.up(first)), use_reentrant=True)
         else:
             moved = self.down(hidden)
-        found: torch.Tensor = x + self.scale * moved + 0.1 * self.spectral(x)
+        found: torch.Tensor = x + self.scale * moved + 0.1 * turned
         if self.kind == "empty":
             found = found + x * self.turn.real + moved * self.turn.imag
         return found

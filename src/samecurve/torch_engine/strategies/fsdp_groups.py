@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def states_of(module: nn.Module) -> list[Any]:
@@ -45,6 +50,21 @@ def due_for_sum(group: Any) -> list[Any]:
         if hasattr(param, "_unsharded_param")
         and (param.unsharded_accumulated_grad is not None or param.unsharded_param.grad is not None)
     ]
+
+
+def uncounted(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose operations are not counted among those of a block.
+
+    A checkpoint that keeps some results numbers a block's operations, to find them again in
+    backward. Weights of modules in the block are gathered at other times then.
+    """
+
+    @wraps(function)
+    def without_modes(*arguments: P.args, **keywords: P.kwargs) -> T:
+        with _disable_current_modes():
+            return function(*arguments, **keywords)
+
+    return without_modes
 
 
 def is_idle(group: Any) -> bool:

@@ -38,6 +38,7 @@ from samecurve.torch_engine.strategies.fsdp_groups import (
     post_forward,
     reshard,
     states_of,
+    uncounted,
 )
 from samecurve.torch_engine.strategies.gather_events import (
     END,
@@ -93,6 +94,8 @@ class GatherOrder:
                 end = state._root_post_backward_final_callback  # noqa: SLF001 - public nowhere
                 callback = partial(self._end_backward, end)
                 state._root_post_backward_final_callback = callback  # noqa: SLF001
+                # of a module in a block, too, when the block runs again in backward
+                state._root_pre_forward = uncounted(state._root_pre_forward)  # noqa: SLF001
             for group in groups_of(module):
                 if id(group) not in watched:  # several modules may share one
                     watched.add(id(group))
@@ -107,6 +110,8 @@ class GatherOrder:
         group.post_backward = partial(self._post_backward, group, number, group.post_backward)
         group.pre_forward = partial(self._pre_forward, group, group.pre_forward)
         group.post_forward = partial(post_forward, group, group.post_forward)
+        for name in ("unshard", "wait_for_unshard", "post_backward", "pre_forward", "post_forward"):
+            setattr(group, name, uncounted(getattr(group, name)))
         group._backward_prefetch = partial(self._prefetch, group._backward_prefetch)  # noqa: SLF001
 
     def begin(
