@@ -45,7 +45,7 @@ def blocks(kind: str = "", gather: str = "round", **train: Any) -> Config:
 @pytest.mark.parametrize(
     ("kind", "gather", "train", "layouts"),
     [
-        ("", "round", {"recompute": "selective"}, ["fsdp:3", "hsdp:4"]),
+        ("empty", "round", {"recompute": "selective"}, ["fsdp:3", "hsdp:4"]),
         ("", "step", {}, ["fsdp:3", "hsdp:4"]),
         ("repeated", "round", {"precision": "bf16"}, ["fsdp:2"]),
         ("repeated", "step", {"precision": "bf16"}, ["fsdp:2"]),

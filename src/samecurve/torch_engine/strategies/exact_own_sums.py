@@ -3,7 +3,6 @@ them, once a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -152,22 +151,17 @@ class GroupShards(ShardSums):
 
     def announce(self) -> None:
         super().announce()
-        self._params = [param for param in self._group.fsdp_params if _has_sum(param)]
+        self._params = [param for param in self._group.fsdp_params if is_trained(param)]
 
     def packed(self, gradients: Gradients, num_ranks: int) -> torch.Tensor:
         """The shard of each rank, padded as FSDP2 pads it; zeros where a weight has no gradient."""
         whole = [
             torch.zeros_like(param.unsharded_param) if gradient is None else gradient
             for param, gradient in zip(self._group.fsdp_params, gradients, strict=True)
-            if _has_sum(param)
+            if is_trained(param)
         ]
         shards: torch.Tensor = torch._chunk_cat(whole, 0, num_ranks)  # noqa: SLF001
         return shards
-
-
-def _has_sum(param: Any) -> bool:
-    """Whether a weight (FSDPParam of torch) is trained, and holds a number."""
-    return is_trained(param) and param.unsharded_param.numel() > 0
 
 
 class Lane:

@@ -193,6 +193,7 @@ class GatherOrder:
 
     def reset(self) -> None:
         """Go back to before the first pass: nothing is gathered, and no order is known."""
+        begin_anew(self._states, self._groups)  # an error has ended a pass
         reshard(self._groups)
         self._orders.clear()
         self.gradients.begin_step()
