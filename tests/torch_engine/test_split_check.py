@@ -241,6 +241,11 @@ def test_a_model_that_asks_how_it_is_sharded_is_compared_with_one_device(pool: P
     assert "model: the model computes something else under fsdp than on one device" in one
 
 
+def test_an_error_in_a_trial_spoils_no_later_gradient(pool: Pool) -> None:
+    """Those that came after it were zero, and the model was refused."""
+    assert pool.run(2, said_under_fsdp, "fails_once") == ["", ""]
+
+
 def test_a_model_that_is_too_large_to_compare_is_said(pool: Pool) -> None:
     for said in pool.run(2, said_of_a_large_model):
         assert "fsdp was not compared with one device: the whole model is too large" in said

@@ -2,6 +2,7 @@
 user's is. The comment `# here` marks the line that is to be named.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -575,6 +576,29 @@ class Dropping(Net):
 
     def forward(self, x: Tensor) -> Any:
         return self.head(F.dropout(self.drop(self.features(x)), 0.2).mean(1))
+
+
+@model("fails_once")
+class FailsOnce(Net):
+    """The second backward pass of a process ends in an error, halfway."""
+
+    passes = itertools.count(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        if x.requires_grad:
+            x.register_hook(self.fail)
+        return self.head(x.mean(1))
+
+    def fail(self, _gradient: Tensor) -> None:
+        if next(self.passes) == 2:
+            raise RuntimeError("for once")
 
 
 @model("asks_how_it_is_sharded")

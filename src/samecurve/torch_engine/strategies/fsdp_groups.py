@@ -117,6 +117,16 @@ def begin_anew(states: Sequence[Any], groups: Sequence[Any]) -> None:
             one._training_state = TrainingState.IDLE  # noqa: SLF001
 
 
+def forget_pass(root: nn.Module, states: Sequence[Any], groups: Sequence[Any]) -> None:
+    """Cut all weights again, and forget a pass that an error may have ended halfway."""
+    forget: Callable[[], None] | None = getattr(root, "reset_iter_state", None)
+    if forget:
+        forget()
+    else:  # torch before 2.13 forgets the end of a pass alone
+        begin_anew(states, groups)
+    reshard(groups)
+
+
 @contextmanager
 def keep_frozen(group: Any) -> Iterator[None]:
     """Around the gathering of weights: what the model has frozen stays frozen.

@@ -30,6 +30,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.fsdp_groups import (
     begin_anew,
+    forget_pass,
     gather_for_backward,
     groups_of,
     is_idle,
@@ -60,7 +61,7 @@ class GatherOrder:
     def __init__(
         self, root: nn.Module, names: dict[int, str], comm: Comm, device: torch.device
     ) -> None:
-        self._comm, self._device = comm, device
+        self._root, self._comm, self._device = root, comm, device
         self.gradients = GroupGradients(names)
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
         # of the pass in work: whether it has gradients and a backward pass, what was called
@@ -193,10 +194,10 @@ class GatherOrder:
 
     def reset(self) -> None:
         """Go back to before the first pass: nothing is gathered, and no order is known."""
-        begin_anew(self._states, self._groups)  # an error has ended a pass
-        reshard(self._groups)
+        forget_pass(self._root, self._states, self._groups)
         self._orders.clear()
         self.gradients.begin_step()
+        self.gradients.drop()
         self._watches = self._has_left = False
 
     def end_call(self) -> None:
