@@ -108,6 +108,24 @@ def test_two_agents_train_as_one_process(home: Path) -> None:
 
 
 @pytest.mark.long
+def test_an_end_for_good_waits_for_no_lost_host(home: Path) -> None:
+    """torch's agent would wait five minutes for the other one, which answers no more."""
+    bad = "+ (float('nan') if __import__('os').path.exists('bad') else 0)"
+    (home / "own.py").write_text(TASK.replace(".sum()", f".sum() {bad}"))
+    config(home)
+    words = train(home, "2", "--rdzv", f"127.0.0.1:{free_port()}", "--node-rank")
+    with started(*words, 0, cwd=home) as first, started(*words, 1, cwd=home) as second:
+        reached(home, 5)
+        second.send_signal(signal.SIGSTOP)
+        (home / "bad").touch()
+        said = first.communicate(timeout=60)[0]
+        second.send_signal(signal.SIGCONT)
+        second.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (1, 1), said
+    assert "not finite" in said
+
+
+@pytest.mark.long
 @needs_machines()
 @pytest.mark.parametrize("how", ["nnodes", "torchrun", "exact"])
 def test_machines_train_as_one_process(how: str, home: Path) -> None:

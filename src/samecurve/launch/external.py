@@ -253,7 +253,7 @@ def follow_leader(rank: Rank, store: "Store") -> int:
             " how it goes"
         )
     if attempt.coordinator:
-        return _follow_in_child(attempt, rank)
+        return _follow_in_child(attempt, rank, store)
     run, stop_asked = Run(Path(attempt.run)), threading.Event()
 
     def stop(requests: Requests) -> None:
@@ -300,7 +300,7 @@ def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     return group.exit_codes[0], (signals.received,) if signals.received else ()
 
 
-def _follow_in_child(attempt: Attempt, rank: Rank) -> int:
+def _follow_in_child(attempt: Attempt, rank: Rank, store: "Store") -> int:
     """Run a rank that is not the first in a child process. Returns the exit code.
 
     A failure is mentioned on its terminal; the first rank's terminal says what has failed.
@@ -308,15 +308,16 @@ def _follow_in_child(attempt: Attempt, rank: Rank) -> int:
     code, signals = _run_child(attempt, rank)
     if code == 0:
         return _code_of_stop(signals, None)
+    run = Run(Path(attempt.run))
     if code < 128:
-        log = Run(Path(attempt.run)).logs / f"rank-{rank.index}.log"
+        log = run.logs / f"rank-{rank.index}.log"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         echo(
             f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says"
             f" why; {log} has more",
             err=True,
         )
-    return START_AGAIN if code < 0 else code
+    return code_after(START_AGAIN if code < 0 else code, run, attempt, store)
 
 
 def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:

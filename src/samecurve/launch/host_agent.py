@@ -153,22 +153,24 @@ class HostAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait for the other hosts, so that all end together.
 
-        Where the run has ended for good, other hosts may be about to start again. They are told.
+        Where the run has ended for good, other hosts may be about to start again, or be lost: they
+        are told, and waited for only a few seconds.
         """
         try:
             code: int | None = int(self._ended.read_text())
         except (OSError, ValueError):
             code = None
-        if code is None or self._hosts is None or self._round is None:
+        if code is None or self._round is None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]
             return
         store, handler = self._round, self._worker_group.spec.rdzv_handler
+        num_hosts = self._worker_group.group_world_size
         with suppress(RuntimeError):  # the first host has heard it from another, and is gone
             store.set(_END, str(code))
             handler.set_closed()  # type: ignore[no-untyped-call]
             store.add(_HEARD, 1)
             until = time.monotonic() + _HEAR
-            while store.add(_HEARD, 0) < len(self._hosts) and time.monotonic() < until:
+            while store.add(_HEARD, 0) < num_hosts and time.monotonic() < until:
                 time.sleep(0.1)
 
     def read_end(self) -> int | None:
