@@ -164,7 +164,7 @@ class HostAgent(SimpleElasticAgent):
             super()._exit_barrier()  # type: ignore[no-untyped-call]
             return
         store, handler = self._round, self._worker_group.spec.rdzv_handler
-        num_hosts = self._worker_group.group_world_size
+        num_hosts = self._worker_group.group_world_size or 0
         with suppress(RuntimeError):  # the first host has heard it from another, and is gone
             store.set(_END, str(code))
             handler.set_closed()  # type: ignore[no-untyped-call]
