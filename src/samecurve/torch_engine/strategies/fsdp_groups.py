@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
+from torch._C import _len_torch_dispatch_stack
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -61,6 +62,8 @@ def uncounted(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def without_modes(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if not _len_torch_dispatch_stack():  # spares the time of the next line
+            return function(*arguments, **keywords)
         with _disable_current_modes():
             return function(*arguments, **keywords)
 
