@@ -578,15 +578,17 @@ class Dropping(Net):
         return self.head(F.dropout(self.drop(self.features(x)), 0.2).mean(1))
 
 
-@model("fails_once")
-class FailsOnce(Net):
-    """The second backward pass of a process ends in an error, halfway."""
-
-    passes = itertools.count(1)
-
+class Layered(Net):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+
+@model("fails_once")
+class FailsOnce(Layered):
+    """The second backward pass of a process ends in an error, halfway."""
+
+    passes = itertools.count(1)
 
     def forward(self, x: Tensor) -> Any:
         x = self.features(x)
@@ -602,12 +604,8 @@ class FailsOnce(Net):
 
 
 @model("asks_how_it_is_sharded")
-class LayerDropping(Net):
+class LayerDropping(Layered):
     """As transformers' wav2vec2: a skipped layer is computed all the same where it is sharded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
 
     def forward(self, x: Tensor) -> Any:
         x = self.features(x)
