@@ -360,9 +360,8 @@ def _is_complex_array(parameter: nn.Parameter) -> bool:
 
 
 def _kept_whole(part: nn.Module) -> list[nn.Parameter]:
-    """Parameters that every rank keeps whole: single numbers and those without numbers, which can't
-    be cut, and the complex ones of a module that has real ones too, since a group that is cut has
-    one number format.
+    """Parameters that every rank keeps whole: those of one number or none, which can't be cut, and
+    the complex ones of a module with real ones: a group that is cut has one number format.
     """
     whole = [one for one in part.parameters() if not (one.ndim and one.numel())]
     for module in part.modules():
