@@ -1,6 +1,6 @@
 """A model of all that sums of shards have to get right: a block that is called seldom, or twice
 (kind "repeated"), complex and shared weights, single numbers, rows that no number of shards
-divides, frozen weights, dropout; a weight without numbers and single complex ones (kind "empty").
+divides, frozen blocks, dropout; a weight without numbers and single complex ones (kind "empty").
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ class Net(nn.Module):
         self.begin = nn.Linear(8, 7)
         self.table = nn.Embedding(5, 7)
         self.blocks = nn.ModuleList([Block(kind) for _ in range(3)])
-        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.frozen = nn.ModuleList([nn.Linear(7, 7) for _ in range(2)]).requires_grad_(False)
         self.drop = nn.Dropout(0.2)
         self.gain = nn.Parameter(torch.tensor(1.0))
         self.some = nn.Parameter(torch.randn(2))
@@ -72,7 +72,9 @@ class Net(nn.Module):
         if self.kind == "empty":
             x = x + self.empty.sum(0)
         first, second, third = self.blocks
-        x = self.frozen(first(x))
+        x = first(x)
+        for block in self.frozen:
+            x = block(x)
         if seldom or self.kind == "repeated":
             x = second(x)
         x = self.drop(third(third(x) if self.kind == "repeated" else x))

@@ -27,7 +27,7 @@ from samecurve.torch_engine.strategies.exact import note_gradient
 from samecurve.torch_engine.strategies.exact_fsdp_once import ExactFSDPOnce
 from samecurve.torch_engine.strategies.exact_own_sums import Lane
 from samecurve.torch_engine.strategies.fsdp_groups import all_groups, gathered_at_once
-from samecurve.torch_engine.strategies.group_gradients import is_trained
+from samecurve.torch_engine.strategies.group_gradients import trains
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class ExactFSDPLanes(ExactFSDPOnce):
         """Every group of trained weights: other ranks may have called what this one has not."""
         if not self._is_side_by_side:
             return super()._called_groups()
-        return [group for group in self._groups if any(map(is_trained, group.fsdp_params))]
+        return [*filter(trains, self._groups)]
 
     @torch.no_grad()
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:

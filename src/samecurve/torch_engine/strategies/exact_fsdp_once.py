@@ -20,6 +20,7 @@ from samecurve.torch_engine.strategies.exact_allreduce import Gradients
 from samecurve.torch_engine.strategies.exact_fsdp import ExactFSDP
 from samecurve.torch_engine.strategies.exact_own_sums import GroupShards, Lane, OwnSums
 from samecurve.torch_engine.strategies.exact_sums import ShardSums
+from samecurve.torch_engine.strategies.group_gradients import trains
 
 _AHEAD = 2  # groups that are on their way before the first of them is waited for
 
@@ -71,8 +72,8 @@ class ExactFSDPOnce(ExactFSDP):
         super().reduce(parameters)
 
     def _called_groups(self) -> list[Any]:
-        """The groups that some rank has called in this step."""
-        return self._order.gradients.kept_groups()
+        """The groups of trained weights that some rank has called in this step."""
+        return [*filter(trains, self._order.gradients.kept_groups())]
 
     def _nodes_by_rank(self) -> list[list[Node]]:
         """The nodes that each rank of this copy has after its microbatches."""

@@ -91,3 +91,8 @@ def is_trained(param: Any) -> bool:
     """Whether a weight (FSDPParam of torch) has been gathered, and may have a gradient."""
     whole: nn.Parameter | None = getattr(param, "_unsharded_param", None)
     return whole is not None and whole.requires_grad
+
+
+def trains(group: Any) -> bool:
+    """Whether a group has a weight that may have a gradient; frozen blocks have none."""
+    return any(map(is_trained, group.fsdp_params))
