@@ -42,14 +42,20 @@ class CallCounts:
         return key[1:] in self._varying
 
 
-def add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:
+def add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> bool:
     """Give blocks that no rank has called a place in the order, beside those of their list.
 
     order: a forward and a backward pass, each with its end; changed in place
     blocks: the groups of each
+
+    Returns False where their place is not known: the model calls its groups, each for the first
+    time, in another order than that of their numbers.
     """
     end = order.index(END)
     forward, backward = order[:end], order[end + 1 : -1]
+    firsts = list(dict.fromkeys(forward))
+    if blocks and firsts != sorted(firsts):
+        return False
     for groups in blocks:
         gathers = [2 * group for group in groups]
         lower = max((event for event in forward if event < gathers[0]), default=None)
@@ -62,6 +68,7 @@ def add_skipped_blocks(order: list[int], blocks: list[list[int]]) -> None:
             at = backward.index(later[0] + 1) + 1 if later else 0
             backward[at:at] = [*gathers, *sums]
     order[:] = [*forward, END, *backward, END]
+    return True
 
 
 def skipped_blocks(called: set[int], titles: list[str]) -> list[list[int]]:

@@ -7,8 +7,8 @@ what the others do: it gathers the block without using it, and adds zeros to its
 
 The first forward and backward pass is made in lockstep. It finds the order in which each later pass
 gathers (events 2n: the weights of group n) and sums (2n + 1: the gradients of group n). A block
-that every rank skipped in that first pass is given its place in the order by its number in its
-list of blocks.
+that every rank skipped is given its place in the order by its number, if the model calls its blocks
+by their numbers; if not, the next pass is made in lockstep, too.
 
 A block may be called several times in one pass. Where the number of its calls varies (a model that
 works through its rows in chunks), ranks ask each other at the end of the forward pass whether one
@@ -180,11 +180,10 @@ class GatherOrder:
         self._compare_counts()
         called = {event // 2 for event in self._order if event != END}
         skipped = skipped_blocks(called, self._titles)
-        if (skipped or self._has_diverged) and not self._skips:
+        is_new = (skipped or self._has_diverged) and not self._skips
+        if is_new or not add_skipped_blocks(self._order, skipped):
             self._skips = True
             self._order.clear()
-        else:
-            add_skipped_blocks(self._order, skipped)
 
     def is_repeated(self, group: Any) -> bool:
         """Whether the pass in work has called a group several times, and so may sum its gradients
