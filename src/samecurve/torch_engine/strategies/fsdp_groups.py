@@ -7,13 +7,16 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
-from torch._C import _len_torch_dispatch_stack
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# through them a checkpoint that keeps some results sees a block's operations
+_NUMBERING = (_CachingTorchDispatchMode, _CachedTorchDispatchMode)
 
 
 def states_of(module: nn.Module) -> list[Any]:
@@ -61,13 +64,13 @@ def uncounted(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @wraps(function)
-    def without_modes(*arguments: P.args, **keywords: P.kwargs) -> T:
-        if not _len_torch_dispatch_stack():  # spares the time of the next line
+    def without_numbers(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if not isinstance(_get_current_dispatch_mode(), _NUMBERING):
             return function(*arguments, **keywords)
-        with _disable_current_modes():
-            return function(*arguments, **keywords)
+        with _pop_mode_temporarily():
+            return without_numbers(*arguments, **keywords)
 
-    return without_modes
+    return without_numbers
 
 
 def is_idle(group: Any) -> bool:
