@@ -28,7 +28,7 @@ from benchmarks.common import paired
 from benchmarks.exact import Runner
 from benchmarks.page import publish
 from samecurve.core.config.document import read_file
-from samecurve.core.planning.exact_choice import foreseen_cost
+from samecurve.core.planning.exact_foreseen import foreseen_cost
 from samecurve.probe import cpu_name, probe
 from samecurve.torch_engine.strategies.exact import set_deterministic
 from samecurve.worker.cublas import set_repeating_workspace
@@ -72,12 +72,18 @@ MODELS: Mapping[str, Mapping[str, Any] | str] = {
     "tiny-llama, in 2": "tiny-llama.yaml",
     "tiny-masked, in 2": "tiny-masked.yaml",
 }
+ON_GPU: Mapping[str, Mapping[str, Any]] = {  # some that have work for a GPU
+    "decoder 768x12, 2 x 1024 tokens": language(768, 12, 1024, 16),
+    "decoder 768x12, 8 x 1024 tokens": language(768, 12, 1024, 64),
+    "decoder 1024x24, 4 x 1024 tokens": language(1024, 24, 1024, 32),
+}
 IN = re.compile(r", in (\d+)$")  # microbatches of a step, where they are not 8
 
 
 def values_of(name: str, text: Path, steps: int) -> dict[str, Any]:
     """The values of a config. name: of a model; text: that a decoder learns"""
-    of = MODELS[name]
+    models = {**MODELS, **ON_GPU}
+    of = models[name if name in models else IN.sub("", name)]
     if isinstance(of, str):
         values = dict(read_file(MODELS_HOME / of).value)
     else:
@@ -133,6 +139,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
     facts, batch = exact.facts, exact.plan.batch
     return {
         "arrays": facts.arrays,
+        "params": facts.params,
         "trainable": facts.trainable,
         "flops_per_sample": facts.flops_per_sample,
         "samples": batch.global_batch_size,
@@ -141,6 +148,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
             facts,
             batch.global_batch_size,
             batch.micro_batch_size,
+            kind="cpu" if place == "cpu" else "cuda",
             compiled=values["train"]["compile"],
         ),
         "ratio": paired(seconds["exact"], seconds["whole batches"], lambda a, b: a / b),
@@ -151,7 +159,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--models", default=";".join(MODELS), help="names with ; between them")
+    parser.add_argument("--models", default="", help="names with ; between them")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--engine", choices=("torch", "jax"), default="torch")
     parser.add_argument("--device", default="cpu")
@@ -171,7 +179,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(200_000)))
-        for name in given.models.split(";"):
+        all_models = MODELS if given.device == "cpu" else {**MODELS, **ON_GPU}
+        for name in given.models.split(";") if given.models else all_models:
             values = values_of(name, home / "text.txt", WARM + given.steps)
             values |= {"engine": given.engine, "devices": devices}
             values["train"] |= {"compile": given.compile, "precision": given.dtype}
@@ -185,7 +194,8 @@ def main() -> None:
     form = "jax" if given.engine == "jax" else "compiled"
     kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"
     machine = cpu_name() if given.device == "cpu" else probe().devices[0].name
-    publish(kind, {"models": models}, machine=machine, is_kept=not given.no_keep)
+    values = {"models": models, "device": "cpu" if given.device == "cpu" else "cuda"}
+    publish(kind, values, machine=machine, is_kept=not given.no_keep)
 
 
 if __name__ == "__main__":

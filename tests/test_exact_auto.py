@@ -95,7 +95,12 @@ run()
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads"), [pytest.param(2, 1, marks=pytest.mark.long), (24, 3)]
+    ("cores", "threads"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.long),
+        (12, 2),  # more threads than cores, which eight microbatches don't share out evenly
+        pytest.param(24, 3, marks=pytest.mark.long),
+    ],
 )
 def test_auto_gives_one_hash_for_a_users_file(cores: int, threads: int, tmp_path: Path) -> None:
     """Its work is counted: on one rank and on two, from the command line.

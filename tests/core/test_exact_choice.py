@@ -1,5 +1,5 @@
-"""train.exact: auto: chosen from the config and the model alone, so alike on any devices; for good;
-and never a reason to refuse a run.
+"""train.exact: auto: chosen from the config and the model alone, so alike on any devices and
+machines; for good; and never a reason to refuse a run.
 """
 
 import json
@@ -12,7 +12,8 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.exact_choice import MOST_COST, foreseen_cost
+from samecurve.core.planning.exact_choice import MOST_COST
+from samecurve.core.planning.exact_foreseen import foreseen_cost
 from samecurve.core.planning.facts import ExactCost, Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Device, Machine
@@ -63,8 +64,9 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     assert line == SAME_BITS + idle
     shared = config(devices={"use": use, "strategy": strategy, "threads": None})
     for facts in (FACTS, replace(FACTS, bytes_per_sample=None)):  # a user's model: not known
-        assert plan(shared, replace(CPUS, cores=8), facts).compute.exact
-    assert not plan(shared, replace(CPUS, cores=9), FACTS).compute.exact
+        for cores in (1, 2, 3, 6, 9, 16, 64):
+            other = plan(shared, replace(CPUS, cores=cores), facts)
+            assert (other.compute.exact, other.batch.micro_batch_size) == (True, 8)
     for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
         limited = plan(shared, replace(CPUS, threads=asked), FACTS)
         assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, 2)
@@ -104,10 +106,9 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
             "of a device's 16 cores would compute: memory holds no more",
         ),
         (
-            {"devices": {"threads": None}, "train": {"exact_devices": 3}},
-            {},
-            # of which 15 would compute
-            "foreseen to take 1.07 times as long in 3 microbatches on 16 cores",
+            {"devices": {"threads": None}},
+            {"whole_batch": True},
+            "one microbatch at a time, on few of its cores: the loss looks at the whole batch",
         ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
@@ -127,7 +128,7 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
         ),
         # on these devices only, and for good
         (
-            {"batch": {"samples": 32768}},
+            {"batch": {"samples": 32768}, "train": {"exact_devices": 8}},
             {"bytes_per_sample": 1 << 24},
             "(batch.per_device=2048 makes it fit)",
         ),
@@ -167,19 +168,21 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 
 def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
     in_rounds = {"strategy": "fsdp", "use": "cpu:2", "gather": "round"}
-    few = config(devices={"threads": None, **in_rounds})
-    made = plan(few, replace(CPUS, cores=12), FACTS)  # four microbatches of three threads
+    smaller = replace(FACTS, flops_per_sample=3e9)  # four microbatches
+    made = plan(config(devices={"threads": None, **in_rounds}), CPUS, smaller)
     assert made.reasons["exact_auto"].endswith("; --exact --set train.exact_devices=4 asks for it")
 
 
 @pytest.mark.parametrize(
-    ("cores", "micro", "threads"), [(1, 8, 1), (8, 8, 1), (16, 8, 2), (12, 16, 3), (256, 16, 64)]
+    ("cores", "threads", "lanes"),
+    [(1, 1, 1), (3, 1, 4), (7, 1, 8), (8, 1, 8), (9, 2, 8), (12, 2, 8), (16, 2, 8), (256, 32, 8)],
 )
-def test_microbatches_share_out_the_cores(cores: int, micro: int, threads: int) -> None:
-    """Eight don't share out 12; on 256 eight threads would wait for each other in Python."""
+def test_microbatches_share_out_the_cores(cores: int, threads: int, lanes: int) -> None:
+    """All of them: where threads don't fit the cores, there are more of them than cores."""
     made = plan(config(devices={"threads": None}), replace(CPUS, cores=cores), FACTS)
-    assert (made.batch.micro_batch_size, made.compute.threads) == (micro, threads)
-    assert made.compute.threads_at_once == cores
+    assert (made.compute.threads, made.compute.lanes) == (threads, lanes)
+    assert made.compute.threads_at_once >= cores
+    assert ("on these cores a step is foreseen" in made.reasons["exact_auto"]) == (cores == 256)
 
 
 def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
@@ -193,11 +196,8 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
 
     assert lanes() == (8, "on 16 of its 16 cores")  # two threads in each
     assert lanes(use="cpu:4") == (2, "on 4 of its 4 cores")
-    assert lanes(machine=replace(CPUS, cores=8, threads=3)) == (3, "on 3 of its 3 cores")
-    assert lanes(machine=replace(CPUS, cores=7)) == (
-        4,
-        "on 4 of its 7 cores: 8 microbatches in 2 rounds (train.exact_devices)",
-    )
+    assert lanes(machine=replace(CPUS, cores=8, threads=3)) == (4, "on 3 of its 3 cores")
+    assert lanes(use="cpu:3", machine=replace(CPUS, cores=6)) == (3, "on 2 of its 2 cores")
     assert lanes(threads=1) == lanes(threads=4) == (1, "")
     few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1500MiB")
     assert 1 < few < 8
@@ -221,11 +221,31 @@ def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
 
 
 @pytest.mark.parametrize("use", ["0", "0,1"])
-def test_on_gpus_auto_goes_by_what_steps_took(use: str) -> None:
-    """So does measured on any device. A forecast, here of next to nothing, has no say."""
-    on_gpus = config(devices={"use": use, "threads": None})
+def test_on_gpus_each_microbatch_is_to_have_enough_to_do(use: str) -> None:
+    """By a rule, as on CPUs, but one of the config alone: whatever the GPUs' kind and number."""
 
-    def chosen(cost: ExactCost | None, facts: Facts = FACTS, of: Config = on_gpus) -> Plan:
+    def chosen(flops: float, machine: Machine = GPUS, **facts: Any) -> tuple[bool, int]:
+        asked = config(devices={"use": use, "threads": None})
+        made = plan(asked, machine, replace(FACTS, flops_per_sample=flops, **facts))
+        return made.compute.exact, made.batch.micro_batch_size
+
+    assert chosen(1e10) == (False, 64 // (1 + (use == "0,1")))  # its host would fall behind
+    others = tuple(replace(gpu, name="NVIDIA A100-SXM4-40GB") for gpu in GPUS.devices)
+    for machine in (GPUS, replace(GPUS, devices=others, cores=3)):
+        assert chosen(5e11, machine) == (True, 16)
+        assert chosen(2e12, machine) == (True, 8)
+        assert chosen(2e12, machine, whole_batch=True)[0] is False  # features are computed twice
+    # a microbatch that leaves a GPU no room is cut further, as long as that costs little
+    assert chosen(2e13, bytes_per_sample=10 << 30) == (True, 2)
+    assert chosen(2e13, bytes_per_sample=20 << 30) == (True, 1)
+
+
+@pytest.mark.parametrize("use", ["0", "0,1", "cpu:2"])
+def test_measured_goes_by_what_steps_took(use: str) -> None:
+    """A forecast, here of next to nothing, has no say."""
+    asked = config(devices={"use": use, "threads": None}, train={"exact": "measured"})
+
+    def chosen(cost: ExactCost | None, facts: Facts = FACTS, of: Config = asked) -> Plan:
         return plan(of, GPUS, replace(facts, exact_cost=cost))
 
     def says(made: Plan) -> str:
@@ -245,12 +265,12 @@ def test_on_gpus_auto_goes_by_what_steps_took(use: str) -> None:
     assert says(chosen(ExactCost(failure="out of memory"))) == "out of memory; --exact asks for it"
     nothing = ExactCost(ratios={8: 1.0})
     mixing = replace(FACTS, coupled=("BatchNorm",))
-    by_consent = config(devices={"use": use, "threads": None}, train={"allow_coupled": True})
+    by_consent = asked.with_values(train={"allow_coupled": True})
     assert "train.allow_coupled" in says(chosen(nothing, mixing, by_consent))
     free = replace(FACTS, flops_per_sample=None)
-    asked = config(train={"exact": "measured"}, devices={"use": "cpu:2"})
-    assert plan(asked, CPUS, replace(free, exact_cost=nothing)).compute.exact
-    assert not plan(config(), CPUS, replace(free, exact_cost=nothing)).compute.exact
+    assert chosen(nothing, free).compute.exact
+    auto = asked.with_values(train={"exact": "auto"})
+    assert not chosen(nothing, free, auto).compute.exact
 
 
 def test_a_run_keeps_what_its_first_plan_chose() -> None:
@@ -336,22 +356,24 @@ def test_its_cost_is_foreseen_as_it_was_measured() -> None:
     """Where the rule takes a model, the measured pair cost little; larger batches cost less."""
     root = Path(__file__).parents[2] / "benchmarks" / "results"
     pairs = [
-        (pair, path.name.startswith("compiled"))
+        (pair, path.name.startswith("compiled"), of.get("device", "cpu"))
         for path in root.glob("*cost-of-exact-*.json")
-        for pair in json.loads(path.read_text())["models"].values()
+        for of in [json.loads(path.read_text())]
+        for pair in of["models"].values()
     ]
-    for pair, compiled in pairs:
+    for pair, compiled, kind in pairs:
         arrays = {name: tuple(shape) for name, shape in pair["arrays"].items()}
         counts = {key: pair[key] for key in ("trainable", "flops_per_sample")}
+        counts["params"] = pair.get("params", pair["trainable"])
         facts = replace(FACTS, arrays=arrays, **counts)
         samples, micro = pair["samples"], pair["microbatch"]
-        foreseen = foreseen_cost(facts, samples, micro, compiled=compiled)
+        foreseen = foreseen_cost(facts, samples, micro, kind=kind, compiled=compiled)
         assert foreseen is not None
         assert foreseen == pytest.approx(pair["foreseen"])
         assert foreseen > MOST_COST or pair["ratio"] < 1 + MOST_COST
-        larger = foreseen_cost(facts, 2 * samples, 2 * micro, compiled=compiled)
+        larger = foreseen_cost(facts, 2 * samples, 2 * micro, kind=kind, compiled=compiled)
         assert larger is not None
         assert larger < foreseen
     for is_compiled in (False, True):
-        costs = [pair["foreseen"] for pair, compiled in pairs if compiled == is_compiled]
+        costs = [pair["foreseen"] for pair, compiled, _ in pairs if compiled == is_compiled]
         assert min(costs) < MOST_COST < max(costs)

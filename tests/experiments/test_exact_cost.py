@@ -130,19 +130,15 @@ def test_a_device_that_repeats_no_bits_is_found(
         assert not planned(measured).compute.exact
 
 
-def test_a_disturbed_measurement_is_kept_for_auto_and_measured_tries_again(
-    facts_by: Callable[..., tuple[Config, Facts]], monkeypatch: pytest.MonkeyPatch
+def test_a_disturbed_measurement_is_kept_for_plans_and_the_next_start_tries_again(
+    facts_by: Callable[..., tuple[Config, Facts]],
 ) -> None:
-    """So auto decides later runs alike, too."""
     measured, facts = facts_by(disturbed, samples=2)
     made = planned((measured, facts))
     assert not made.compute.exact
     assert "other programs wanted its time (train" in made.reasons["exact_auto"]
     unknown = replace(facts, exact_cost=None)
-    with monkeypatch.context() as on_gpus:
-        on_gpus.setattr(exact_cost, "is_measured", lambda *_: True)
-        auto = measured.with_values(train={"exact": "auto"})
-        kept = with_exact_cost(auto, MACHINE, unknown, measures=True, job=never)
+    kept = with_exact_cost(measured, MACHINE, unknown, measures=False, job=never)
     assert kept.exact_cost == facts.exact_cost
     again = facts_by(slow.rows, samples=2)[1].exact_cost
     assert again is not None

@@ -17,7 +17,7 @@ from torch import nn
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.exact_choice import foreseen_cost
+from samecurve.core.planning.exact_foreseen import foreseen_cost
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan

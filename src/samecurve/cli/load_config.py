@@ -227,9 +227,7 @@ def measure_before(
     """
 
     def measure(config: "Config", machine: "Machine", facts: "Facts") -> "Facts":
-        if config.train.plan_chooses_exact and (
-            machine.devices or config.train.exact == "measured"
-        ):
+        if config.train.exact == "measured":
             ready()
             from samecurve.experiments.exact_cost import with_exact_cost
 

@@ -1,12 +1,11 @@
-"""What exact steps cost on one device of this machine, by which train.exact: measured chooses, and
-auto on GPUs.
+"""What exact steps cost on one device of this machine, by which train.exact: measured chooses.
 
 Before a run's first plan a few of its steps are timed on one device, ordinary and exact ones each
 in a throw-away process of their own: in one process ordinary steps with several threads become
 slower after exact ones. Exact steps are trained from the same start each time, and must give the
 same bits. What was found does not follow from the number of devices, and is kept in the cache, so
-that runs of one config on more or fewer devices of this machine are decided alike. So is that
-nothing could be measured: only measured, where the config says so, tries again.
+that runs of one config on more or fewer devices of this machine are decided alike. That nothing
+could be measured is kept, too, as the reason in a plan; the next run tries again.
 """
 
 import json
@@ -31,7 +30,6 @@ from samecurve.core.planning.exact_choice import (
     exact_candidates,
     exact_hindrance,
     exact_on,
-    is_measured,
 )
 from samecurve.core.planning.facts import ExactCost, Facts
 from samecurve.core.planning.fixed import parse_dataclass
@@ -72,10 +70,10 @@ def with_exact_cost(
 
     UserError: the config can't be planned.
     """
-    device = choose_devices(config.devices, config.engine, machine).value[0]
-    is_open = facts.exact_cost is None and is_measured(config, device.kind)
+    is_open = facts.exact_cost is None and config.train.exact == "measured"
     if not is_open or exact_hindrance(config, facts):
         return facts
+    device = choose_devices(config.devices, config.engine, machine).value[0]
     config = with_even_balance(config)
     plan(config, machine, facts)  # refused by name before anything is measured
     if hindrance := _hindrance_here(config, machine, facts):
@@ -86,15 +84,14 @@ def with_exact_cost(
         failure = f"its cost could not be measured on one device: {refusal.cause}"
         return replace(facts, exact_cost=ExactCost(failure=failure))
     cost = experiment.read_cached()
-    tries_again = config.train.exact == "measured" and cost is not None and bool(cost.failure)
-    if measures and (cost is None or tries_again):
+    if measures and (cost is None or cost.failure):
         cost = experiment.measured_and_kept(job, cost)
     return replace(facts, exact_cost=cost)
 
 
 def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
     """What stands in the way of an exact run in the config's own layout; '': nothing."""
-    number = exact_candidates(config)[0]
+    number = exact_candidates(config, facts)[0]
     try:
         plan(exact_on(config, number), machine, facts)
     except NotExactError as refusal:
@@ -132,7 +129,7 @@ class _Experiment:
         ordinary = plan(config, machine, facts)
         exact: dict[int, tuple[Config, Plan]] = {}
         refusals: list[UserError] = []
-        for number in exact_candidates(config):
+        for number in exact_candidates(config, facts):
             in_number = exact_on(config, number)
             try:
                 exact[number] = in_number, plan(in_number, machine, facts)

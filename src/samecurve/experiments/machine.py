@@ -32,6 +32,7 @@ from samecurve.simulation.forecast import (
     compare_strategies,
     plan_on_cluster,
     scaling_curves,
+    with_ordinary_steps,
 )
 from samecurve.simulation.step_time import ASSUMED, Utilization
 
@@ -69,7 +70,13 @@ class Prediction:
 
     def lines(self) -> list[str]:
         tokens = self.facts.tokens_per_sample
-        blocks = [machine_lines(self.cluster, self.utilization), row_lines(self.rows, tokens)]
+        about = machine_lines(self.cluster, self.utilization)
+        if self.plan and self.plan.compute.exact:
+            about.append(
+                "         predicted are ordinary steps: the exact ones of the plan add gradients by"
+                " other collectives"
+            )
+        blocks = [about, row_lines(self.rows, tokens)]
         row = self._row_of_plan()
         if row and row.cost:
             blocks.append(cost_lines(f"{row.name}, recompute {row.recompute},", row.cost))
@@ -143,6 +150,7 @@ def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
         plan = plan_on_cluster(config, facts, cluster)
     except UserError as error:
         refused = error
+    config = with_ordinary_steps(config)
     rows = compare_strategies(config, facts, cluster, utilization)
     if refused and all(row.refused == refused.cause for row in rows):
         raise refused  # another strategy would not help

@@ -101,11 +101,11 @@ class Train(Section):
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
     one tree. auto: where nothing stands in its way and it is foreseen to cost under 5 % of a step;
     the plan says so, and a run keeps what it began with. measured: as auto, by what steps take on
-    one device before the run begins; on GPUs auto is the same"""
+    one device before the run begins"""
     exact_devices: PositiveInt | None = None
     """exact: how many devices can share a step: it is cut into as many microbatches, where
     batch.per_device does not give their size. If not given: 8; with exact auto and measured the
-    most of 8, 4 and 2 that cost under 5 %"""
+    most of 8, 4 and 2 that cost under 5 %, and more where a microbatch would fill a GPU's memory"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.exact_foreseen import times_of_calls
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
@@ -25,20 +26,18 @@ _OWN_TERMS_SHARDED = (_OWN_TERMS - {"gradients"}) | {"summed"}
 # share of them that malloc keeps for a thread beside: measured were 0.11 (1M parameters) and 0.35
 # (13M)
 _KEPT = 0.35
+_BUSY = 0.95  # the share of the cores that should compute
+# Lanes may have so many times the threads that a rank has cores: 3 lanes on 2 cores took 0.78 times
+# as long for 3 microbatches as 2 did, and 2 lanes of 2 threads 1.02 times as long as of one
+_MOST_THREADS = 2
 
 
 def exact_threads(cores: int, num_microbatches: int) -> int:
-    """Threads inside an operation: the cores that each microbatch of a step can have for itself."""
-    return max(1, cores // num_microbatches)
-
-
-def busy_share(cores: int, num_microbatches: int, *, has_lanes: bool) -> float:
-    """The share of a machine's cores that one rank keeps busy in a step."""
-    threads = exact_threads(cores, num_microbatches)
-    if not has_lanes:
-        return threads / cores
-    rounds = -(-num_microbatches // (cores // threads))
-    return num_microbatches * threads / (rounds * cores)
+    """Threads inside an operation: the cores that each microbatch of a step can have for itself,
+    and one more where too many cores would idle.
+    """
+    whole = max(1, cores // num_microbatches)
+    return whole if whole * num_microbatches >= _BUSY * cores else whole + 1
 
 
 def choose_exact_threads(
@@ -89,6 +88,16 @@ class RankShare:
     threads: int  # inside an operation
     usable: float  # bytes
 
+    def times(self, lanes: int, microbatches: int) -> float:
+        """How many times as long microbatches take in lanes as on cores that all compute."""
+        rounds, busy = -(-microbatches // lanes), lanes * self.threads / self.cores
+        return round(rounds * max(1, busy) * self.cores / (microbatches * self.threads), 6)
+
+    def best_lanes(self, microbatches: int, most: int) -> int:
+        """The fewest lanes, at most so many, with which microbatches take least time."""
+        most = min(most, microbatches, _MOST_THREADS * self.cores // self.threads)
+        return min(range(1, max(1, most) + 1), key=lambda lanes: self.times(lanes, microbatches))
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -96,6 +105,8 @@ class Lanes:
 
     count: int
     terms: tuple[MemoryTerm, ...]
+    # how many times as long a step is foreseen to take as an ordinary one, for what its cores wait
+    times: float = 1
 
 
 def choose_lanes(
@@ -108,43 +119,64 @@ def choose_lanes(
 
     NotExactError: lanes can't have the cores that an ordinary run would use.
     """
-    most = step.split.accumulation_steps
-    wanted = _busy(min(share.cores // share.threads, most), most)
-    if wanted < 2:
-        return Decision(Lanes(1, step.terms))
-    own_terms = _OWN_TERMS_SHARDED if step.layout.shards > 1 else _OWN_TERMS
-    each = sum(term.bytes for term in step.terms if term.name in own_terms)
-    each += int(_KEPT * each)
+    microbatches = step.split.accumulation_steps
+    wanted, each = share.best_lanes(microbatches, microbatches), _bytes_of_lane(step)
     fitting = max(1, 1 + int((share.usable - step.bytes) // max(1, each)))
-    if why := _why_one(step, options, facts):
+    why = _why_one(step, options, facts) if wanted > 1 else ""
+    if why:
         fitting = 1
     elif fitting < wanted:
         why = "memory holds no more microbatches side by side"
-    count = _busy(min(wanted, fitting), most)
-    busy = count * share.threads
-    if why and must_fill:
+    count = share.best_lanes(microbatches, fitting)
+    times, busy = share.times(count, microbatches), min(share.cores, count * share.threads)
+    cores = counted(share.cores, "core")
+    if why and must_fill and times > share.times(wanted, microbatches):
         raise NotExactError(
-            f"{busy} of a device's {counted(share.cores, 'core')} would compute: {why}",
+            f"{busy} of a device's {cores} would compute: {why}",
             "devices.threads=1",
             "devices.threads",
         )
-    reason = f"on {busy} of its {counted(share.cores, 'core')}"
-    if why:
-        reason += f": {why}"
-    elif share.cores // share.threads > wanted:
-        rounds = counted(-(-most // wanted), "round")
-        reason += f": {most} microbatches in {rounds} (train.exact_devices)"
-    terms = step.terms
-    if count > 1:
-        formula = (
-            f"{count - 1} x {each} B: gradients, sums and activations of the other lanes, and"
-            f" {_KEPT:.0%} that malloc keeps"
-        )
-        terms = (*terms, MemoryTerm("lanes", (count - 1) * each, formula))
-    return Decision(Lanes(count, terms), {"lanes": reason})
+    reasons = {}
+    if share.cores > share.threads:
+        reasons["lanes"] = f"on {busy} of its {cores}"
+        if why:
+            reasons["lanes"] += f": {why}"
+        elif times > 1:
+            rounds = counted(-(-microbatches // count), "round")
+            reasons["lanes"] += f": {microbatches} microbatches in {rounds} (train.exact_devices)"
+    terms = step.terms if count == 1 else (*step.terms, _lanes_term(count, each))
+    times = max(times, _times_of_calls(step, facts, share.cores))
+    return Decision(Lanes(count, terms, times), reasons)
 
 
-def why_no_lanes(facts: Facts, *, offload_frozen: float) -> str:
+def _bytes_of_lane(step: StepMemory) -> int:
+    """The memory that each lane has for itself. step: with one lane"""
+    own_terms = _OWN_TERMS_SHARDED if step.layout.shards > 1 else _OWN_TERMS
+    own = sum(term.bytes for term in step.terms if term.name in own_terms)
+    return own + int(_KEPT * own)
+
+
+def _lanes_term(lanes: int, each: int) -> MemoryTerm:
+    formula = (
+        f"{lanes - 1} x {each} B: gradients, sums and activations of the other lanes, and"
+        f" {_KEPT:.0%} that malloc keeps"
+    )
+    return MemoryTerm("lanes", (lanes - 1) * each, formula)
+
+
+def _times_of_calls(step: StepMemory, facts: Facts, cores: int) -> float:
+    """How many times as long as an ordinary step the calls of a process's microbatches take.
+
+    cores: of a device
+    """
+    layout, split = step.layout, step.split
+    devices = layout.num_devices if layout.is_one_process else 1
+    samples = split.global_batch_size * devices // layout.num_devices
+    count = split.accumulation_steps * devices
+    return times_of_calls(facts, samples, count, cores * devices)
+
+
+def why_no_lanes(facts: Facts, offload_frozen: float) -> str:
     """Why no rank computes microbatches of this model side by side; empty: nothing is in the
     way.
     """
@@ -155,13 +187,6 @@ def why_no_lanes(facts: Facts, *, offload_frozen: float) -> str:
     return ""
 
 
-def _busy(lanes: int, microbatches: int) -> int:
-    """How many lanes have work, where each takes as many microbatches as the others at most."""
-    if lanes < 2:
-        return 1
-    return -(-microbatches // -(-microbatches // lanes))
-
-
 def _why_one(step: StepMemory, options: MemoryOptions, facts: Facts) -> str:
     """Why a rank computes one microbatch at a time; empty: it need not."""
     layout = step.layout
@@ -170,4 +195,4 @@ def _why_one(step: StepMemory, options: MemoryOptions, facts: Facts) -> str:
             f"{layout.strategy} gathers weights for one microbatch at a time"
             " (devices.gather=step: for several)"
         )
-    return why_no_lanes(facts, offload_frozen=options.offload_frozen)
+    return why_no_lanes(facts, options.offload_frozen)

@@ -34,6 +34,7 @@ from samecurve.core.planning.compute import (
 )
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
+from samecurve.core.planning.lanes import Lanes, RankShare, choose_exact_threads, choose_lanes
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
 from samecurve.core.planning.memory import (
@@ -121,12 +122,14 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     flags = flags_for(chosen, config)
     if chosen is not None:
         try:
-            return _Planning(chosen, machine, facts, fixed, why_exact=why).plan()
+            planning = _Planning(chosen, machine, facts, fixed, chooses_exact=True, why_exact=why)
+            return planning.plan()
         except NotExactError as refusal:
             why = refusal.reason
     ordinary = config.with_values(train={"exact": False})
-    planning = _Planning(ordinary, machine, facts, fixed, why_exact=why, exact_flags=flags)
-    return planning.plan()
+    return _Planning(
+        ordinary, machine, facts, fixed, chooses_exact=True, why_exact=why, exact_flags=flags
+    ).plan()
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ class _Planning:
     machine: Machine
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
-    why_exact: str = ""  # or why not, where the plan chose so; '': the config says so
+    chooses_exact: bool = False  # the plan does, where the config leaves it open
+    why_exact: str = ""  # or why not
     exact_flags: str = ""  # that ask for it, where it is not exact
     log: DecisionLog = field(default_factory=DecisionLog)
 
@@ -157,7 +161,7 @@ class _Planning:
         split = self._split(layout, capacity)
         step = self._memory(options, layout, split, capacity)
         layout, split = step.layout, step.split
-        threads, lanes, terms = self._cores(options, step, capacity.usable)
+        threads, lanes = self._cores(options, step, capacity.usable)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -175,21 +179,21 @@ class _Planning:
             from samecurve.core.planning.frozen_offload import choose_frozen_offload
 
             log.take(choose_frozen_offload(options, facts, layout, split, self.machine))
-        if self.why_exact:
-            self._say_choice(split)
-        self._warn(layout, split, terms, fixed)
+        if self.chooses_exact:
+            self._say_choice(split, lanes)
+        self._warn(layout, split, lanes.terms, fixed)
         flops = facts.flops_per_sample
         return Plan(
             layout=layout,
             batch=split,
             schedule=schedule,
-            memory=terms,
+            memory=lanes.terms,
             compute=choose_compute(
                 train,
                 facts,
                 precision=precision.value,
                 threads=threads,
-                lanes=lanes,
+                lanes=lanes.count,
                 fused_attention=fused,
             ),
             reasons=log.reasons,
@@ -232,9 +236,7 @@ class _Planning:
             check_exact_layout(layout, is_auto=section.strategy == "auto")
             check_exact_model(self.facts)
         split = self.log.take(
-            _even_split(
-                self.config, layout, capacity, fixed=self.fixed, is_auto=bool(self.why_exact)
-            )
+            _even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
         )
         if speeds is None:
             return split
@@ -270,25 +272,22 @@ class _Planning:
         section = self.config.devices
         return self.log.take(choose_gather(section, options, facts, capacity, by_round))
 
-    def _cores(
-        self, options: MemoryOptions, step: StepMemory, usable: float
-    ) -> tuple[int, int, tuple[MemoryTerm, ...]]:
-        """Threads inside an operation, the microbatches that a CPU rank computes side by side, and
-        the memory of a step then.
+    def _cores(self, options: MemoryOptions, step: StepMemory, usable: float) -> tuple[int, Lanes]:
+        """Threads inside an operation, and the microbatches that a CPU rank computes side by side,
+        with the memory of a step then.
 
         step: with one at a time; usable: bytes
         """
         layout, section, machine, fixed = step.layout, self.config.devices, self.machine, self.fixed
         if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
-            return self.log.take(choose_threads(section, layout, machine)), 1, step.terms
-        from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
-
+            threads = self.log.take(choose_threads(section, layout, machine))
+            return threads, Lanes(1, step.terms)
         threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
-        cores = section.threads or machine.threads or machine.cores // layout.num_devices
+        cores = section.threads or machine.threads or max(1, machine.cores // layout.num_devices)
         share = RankShare(cores, threads, usable)
-        must_fill = bool(self.why_exact) and fixed is None
+        must_fill = self.chooses_exact and fixed is None
         lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
-        return threads, lanes.count, lanes.terms
+        return threads, lanes
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
@@ -330,13 +329,14 @@ class _Planning:
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
 
-    def _say_choice(self, split: BatchSplit) -> None:
+    def _say_choice(self, split: BatchSplit, lanes: Lanes) -> None:
         """Log what the plan chose where train.exact leaves it open."""
         from samecurve.core.planning.exact_choice import exact_words
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            why = exact_words(split, why if was_exact or self.facts.exact_cost else "")
+            cost = self.facts.exact_cost
+            why = exact_words(split, why, 1 if cost and cost.ratios else lanes.times)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
