@@ -217,6 +217,31 @@ def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -
 
 
 @pytest.mark.long
+def test_hosts_end_with_the_verdict_of_the_first(tmp_path: Path) -> None:
+    """An error in its code ends the run for good, so no host says that the command may go on."""
+    broken = OWN.replace(
+        "    def __getitem__(self, ids):\n",
+        "    def __getitem__(self, ids):\n"
+        '        if "BROKEN" in os.environ and os.path.exists("run/journal.jsonl"):\n'
+        '            raise ValueError("a broken row")\n',
+    )
+    (tmp_path / "own.py").write_text(broken)
+    train = (
+        *("train", "--set", "task=own.py:Own", "--engine", "jax", "--devices", "cpu:1"),
+        *("--global-batch", 4, "--max-steps", 1000, "--lr", 1e-12, "--save-dir", "run"),
+        *("--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "--node-rank"),
+    )
+    with (
+        started(*train, 0, cwd=tmp_path, env={"BROKEN": "1"}) as first,
+        started(*train, 1, cwd=tmp_path) as second,
+    ):
+        said = first.communicate(timeout=90)[0]
+        codes = first.returncode, second.wait(60)
+    assert "a broken row" in said
+    assert codes == (2, 2), said
+
+
+@pytest.mark.long
 def test_the_engines_agree_on_the_example(tmp_path: Path) -> None:
     """models/tiny.yaml in float64 over 30 AdamW steps."""
     for name, more in (

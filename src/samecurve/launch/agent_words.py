@@ -74,6 +74,8 @@ def code_after(code: int, run: Run, attempt: Attempt, store: "Store") -> int:
             name, final = json.loads(_verdict(run).read_text())
             if name == attempt.name:
                 return code if final == START_AGAIN else end_for_good(int(final))
+        if not run.exists():  # new, so the first rank removed it with what it refused
+            return end_for_good(UserError.exit_code)
         try:
             store.check([_ANYTHING])
         except RuntimeError:  # the first rank is gone
