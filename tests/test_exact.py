@@ -21,7 +21,7 @@ from commands import (
     write_config,
 )
 from one_curve import check_one_curve
-from samecurve.core.planning.lanes import exact_threads
+from samecurve.core.planning.lanes import RankShare, exact_threads
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
@@ -117,7 +117,7 @@ def test_one_hash_on_any_number_of_devices(
 ) -> None:
     """Also the losses, norms and evaluations of every step, counted along the same tree."""
     expected = train(tmp_path / "one", "single", 1, precision=precision, steps=steps)
-    assert (len(expected.hashes), expected.plan.compute.lanes) == (steps // 10, 3)
+    assert (len(expected.hashes), expected.plan.compute.lanes) == (steps // 10, 5)
     for strategy, world in layouts:
         outcome = train(
             tmp_path / f"{strategy}-{world}", strategy, world, precision=precision, steps=steps
@@ -128,7 +128,7 @@ def test_one_hash_on_any_number_of_devices(
             world,
             2,
         )
-        assert plan.compute.lanes == (2 if world == 2 else 1)  # on four cores
+        assert plan.compute.lanes == (3 if world == 2 else 1)  # four cores share them out
         assert same(outcome, expected), (strategy, world)
 
 
@@ -345,8 +345,8 @@ def test_cores_change_no_bit(model: str, noise: str, tmp_path: Path) -> None:
         samecurve(*shared, *asked, "--max-steps", "6", "--save-dir", name, cwd=tmp_path)
     lanes = json.loads((tmp_path / "lanes" / "plan.json").read_text())["plan"]["lanes"]
     machine = probe()
-    most = min(max(1, (machine.threads or machine.cores) // threads), 8)
-    assert lanes == -(-8 // -(-8 // most))  # that have work in each round
+    share = RankShare(machine.threads or machine.cores, threads, usable=0)
+    assert lanes == share.best_lanes(8, 8)
     said = samecurve("compare-runs", "one", "lanes", cwd=tmp_path).stdout
     assert said.startswith("equal  one and lanes, to the last bit: 6 steps")
     if (model, noise) == ("net()", "0.0"):

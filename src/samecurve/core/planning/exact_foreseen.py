@@ -7,7 +7,6 @@ file. So the same is foreseen on any machine, and train.exact: auto decides alik
 import math
 
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.hardware import ASSUMED_MFU, device_spec
 from samecurve.core.planning.machine import Kind
 from samecurve.core.planning.memory import MemoryOptions, sample_bytes
 
@@ -27,11 +26,11 @@ _COMPILED = 3
 # No step was measured on a GPU yet. There, a host begins the operations while the GPU computes, as
 # long as it is ahead; and a microbatch moves bytes of weights and gradients once more.
 _GPU = "H100"  # slower ones have more to do in a microbatch, so it costs them less
-_WHERE = "samecurve/core/planning/exact_foreseen.py"
 _SECONDS_PER_ARRAY = _FLOPS_PER_ARRAY / 8e10  # a core's FLOP/s in the pairs that were measured
 _AHEAD = 2  # a GPU is to compute so many times as long as its host calls operations
 _BYTES_PER_TRAINED = 24  # read forward and backward, gradient written, read with the sum, added
 _BYTES_PER_FROZEN = 8  # read forward and backward
+_MOST_BYTES = 40 << 30  # of a microbatch's activations: half of that GPU's memory
 
 
 def foreseen_cost(
@@ -63,7 +62,9 @@ def _cost_on_gpu(facts: Facts, work: float, again: float, more: int) -> float:
 
     work: FLOP of a step; again: FLOP that are computed a second time; more: microbatches, but one
     """
-    sheet = device_spec(_GPU, _WHERE)
+    from samecurve.core.planning.hardware import ASSUMED_MFU, device_spec
+
+    sheet = device_spec(_GPU, "samecurve/core/planning/exact_foreseen.py")
     computing = work / (sheet.peaks["bf16"] * ASSUMED_MFU)  # seconds
     arrays = max(len(facts.arrays), facts.operations / _OPERATIONS_PER_ARRAY)
     calling = _AHEAD * _SECONDS_PER_ARRAY * arrays
@@ -76,11 +77,9 @@ def _cost_on_gpu(facts: Facts, work: float, again: float, more: int) -> float:
 
 
 def most_samples(options: MemoryOptions, facts: Facts) -> float:
-    """The samples of a microbatch whose activations leave the GPU that is on file room for all
-    else; at least one.
-    """
+    """The samples of a microbatch whose activations leave a GPU room for all else; at least one."""
     each = sample_bytes(options, facts)
-    return max(1, device_spec(_GPU, _WHERE).memory / 2 / each) if each else math.inf
+    return max(1, _MOST_BYTES / each) if each else math.inf
 
 
 def times_of_calls(facts: Facts, samples: int, num_microbatches: int, cores: int) -> float:

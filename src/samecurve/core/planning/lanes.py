@@ -15,7 +15,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
-from samecurve.core.planning.plan import StepMemory
+from samecurve.core.planning.plan import Lanes, StepMemory
 from samecurve.errors import NotExactError
 from samecurve.units import counted
 
@@ -97,16 +97,6 @@ class RankShare:
         """The fewest lanes, at most so many, with which microbatches take least time."""
         most = min(most, microbatches, _MOST_THREADS * self.cores // self.threads)
         return min(range(1, max(1, most) + 1), key=lambda lanes: self.times(lanes, microbatches))
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """How many lanes a rank has, and the terms of its memory with all of them."""
-
-    count: int
-    terms: tuple[MemoryTerm, ...]
-    # how many times as long a step is foreseen to take as an ordinary one, for what its cores wait
-    times: float = 1
 
 
 def choose_lanes(

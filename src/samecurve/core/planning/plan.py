@@ -66,6 +66,18 @@ class StepMemory:
         return any(term.name == "activations" for term in self.terms)
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """How many microbatches a CPU rank computes side by side (lanes.py), and the terms of its
+    memory with all of them.
+    """
+
+    count: int
+    terms: tuple[MemoryTerm, ...]
+    # how many times as long a step is foreseen to take as an ordinary one, for what its cores wait
+    times: float = 1
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """All that was decided before the first step; every worker obeys it."""

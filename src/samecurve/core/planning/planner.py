@@ -34,7 +34,6 @@ from samecurve.core.planning.compute import (
 )
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
-from samecurve.core.planning.lanes import Lanes, RankShare, choose_exact_threads, choose_lanes
 from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
 from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
 from samecurve.core.planning.memory import (
@@ -44,7 +43,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import Plan, StepMemory
+from samecurve.core.planning.plan import Lanes, Plan, StepMemory
 from samecurve.core.planning.schedule import (
     check_steps,
     choose_early_stop,
@@ -282,6 +281,8 @@ class _Planning:
         if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
             threads = self.log.take(choose_threads(section, layout, machine))
             return threads, Lanes(1, step.terms)
+        from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
+
         threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
         cores = section.threads or machine.threads or max(1, machine.cores // layout.num_devices)
         share = RankShare(cores, threads, usable)
