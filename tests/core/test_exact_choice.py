@@ -236,8 +236,8 @@ def test_on_gpus_each_microbatch_is_to_have_enough_to_do(use: str) -> None:
         assert chosen(2e12, machine) == (True, 8)
         assert chosen(2e12, machine, whole_batch=True)[0] is False  # features are computed twice
     # a microbatch that leaves a GPU no room is cut further, as long as that costs little
-    assert chosen(2e13, bytes_per_sample=10 << 30) == (True, 2)
-    assert chosen(2e13, bytes_per_sample=20 << 30) == (True, 1)
+    assert chosen(2e13, bytes_per_sample=10 << 30) == (True, 4)
+    assert chosen(2e13, bytes_per_sample=30 << 30) == (True, 1)
 
 
 @pytest.mark.parametrize("use", ["0", "0,1", "cpu:2"])
