@@ -80,10 +80,11 @@ ON_GPU: Mapping[str, Mapping[str, Any]] = {  # some that have work for a GPU
 IN = re.compile(r", in (\d+)$")  # microbatches of a step, where they are not 8
 
 
-def values_of(name: str, text: Path, steps: int) -> dict[str, Any]:
+def values_of(
+    name: str, text: Path, steps: int, models: Mapping[str, Mapping[str, Any] | str]
+) -> dict[str, Any]:
     """The values of a config. name: of a model; text: that a decoder learns"""
-    models = {**MODELS, **ON_GPU}
-    of = models[name if name in models else IN.sub("", name)]
+    of = models[name]
     if isinstance(of, str):
         values = dict(read_file(MODELS_HOME / of).value)
     else:
@@ -179,9 +180,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(200_000)))
-        all_models = MODELS if given.device == "cpu" else {**MODELS, **ON_GPU}
-        for name in given.models.split(";") if given.models else all_models:
-            values = values_of(name, home / "text.txt", WARM + given.steps)
+        known = MODELS if given.device == "cpu" else {**MODELS, **ON_GPU}
+        for name in given.models.split(";") if given.models else known:
+            values = values_of(name, home / "text.txt", WARM + given.steps, known)
             values |= {"engine": given.engine, "devices": devices}
             values["train"] |= {"compile": given.compile, "precision": given.dtype}
             models[name] = race(values, home, given.steps, given.device)
@@ -194,8 +195,8 @@ def main() -> None:
     form = "jax" if given.engine == "jax" else "compiled"
     kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"
     machine = cpu_name() if given.device == "cpu" else probe().devices[0].name
-    values = {"models": models, "device": "cpu" if given.device == "cpu" else "cuda"}
-    publish(kind, values, machine=machine, is_kept=not given.no_keep)
+    found = {"models": models, "device": "cpu" if given.device == "cpu" else "cuda"}
+    publish(kind, found, machine=machine, is_kept=not given.no_keep)
 
 
 if __name__ == "__main__":

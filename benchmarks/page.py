@@ -194,6 +194,7 @@ def lanes(found: Result) -> str:
         [
             name,
             f"{of['lanes']}",
+            f"{of['threads']}",
             *(f"{statistics.median(times) * 1e3:.1f}" for times in of["seconds"].values()),
             f"{of['ratio']:.3f}",
         ]
@@ -202,6 +203,7 @@ def lanes(found: Result) -> str:
     head = [
         "model, microbatch",
         "lanes",
+        "threads in each",
         "ordinary, ms a step",
         "exact, ms a step",
         "exact beside it",
@@ -494,16 +496,18 @@ SECTIONS = {
     "lanes": Section(
         "Lanes: an exact rank on several cores",
         "What does `--exact` cost a CPU rank that has several cores? An ordinary rank shares out"
-        " the cores inside each operation. An exact one computes a microbatch on each core"
-        " ([lanes](exact.md#how-it-works)). Both train in turn, step by step, each in a process"
-        " of its own. Script: `benchmarks/lanes.py`.",
+        " the cores inside each operation. An exact one computes microbatches side by side"
+        " ([lanes](exact.md#how-it-works)). The last four rows have more lanes, or more threads,"
+        " than there are cores. Both train in turn, step by step, each in a process of its own."
+        " Script: `benchmarks/lanes.py`.",
         lanes,
     ),
     "cost-of-exact": Section(
         "What `train.exact: auto` foresees",
         "How well does a [plan](exact.md#what-auto-foresees) foresee what `--exact` costs? One CPU"
-        " rank of one thread trains each model in whole batches, and exactly in eight microbatches."
-        " Where less than 5 % is foreseen, `auto` is exact. Script: `benchmarks/exact_cost.py`.",
+        " rank of one thread (or one GPU) trains each model in whole batches, and exactly in eight"
+        " microbatches. Where less than 5 % is foreseen, `auto` is exact. Script:"
+        " `benchmarks/exact_cost.py`.",
         exact_cost,
     ),
     "compiled-cost-of-exact": Section(

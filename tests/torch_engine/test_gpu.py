@@ -175,9 +175,15 @@ def test_the_shape_alone_chooses_a_products_kernel(dtype: torch.dtype) -> None:
         del held
 
 
-def test_auto_goes_by_what_steps_take_on_the_gpu(corpus: Path, tmp_path: Path) -> None:
+def test_measured_goes_by_what_steps_take_on_the_gpu_and_auto_does_not(
+    corpus: Path, tmp_path: Path
+) -> None:
     options = ["-f", write_config(tmp_path, corpus, 4), "--dtype", "f32", "--devices", "0"]
-    train = ["train", *options, "--set", "train.exact_devices=1", "--save-dir"]
+    foreseen = samecurve("train", *options, "--save-dir", "foreseen", cwd=tmp_path)
+    assert "a few steps" not in foreseen.stderr
+    assert "not exact (auto): foreseen to take " in foreseen.stdout
+    measured = ["--set", "train.exact=measured", "--set", "train.exact_devices=1"]
+    train = ["train", *options, *measured, "--save-dir"]
     first = samecurve(*train, "first", cwd=tmp_path)
     assert "exact  a few steps on cuda:0" in first.stderr
     (line,) = (line for line in first.stdout.splitlines() if "exact (auto): " in line)

@@ -70,13 +70,14 @@ def with_exact_cost(
 
     UserError: the config can't be planned.
     """
-    is_open = facts.exact_cost is None and config.train.exact == "measured"
-    if not is_open or exact_hindrance(config, facts):
+    if facts.exact_cost is not None or config.train.exact != "measured":
         return facts
     device = choose_devices(config.devices, config.engine, machine).value[0]
+    if exact_hindrance(config, facts, device.kind):
+        return facts
     config = with_even_balance(config)
     plan(config, machine, facts)  # refused by name before anything is measured
-    if hindrance := _hindrance_here(config, machine, facts):
+    if hindrance := _hindrance_here(config, machine, facts, device):
         return replace(facts, exact_cost=ExactCost(failure=hindrance))
     try:
         experiment = _Experiment.of(config, machine, facts, device)
@@ -89,9 +90,9 @@ def with_exact_cost(
     return replace(facts, exact_cost=cost)
 
 
-def _hindrance_here(config: Config, machine: Machine, facts: Facts) -> str:
+def _hindrance_here(config: Config, machine: Machine, facts: Facts, device: Device) -> str:
     """What stands in the way of an exact run in the config's own layout; '': nothing."""
-    number = exact_candidates(config, facts)[0]
+    number = exact_candidates(config, facts, [device])[0]
     try:
         plan(exact_on(config, number), machine, facts)
     except NotExactError as refusal:
@@ -129,7 +130,7 @@ class _Experiment:
         ordinary = plan(config, machine, facts)
         exact: dict[int, tuple[Config, Plan]] = {}
         refusals: list[UserError] = []
-        for number in exact_candidates(config, facts):
+        for number in exact_candidates(config, facts, [device]):
             in_number = exact_on(config, number)
             try:
                 exact[number] = in_number, plan(in_number, machine, facts)

@@ -26,6 +26,7 @@ from samecurve.report.png import need_matplotlib, png
 from samecurve.run.describe import describe
 from samecurve.simulation.cluster import Cluster, read_cluster
 from samecurve.simulation.forecast import (
+    ORDINARY,
     Curve,
     StrategyForecast,
     check_predictable,
@@ -71,17 +72,16 @@ class Prediction:
     def lines(self) -> list[str]:
         tokens = self.facts.tokens_per_sample
         about = machine_lines(self.cluster, self.utilization)
-        if self.plan and self.plan.compute.exact:
-            about.append(
-                "         predicted are ordinary steps: the exact ones of the plan add gradients by"
-                " other collectives"
-            )
+        about += [f"         {note}" for note in self._notes()]
         blocks = [about, row_lines(self.rows, tokens)]
         row = self._row_of_plan()
         if row and row.cost:
             blocks.append(cost_lines(f"{row.name}, recompute {row.recompute},", row.cost))
         blocks.append(curve_lines(self.curves, self.batch))
         return "\n\n".join("\n".join(block) for block in blocks if block).splitlines()
+
+    def _notes(self) -> list[str]:
+        return [ORDINARY] if self.plan and self.plan.compute.exact else []
 
     def _row_of_plan(self) -> StrategyForecast | None:
         """The row with the strategy and settings of the config's own plan."""
@@ -110,7 +110,8 @@ class Prediction:
 
     def json(self) -> dict[str, Any]:
         tokens = self.facts.tokens_per_sample
-        return as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
+        values = as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
+        return {**values, "notes": self._notes()}
 
 
 def read_request(

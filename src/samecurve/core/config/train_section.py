@@ -45,7 +45,7 @@ def _check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -
         )
 
 
-EXACT_DEVICES = (8, 4, 2)  # of which train.exact: auto takes the first that costs little
+EXACT_DEVICES = (8, 4, 2)  # the first that costs little is what train.exact: auto takes
 
 
 class Train(Section):

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import choose_precision
 from samecurve.core.planning.exact_foreseen import foreseen_cost, most_samples
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.lanes import why_no_lanes
-from samecurve.core.planning.machine import Kind, Machine, choose_devices
+from samecurve.core.planning.machine import Device, Kind, Machine, choose_devices
 from samecurve.core.planning.memory import memory_options
 from samecurve.units import counted, join_words
 
 MOST_COST = 0.05  # share of a step
+_MOST_MICROBATCHES = 1024  # into which memory has a step cut
 _NOT_MEASURED = "its cost is not measured yet (`samecurve train` does that, before a run begins)"
 
 
@@ -34,21 +36,20 @@ def choose_exact(
     if fixed is not None:
         exact = config.with_values(train={"exact": True}) if fixed.exact else None
         return exact, "as this run began"
-    if hindrance := exact_hindrance(config, facts):
+    devices = choose_devices(config.devices, config.engine, machine).value
+    if hindrance := exact_hindrance(config, facts, devices[0].kind):
         return None, hindrance
     if config.train.exact == "measured":
         return _choose_as_measured(config, facts)
-    kind = choose_devices(config.devices, config.engine, machine).value[0].kind
-    return _choose_as_foreseen(config, facts, kind)
+    return _choose_as_foreseen(config, facts, devices)
 
 
-def _choose_as_foreseen(config: Config, facts: Facts, kind: Kind) -> tuple[Config | None, str]:
-    needs_lanes = kind == "cpu" and not config.devices.threads
-    if needs_lanes and (why := why_no_lanes(facts, config.devices.offload_frozen)):
-        return None, f"a CPU rank computes one microbatch at a time, on few of its cores: {why}"
-    costs = []
-    for num_devices in exact_candidates(config, facts):
-        samples, micro = config.batch.samples or 1, _microbatch(config, num_devices)
+def _choose_as_foreseen(
+    config: Config, facts: Facts, devices: Sequence[Device]
+) -> tuple[Config | None, str]:
+    costs, samples, kind = [], config.batch.samples or 1, devices[0].kind
+    for num_devices in exact_candidates(config, facts, devices):
+        micro = _microbatch(config, num_devices)
         cost = foreseen_cost(facts, samples, micro, kind=kind, compiled=config.train.compile)
         if cost is None:
             why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
@@ -66,20 +67,23 @@ def flags_for(chosen: Config | None, asked: Config) -> str:
     chosen: the config of these; None: they are not exact either. asked: as the user gave it
     """
     number = chosen.train.exact_devices if chosen else asked.train.exact_devices
+    if chosen and asked.batch.per_device:  # which --exact takes for the size of a microbatch
+        return f"--exact --set batch.per_device={_microbatch(chosen, number or 1)}"
     if number in {asked.train.exact_devices, EXACT_DEVICES[0]}:
         return "--exact"
     return f"--exact --set train.exact_devices={number}"
 
 
-def exact_candidates(config: Config, facts: Facts) -> Sequence[int]:
+def exact_candidates(config: Config, facts: Facts, devices: Sequence[Device]) -> Sequence[int]:
     """The numbers of devices that may share a step, in the order in which they are considered.
 
     Smaller ones than the first give larger microbatches.
     """
     if config.train.exact_devices:
         return (config.train.exact_devices,)
-    numbers, most = list(EXACT_DEVICES), most_samples(memory_options(config), facts)
-    while _microbatch(config, numbers[0]) > most:
+    precision = choose_precision(config.train, config.engine, devices).value
+    numbers, most = list(EXACT_DEVICES), most_samples(memory_options(config, precision), facts)
+    while numbers[0] < _MOST_MICROBATCHES and _microbatch(config, numbers[0]) > most:
         numbers.insert(0, 2 * numbers[0])
     by_size = {_microbatch(config, number): number for number in reversed(numbers)}
     return sorted(by_size.values(), reverse=True)
@@ -120,10 +124,10 @@ def _microbatch(config: Config, num_devices: int) -> int:
     return min(share, batch.per_device or share)
 
 
-def exact_words(split: BatchSplit, why: str, times: float) -> str:
+def exact_words(split: BatchSplit, why: str, slowdown: float) -> str:
     """The words for an exact run that the plan has chosen.
 
-    why: to be said too; '': nothing. times: Lanes.times
+    why: to be said too; '': nothing. slowdown: Lanes.slowdown
     """
     count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
     words = f"the same bits on up to {counted(count, 'device')}"
@@ -132,20 +136,24 @@ def exact_words(split: BatchSplit, why: str, times: float) -> str:
     if places > count:
         words += f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
         words += f" in {counted(split.accumulation_steps, 'round')}"
-    if times > 1 + MOST_COST:
-        words += f"; on these cores a step is foreseen to take {times:.2f} times as long as with"
+    if slowdown > 1 + MOST_COST:
+        words += f"; on these cores a step is foreseen to take {slowdown:.2f} times as long as with"
         words += " --no-exact"
     return words
 
 
-def exact_hindrance(config: Config, facts: Facts) -> str:
-    """What stands in the way of exact runs of this config; '': nothing."""
-    batch = config.batch
+def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
+    """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
+    batch, devices = config.batch, config.devices
+    alone = ""
+    if kind == "cpu" and not devices.threads:
+        alone = why_no_lanes(facts, devices.offload_frozen)
     hindrances = {
         "engine jax compiles an exact step for every device anew": config.engine == "jax",
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,
         "the model mixes the samples of a microbatch": bool(facts.coupled),
+        f"a CPU rank computes one microbatch at a time, on few of its cores: {alone}": bool(alone),
     }
     return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact)

@@ -25,7 +25,7 @@ _COMPILED = 3
 
 # No step was measured on a GPU yet. There, a host begins the operations while the GPU computes, as
 # long as it is ahead; and a microbatch moves bytes of weights and gradients once more.
-_GPU = "H100"  # slower ones have more to do in a microbatch, so it costs them less
+_GPU = "H100"  # one for all, so that no two decide otherwise
 _SECONDS_PER_ARRAY = _FLOPS_PER_ARRAY / 8e10  # a core's FLOP/s in the pairs that were measured
 _AHEAD = 2  # a GPU is to compute so many times as long as its host calls operations
 _BYTES_PER_TRAINED = 24  # read forward and backward, gradient written, read with the sum, added
@@ -62,9 +62,9 @@ def _cost_on_gpu(facts: Facts, work: float, again: float, more: int) -> float:
 
     work: FLOP of a step; again: FLOP that are computed a second time; more: microbatches, but one
     """
-    from samecurve.core.planning.hardware import ASSUMED_MFU, device_spec
+    from samecurve.core.planning.hardware import ASSUMED_MFU, on_file
 
-    sheet = device_spec(_GPU, "samecurve/core/planning/exact_foreseen.py")
+    sheet = next(device for device in on_file()[1] if device.name == _GPU)
     computing = work / (sheet.peaks["bf16"] * ASSUMED_MFU)  # seconds
     arrays = max(len(facts.arrays), facts.operations / _OPERATIONS_PER_ARRAY)
     calling = _AHEAD * _SECONDS_PER_ARRAY * arrays
@@ -82,13 +82,14 @@ def most_samples(options: MemoryOptions, facts: Facts) -> float:
     return max(1, _MOST_BYTES / each) if each else math.inf
 
 
-def times_of_calls(facts: Facts, samples: int, num_microbatches: int, cores: int) -> float:
+def slowdown_by_calls(facts: Facts, samples: float, num_microbatches: int, cores: int) -> float:
     """How many times as long as a step at once, on several cores, the calls of its microbatches
     take: Python's threads begin their operations one after another. 0: not known
     """
-    if not facts.flops_per_sample:
+    calls = _flops_of_calls(facts)
+    if not facts.flops_per_sample or not calls:
         return 0
-    work, calls = facts.flops_per_sample * samples, _flops_of_calls(facts)
+    work = facts.flops_per_sample * samples
     return num_microbatches * calls / (work / cores + calls)
 
 

@@ -18,7 +18,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.plan import StepMemory
-from samecurve.errors import UserError
+from samecurve.errors import NotExactError, UserError
 from samecurve.units import counted, show_bytes
 
 # share of the memory to plan with that must stay free for whole weights and gradients to be held:
@@ -47,7 +47,8 @@ def choose_gather(
     need, usable = show_bytes(once.bytes), show_bytes(capacity.usable)
     if section.gather == "step":
         if once.bytes > capacity.usable:
-            raise UserError(
+            refusal = NotExactError if once.is_exact else UserError
+            raise refusal(
                 f"devices.gather step: {how} need {need} on each device, of {usable} to use",
                 "devices.gather=auto, which gathers in each round where memory is short; or a"
                 " smaller microbatch: --batch-size",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.exact_foreseen import times_of_calls
+from samecurve.core.planning.exact_foreseen import slowdown_by_calls
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Machine
@@ -27,9 +27,6 @@ _OWN_TERMS_SHARDED = (_OWN_TERMS - {"gradients"}) | {"summed"}
 # (13M)
 _KEPT = 0.35
 _BUSY = 0.95  # the share of the cores that should compute
-# Lanes may have so many times the threads that a rank has cores: 3 lanes on 2 cores took 0.78 times
-# as long for 3 microbatches as 2 did, and 2 lanes of 2 threads 1.02 times as long as of one
-_MOST_THREADS = 2
 
 
 def exact_threads(cores: int, num_microbatches: int) -> int:
@@ -88,15 +85,29 @@ class RankShare:
     threads: int  # inside an operation
     usable: float  # bytes
 
-    def times(self, lanes: int, microbatches: int) -> float:
-        """How many times as long microbatches take in lanes as on cores that all compute."""
-        rounds, busy = -(-microbatches // lanes), lanes * self.threads / self.cores
-        return round(rounds * max(1, busy) * self.cores / (microbatches * self.threads), 6)
+    def slowdown(self, lanes: int, microbatches: int) -> float:
+        """How many times as long microbatches take in lanes as on cores that all compute.
+
+        Lanes take equally many, but for the last one (torch_engine/step/lanes.py).
+        """
+        each = -(-microbatches // lanes)
+        full, rest = divmod(microbatches, each)
+        until_rest = rest * self._pace(full + 1)
+        took = until_rest + (each - rest) * self._pace(full)
+        return round(took * self.cores / microbatches, 6)
+
+    def _pace(self, lanes: int) -> float:
+        """How long a microbatch takes, of that with one thread, where so many are computed."""
+        return max(1, lanes * self.threads / self.cores) / self.threads
 
     def best_lanes(self, microbatches: int, most: int) -> int:
-        """The fewest lanes, at most so many, with which microbatches take least time."""
-        most = min(most, microbatches, _MOST_THREADS * self.cores // self.threads)
-        return min(range(1, max(1, most) + 1), key=lambda lanes: self.times(lanes, microbatches))
+        """The fewest lanes, at most so many, with which microbatches take least time.
+
+        They may have more threads than there are cores, which then share them out: 3 lanes on 2
+        cores waste none of them, where 2 would wait for the third microbatch (benchmarks/lanes.py).
+        """
+        lanes = range(1, min(most, microbatches) + 1)
+        return min(lanes, key=lambda count: self.slowdown(count, microbatches))
 
 
 def choose_lanes(
@@ -118,9 +129,9 @@ def choose_lanes(
     elif fitting < wanted:
         why = "memory holds no more microbatches side by side"
     count = share.best_lanes(microbatches, fitting)
-    times, busy = share.times(count, microbatches), min(share.cores, count * share.threads)
+    slowdown, busy = share.slowdown(count, microbatches), min(share.cores, count * share.threads)
     cores = counted(share.cores, "core")
-    if why and must_fill and times > share.times(wanted, microbatches):
+    if why and must_fill:
         raise NotExactError(
             f"{busy} of a device's {cores} would compute: {why}",
             "devices.threads=1",
@@ -131,12 +142,12 @@ def choose_lanes(
         reasons["lanes"] = f"on {busy} of its {cores}"
         if why:
             reasons["lanes"] += f": {why}"
-        elif times > 1:
+        elif slowdown > 1:
             rounds = counted(-(-microbatches // count), "round")
             reasons["lanes"] += f": {microbatches} microbatches in {rounds} (train.exact_devices)"
     terms = step.terms if count == 1 else (*step.terms, _lanes_term(count, each))
-    times = max(times, _times_of_calls(step, facts, share.cores))
-    return Decision(Lanes(count, terms, times), reasons)
+    slowdown = max(slowdown, _slowdown_by_calls(step, facts, share.cores))
+    return Decision(Lanes(count, terms, slowdown), reasons)
 
 
 def _bytes_of_lane(step: StepMemory) -> int:
@@ -154,16 +165,16 @@ def _lanes_term(lanes: int, each: int) -> MemoryTerm:
     return MemoryTerm("lanes", (lanes - 1) * each, formula)
 
 
-def _times_of_calls(step: StepMemory, facts: Facts, cores: int) -> float:
+def _slowdown_by_calls(step: StepMemory, facts: Facts, cores: int) -> float:
     """How many times as long as an ordinary step the calls of a process's microbatches take.
 
     cores: of a device
     """
     layout, split = step.layout, step.split
     devices = layout.num_devices if layout.is_one_process else 1
-    samples = split.global_batch_size * devices // layout.num_devices
+    samples = split.global_batch_size * devices / layout.num_devices
     count = split.accumulation_steps * devices
-    return times_of_calls(facts, samples, count, cores * devices)
+    return slowdown_by_calls(facts, samples, count, cores * devices)
 
 
 def why_no_lanes(facts: Facts, offload_frozen: float) -> str:

@@ -75,7 +75,7 @@ class Lanes:
     count: int
     terms: tuple[MemoryTerm, ...]
     # how many times as long a step is foreseen to take as an ordinary one, for what its cores wait
-    times: float = 1
+    slowdown: float = 1
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

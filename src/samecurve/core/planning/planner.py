@@ -284,7 +284,8 @@ class _Planning:
         from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
 
         threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
-        cores = section.threads or machine.threads or max(1, machine.cores // layout.num_devices)
+        of_host = layout.num_devices // machine.hosts
+        cores = section.threads or machine.threads or max(1, machine.cores // of_host)
         share = RankShare(cores, threads, usable)
         must_fill = self.chooses_exact and fixed is None
         lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
@@ -337,7 +338,7 @@ class _Planning:
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
             cost = self.facts.exact_cost
-            why = exact_words(split, why, 1 if cost and cost.ratios else lanes.times)
+            why = exact_words(split, why, 1 if cost and cost.ratios else lanes.slowdown)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)

@@ -25,6 +25,7 @@ from samecurve.observe.plan_text import strategy_text
 from samecurve.report.blocks import Block, Cell, table, text
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.forecast import (
+    ORDINARY,
     check_predictable,
     plan_on_cluster,
     with_ordinary_steps,
@@ -168,6 +169,8 @@ def _source(
     if any(world.seconds is not None for world in worlds):
         assumed = f"a device reaches {ASSUMED.value:.0%} of its peak while it computes"
         words = f"Predicted, not measured: {assumed}. {measured.command} measures it."
+        if any(world.plan and world.plan.compute.exact for world in worlds):
+            words += f" {ORDINARY.capitalize()}."
         return text(words, "quiet")
     if measured.rows:
         where = f"{measured.device} ({measured.where})"
