@@ -260,8 +260,7 @@ def _sharded_term(
     waiting = sent = 0
     for copy in range(num_copies):
         numbers = split.microbatches_of_group(count, copy)
-        ends = range(numbers.stop, numbers.start, -split.interleaved)  # of the rounds
-        held = [len(subtrees(range(numbers.start, end), count)) for end in ends]
+        held = _held_after(count, numbers)[:: -split.interleaved]  # at the ends of the rounds
         waiting, sent = max([waiting, *held]), max([sent, *held[:1]])
     copies = waiting - 1 + (2 * sent if num_copies > 1 else 0)
     shard = -(-facts.trainable // layout.shards)
@@ -328,6 +327,16 @@ def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm 
         f" products take them, {kept}"
     )
     return MemoryTerm("copies", wider * (width - narrow) + rounded * narrow, formula)
+
+
+def _held_after(count: int, numbers: range) -> list[int]:
+    """How many sums are held after each microbatch."""
+    sums: TreeSum[None] = TreeSum(count, lambda _left, _right: None)
+    held = []
+    for number in numbers:
+        sums.give((0, number), None)
+        held.append(len(sums.held))
+    return held
 
 
 def _most_waiting(count: int, numbers: range) -> int:

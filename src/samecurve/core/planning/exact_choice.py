@@ -21,7 +21,6 @@ from samecurve.core.planning.memory import memory_options
 from samecurve.units import counted, join_words
 
 MOST_COST = 0.05  # share of a step
-_MOST_MICROBATCHES = 1024  # into which memory has a step cut
 _NOT_MEASURED = "its cost is not measured yet (`samecurve train` does that, before a run begins)"
 
 
@@ -83,7 +82,7 @@ def exact_candidates(config: Config, facts: Facts, devices: Sequence[Device]) ->
         return (config.train.exact_devices,)
     precision = choose_precision(config.train, config.engine, devices).value
     numbers, most = list(EXACT_DEVICES), most_samples(memory_options(config, precision), facts)
-    while numbers[0] < _MOST_MICROBATCHES and _microbatch(config, numbers[0]) > most:
+    while _microbatch(config, numbers[0]) > most:
         numbers.insert(0, 2 * numbers[0])
     by_size = {_microbatch(config, number): number for number in reversed(numbers)}
     return sorted(by_size.values(), reverse=True)
