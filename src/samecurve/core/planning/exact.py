@@ -138,7 +138,7 @@ def choose_exact_batch(
             f"train.exact_devices={num_devices}",
             "train.exact_devices",
         )
-    check_count(split)
+    check_count(split, NotExactError)
     return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": say_exact(split)})
 
 
