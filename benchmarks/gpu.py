@@ -78,6 +78,7 @@ def config_of(arguments: argparse.Namespace, home: Path) -> Config:
         "train.steps": arguments.warm + arguments.steps + PROFILED,
         "train.precision": "bf16",
         "train.compile": True,
+        "train.exact": False,  # as the other sides; benchmarks/exact.py has the price
         "devices.use": "0" if arguments.device == "cuda" else "cpu",
         "devices.strategy": "single",
         "schedule.warmup": 1,

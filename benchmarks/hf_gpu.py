@@ -104,6 +104,7 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
                 "steps": arguments.warm + arguments.steps + PROFILED,
                 "precision": "bf16",
                 "compile": True,
+                "exact": False,  # as the other sides
                 "recompute": "block" if case.recompute else "none",
             },
             "devices": {
