@@ -1,6 +1,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,14 @@ def test_job_k_runs_on_thread_k_and_all_run_at_once(team: ThreadTeam) -> None:
     assert first == second
     assert [index for index, _ in first] == [0, 1, 2]
     assert len({thread for _, thread in first}) == 3
+
+
+def test_jobs_have_the_settings_of_the_thread_that_runs_them(team: ThreadTeam) -> None:
+    """Those of torch's compiler are context variables, whose defaults a new thread would have."""
+    setting = ContextVar("setting", default=8)
+    for value in (16, 32):
+        setting.set(value)
+        assert team.run([setting.get] * 3) == [value] * 3
 
 
 def test_total_is_added_in_thread_order_and_the_same_for_all(team: ThreadTeam) -> None:

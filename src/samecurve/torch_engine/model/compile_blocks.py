@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from samecurve.torch_engine.model.exact_programs import ExactPrograms
 
 _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
+_ALL_PROGRAMS = 256  # of one function, for all models together
 
 
 def compile_model(
-    model: nn.Module, how: Recompute, backend: "str | ExactPrograms" = "inductor"
+    model: nn.Module,
+    how: Recompute,
+    backend: "str | ExactPrograms" = "inductor",
+    *,
+    num_threads: int = 1,
 ) -> None:
     """Compile each repeated block, or the whole model where it has no blocks. Names stay.
 
@@ -35,9 +40,10 @@ def compile_model(
 
     how: which blocks are computed again in backward (train.recompute)
     backend: what makes the programs; a name, or that of exact runs
+    num_threads: of this process that compute, each with a model like this one
     """
     parts = repeated_blocks(model) or [model]
-    _prepare_compiler(len(parts))
+    _prepare_compiler(len(parts), num_threads)
     keep_uncompiled(model)
     for module in model.modules():
         if isinstance(module, Head):
@@ -58,18 +64,24 @@ def keep_uncompiled(model: nn.Module) -> None:
             module.__dict__["forward"] = uncompiled(module.forward)
 
 
-def compile_parts_exactly(model: nn.Module, backend: "ExactPrograms") -> None:
+def compile_parts_exactly(model: nn.Module, backend: "ExactPrograms", *, num_threads: int) -> None:
     """Let the exact backend compile the parts that the model's author compiles, in place of his
     own, whose programs may follow the shapes that a device happens to see first.
+
+    num_threads: as compile_model()
     """
     parts: list[Any] = [part for part in model.modules() if part._compiled_call_impl is not None]  # noqa: SLF001
-    _prepare_compiler(len(parts))
+    _prepare_compiler(len(parts), num_threads)
     for part in parts:
         part._compiled_call_impl = _compiled(part._call_impl, backend)  # noqa: SLF001 - as compile()
 
 
-def _prepare_compiler(num_parts: int) -> None:
-    """Make too many programs an error, and forget those of other models."""
+def _prepare_compiler(num_parts: int, num_threads: int) -> None:
+    """Make too many programs an error, and forget those of other models.
+
+    Threads that meet a shape at once compile it each for itself. The settings are this thread's,
+    and those of the threads that have its context (strategies/threads.py).
+    """
     import torch._dynamo as dynamo
 
     dynamo.reset()  # a warm process has compiled other models
@@ -80,7 +92,9 @@ def _prepare_compiler(num_parts: int) -> None:
         tqdm.set_lock(RLock())
     dynamo.config.fail_on_recompile_limit_hit = True
     dynamo.config.optimize_ddp = False  # it would cut blocks where ddp's buckets end
-    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * num_parts)
+    limit = num_threads * max(_PROGRAMS, 4 * num_parts)
+    dynamo.config.recompile_limit = limit
+    dynamo.config.accumulated_recompile_limit = max(limit, _ALL_PROGRAMS)
 
 
 def _compiled(function: Callable[..., Any], backend: "str | ExactPrograms") -> Callable[..., Any]:

@@ -277,7 +277,8 @@ class ModelBuilder:
         if not compute.compile:
             keep_uncompiled(model)
         if compute.exact:
-            compile_parts_exactly(model, self._exact_programs)
+            threads = len(self._setup.devices)
+            compile_parts_exactly(model, self._exact_programs, num_threads=threads)
 
     def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
         """Apply train.float8, train.recompute and train.compile, as the plan has them."""
@@ -290,7 +291,8 @@ class ModelBuilder:
             from samecurve.torch_engine.model.compile_blocks import compile_model
 
             backend = self._exact_programs if compute.exact else "inductor"
-            compile_model(model, compute.recompute, backend)
+            threads = len(self._setup.devices)
+            compile_model(model, compute.recompute, backend, num_threads=threads)
         else:
             recompute(model, compute.recompute)
 

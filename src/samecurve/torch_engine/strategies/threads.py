@@ -6,6 +6,7 @@ still waits for it.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
@@ -91,14 +92,14 @@ class ThreadTeam:
         The error of the first job that failed is raised then.
 
         torch's modes belong to a thread: autocast or no_grad around this call do not reach the
-        jobs.
+        jobs. Context variables do, in which torch's compiler keeps its settings.
         """
         if len(jobs) != len(self.peers):
             raise ValueError(f"{len(jobs)} jobs for {len(self.peers)} threads")
         self._barrier.reset()
         errors: list[BaseException] = []
         started = [
-            thread.submit(self._work, peer, job, errors)
+            thread.submit(copy_context().run, self._work, peer, job, errors)
             for thread, peer, job in zip(self._threads, self.peers, jobs, strict=True)
         ]
         try:
