@@ -2,7 +2,9 @@
 takes one screen.
 """
 
+import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -15,6 +17,23 @@ from samecurve.diagnose.notes import note_of
 from samecurve.errors import InvalidConfigError, RunError, UserError, message_of
 from samecurve.tasks import Tasks
 from samecurve.terminal import cut_line, echo, printable, shorten, wrapped
+
+
+def test_a_long_text_reaches_a_slow_reader_whole(tmp_path: Path) -> None:
+    """Also unbuffered, and where another program has made the pipe non-blocking."""
+    (tmp_path / "long.py").write_text(
+        "import os, sys\n"
+        "from samecurve.cli import main\n"
+        "main._mend_streams()\n"
+        "os.set_blocking(1, False)\n"
+        "print('x' * 1_000_000)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", str(tmp_path / "long.py")], stdout=subprocess.PIPE
+    ) as program:
+        time.sleep(2)  # the pipe is full by then
+        assert program.communicate(timeout=60)[0] == b"x" * 1_000_000 + b"\n"
+    assert program.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,16 @@ shown as escapes (\\x1b); long texts are cut. Lines that are wider than the term
 words.
 """
 
+import io
 import os
 import re
+import select
 import sys
 import textwrap
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # control characters but newline and tab, those that hide or turn text, halves of characters
 _HIDDEN = re.compile(
@@ -88,3 +93,28 @@ def echo(text: object, *, err: bool = False) -> None:
     shown, width = printable(str(text)), width_of(stream)
     stream.write(f"{wrapped(shown, width) if width else shown}\n")
     stream.flush()
+
+
+class _WholeWrites(io.FileIO):
+    """A file whose write() returns once all bytes are written."""
+
+    def write(self, data: "Buffer", /) -> int:
+        with memoryview(data).cast("B") as whole:
+            done = 0
+            while done < len(whole):
+                taken = super().write(whole[done:])
+                if taken is None:  # it is non-blocking, and full
+                    select.select([], [self], [])
+                else:
+                    done += taken
+            return done
+
+
+def unbuffered(number: int, errors: str, encoding: str | None = None) -> io.TextIOWrapper:
+    """An unbuffered text stream to a file descriptor, which stays open when the stream ends.
+
+    Python's own (PYTHONUNBUFFERED, python -u) writes once and drops the rest, where a pipe takes
+    only a part: because a signal came in between, or another process has made it non-blocking.
+    """
+    raw = _WholeWrites(number, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True)

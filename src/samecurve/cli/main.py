@@ -24,7 +24,7 @@ from samecurve import __version__
 from samecurve.cli.options import HelpContext, dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
 from samecurve.launch.signals import Signals, kill_children
-from samecurve.terminal import echo, shorten
+from samecurve.terminal import echo, shorten, unbuffered
 
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 
@@ -172,7 +172,10 @@ def _mend_streams() -> None:
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # a terminal's own encoding may lack a character
+        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+            number = stream.fileno()
+            setattr(sys, name, unbuffered(number, "backslashreplace", stream.encoding))
+        elif isinstance(stream, io.TextIOWrapper):  # a terminal's own encoding may lack a character
             stream.reconfigure(errors="backslashreplace")
 
 

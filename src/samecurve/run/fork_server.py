@@ -39,6 +39,7 @@ from typing import IO, TYPE_CHECKING
 from samecurve.core.system.parent_death import die_with
 from samecurve.errors import Interrupted
 from samecurve.probe import child_environment, replace_environment
+from samecurve.terminal import unbuffered
 
 if TYPE_CHECKING:  # importing it takes as long as beginning
     from samecurve.core.planning.layout import Layout
@@ -298,10 +299,7 @@ def _fork(call: Call, stdio: Sequence[int], requests: socket.socket) -> int:
 def _open_streams() -> None:
     """Open sys.stdin, stdout and stderr anew: the server's know the server's files."""
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors=errors, write_through=True)
-        for number, errors in ((1, "strict"), (2, "backslashreplace"))
-    )
+    sys.stdout, sys.stderr = unbuffered(1, "strict"), unbuffered(2, "backslashreplace")
 
 
 def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> None:
