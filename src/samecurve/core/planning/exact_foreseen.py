@@ -86,10 +86,9 @@ def slowdown_by_calls(facts: Facts, samples: float, num_microbatches: int, cores
     """How many times as long as a step at once, on several cores, the calls of its microbatches
     take: Python's threads begin their operations one after another. 0: not known
     """
-    calls = _flops_of_calls(facts)
-    if not facts.flops_per_sample or not calls:
+    if not facts.flops_per_sample:
         return 0
-    work = facts.flops_per_sample * samples
+    work, calls = facts.flops_per_sample * samples, _flops_of_calls(facts)
     return num_microbatches * calls / (work / cores + calls)
 
 
