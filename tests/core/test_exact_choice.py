@@ -12,7 +12,7 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.exact_choice import MOST_COST
+from samecurve.core.planning.exact_choice import MOST_COST, exact_hindrance
 from samecurve.core.planning.exact_foreseen import foreseen_cost
 from samecurve.core.planning.facts import ExactCost, Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
@@ -299,6 +299,8 @@ def test_on_gpus_each_microbatch_is_to_have_enough_to_do(use: str) -> None:
         assert chosen(5e11, machine) == (True, 16)
         assert chosen(2e12, machine) == (True, 8)
         assert chosen(2e12, machine, whole_batch=True)[0] is False  # features are computed twice
+    offloaded = config(devices={"use": use, "threads": None, "offload_frozen": 1})
+    assert "copies the frozen weights" in exact_hindrance(offloaded, FACTS, "cuda")
     # a microbatch that leaves a GPU no room is cut further, as long as that costs little
     assert chosen(2e13, bytes_per_sample=10 << 30) == (True, 4)
     assert chosen(2e13, bytes_per_sample=30 << 30) == (True, 1)

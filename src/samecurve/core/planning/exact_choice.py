@@ -153,6 +153,9 @@ def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,
         "the model mixes the samples of a microbatch": bool(facts.coupled),
+        "each microbatch copies the frozen weights from host memory": (
+            kind == "cuda" and bool(devices.offload_frozen)
+        ),
         f"a CPU rank computes one microbatch at a time, on few of its cores: {alone}": bool(alone),
     }
     return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact)
