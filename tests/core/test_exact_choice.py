@@ -475,7 +475,8 @@ def test_its_cost_is_foreseen_as_it_was_measured() -> None:
         assert foreseen > MOST_COST or pair["ratio"] < 1 + MOST_COST
         larger = foreseen_cost(facts, 2 * samples, 2 * micro, kind=kind, compiled=compiled)
         assert larger is not None
-        assert larger < foreseen or kind == "cuda"
+        # a GPU that only waits for calls waits as long for a larger batch
+        assert larger < foreseen or (kind == "cuda" and larger == pytest.approx(foreseen))
     for is_compiled in (False, True):
         costs = [pair["foreseen"] for pair, compiled, _ in pairs if compiled == is_compiled]
         assert min(costs) < MOST_COST < max(costs)
