@@ -48,6 +48,25 @@ def test_every_error_at_once_with_its_place() -> None:
     assert found["c.yaml:6:11"].remedy == "`samecurve schema --table` says what each key takes"
 
 
+@pytest.mark.parametrize("word", ["measured", "Measured"])
+def test_a_value_of_an_earlier_version_is_read_with_a_line(word: str) -> None:
+    """What other programs did to the machine decided whether a run was exact (measured)."""
+    loaded = read(LEAST + f"train: {{exact: {word}}}\n")
+    assert loaded.config.train.exact == "auto"
+    assert loaded.notes == (
+        "train.exact: measured is read as auto: no steps are timed before a run any more",
+    )
+    assert loaded.origins["train.exact"] == "c.yaml:2:9"
+    assert read(LEAST + "train: {exact: auto}\n").notes == ()
+
+
+def test_a_choice_of_words_and_switch_is_told_in_one_error() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        read(LEAST + "train: {exact: sometimes}\n")
+    (error,) = caught.value.errors
+    assert error.cause == "train.exact: 'sometimes' is not one of auto, true, false"
+
+
 def test_numbers_are_numbers() -> None:
     config = read(
         LEAST + "optimizer: {lr: 3e-4, clip: 1, betas: [0.9, 0.99]}\ntrain: {steps: 2ep}\n"

@@ -14,7 +14,7 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.exact_choice import MOST_COST, exact_hindrance
 from samecurve.core.planning.exact_foreseen import foreseen_cost
-from samecurve.core.planning.facts import ExactCost, Facts, UserOptimizerFacts
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
@@ -338,41 +338,6 @@ def test_amp_counts_activations_as_they_are() -> None:
     plans = [plan(one, GPUS, facts) for one in (asked, in_bf16)]
     assert [one.compute.precision for one in plans] == ["bf16", "bf16"]
     assert [one.batch.micro_batch_size for one in plans] == [32, 32]
-
-
-@pytest.mark.parametrize("use", ["0", "0,1", "cpu:2"])
-def test_measured_goes_by_what_steps_took(use: str) -> None:
-    """A forecast, here of next to nothing, has no say."""
-    asked = config(devices={"use": use, "threads": None}, train={"exact": "measured"})
-
-    def chosen(cost: ExactCost | None, facts: Facts = FACTS, of: Config = asked) -> Plan:
-        return plan(of, GPUS, replace(facts, exact_cost=cost))
-
-    def says(made: Plan) -> str:
-        assert not made.compute.exact
-        return made.reasons["exact_auto"]
-
-    assert says(chosen(None)).startswith("its cost is not measured yet")
-    cheap = chosen(ExactCost(ratios={8: 1.051, 4: 1.049}))
-    assert (cheap.compute.exact, cheap.batch.micro_batch_size) == (True, 16)
-    assert cheap.reasons["exact_auto"] == (
-        "the same bits on up to 4 devices, a step takes 1.05 times as long, as was measured"
-    )
-    costly = chosen(ExactCost(ratios={8: 1.5, 4: 1.2, 2: 1.1}))
-    assert says(costly).startswith(
-        "in 8, 4 and 2 microbatches a step takes 1.50, 1.20 and 1.10 times as long, as was measured"
-    )
-    assert says(chosen(ExactCost(failure="out of memory"))) == "out of memory; --exact asks for it"
-    nothing = ExactCost(ratios={8: 1.0})
-    mixing = replace(FACTS, coupled=("BatchNorm",))
-    by_consent = asked.with_values(train={"allow_coupled": True})
-    assert "train.allow_coupled" in says(chosen(nothing, mixing, by_consent))
-    free = replace(FACTS, flops_per_sample=None)
-    assert chosen(nothing, free).compute.exact
-    auto = asked.with_values(train={"exact": "auto"})
-    assert not chosen(nothing, free, auto).compute.exact
-    many = plan(asked, replace(GPUS, cores=256), replace(FACTS, exact_cost=nothing))
-    assert "foreseen" not in many.reasons["exact_auto"]
 
 
 def test_a_run_keeps_what_its_first_plan_chose() -> None:

@@ -98,19 +98,3 @@ def fails_under_fsdp(index: int, group: Any, attempt: str, *arguments: Any) -> A
     if RankContext.read_warm(attempt, index).plan.layout.strategy == "fsdp":
         raise RunError("this one was planted", "take it out")
     return watch_rank(index, group, attempt, *arguments)
-
-
-def every_pass(seconds: float) -> Any:
-    """A forward pass takes so long, however few its rows."""
-    right = TorchLanguage.loss
-
-    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
-        time.sleep(seconds)
-        return right(task, model, batch)
-
-    return patch.object(TorchLanguage, "loss", slow)
-
-
-def microbatches(*arguments: Any) -> Any:
-    with every_pass(ROW):
-        return watch_rank(*arguments)

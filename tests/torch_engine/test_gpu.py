@@ -175,24 +175,6 @@ def test_the_shape_alone_chooses_a_products_kernel(dtype: torch.dtype) -> None:
         del held
 
 
-def test_measured_goes_by_what_steps_take_on_the_gpu_and_auto_does_not(
-    corpus: Path, tmp_path: Path
-) -> None:
-    options = ["-f", write_config(tmp_path, corpus, 4), "--dtype", "f32", "--devices", "0"]
-    foreseen = samecurve("train", *options, "--save-dir", "foreseen", cwd=tmp_path)
-    assert "a few steps" not in foreseen.stderr
-    assert "not exact (auto): foreseen to take " in foreseen.stdout
-    measured = ["--set", "train.exact=measured", "--set", "train.exact_devices=1"]
-    train = ["train", *options, *measured, "--save-dir"]
-    first = samecurve(*train, "first", cwd=tmp_path)
-    assert "exact  a few steps on cuda:0" in first.stderr
-    (line,) = (line for line in first.stdout.splitlines() if "exact (auto): " in line)
-    assert "as was measured" in line
-    second = samecurve(*train, "second", cwd=tmp_path)
-    assert "a few steps" not in second.stderr
-    assert line in second.stdout
-
-
 def test_the_estimate_is_near_what_the_gpu_holds(corpus: Path, tmp_path: Path) -> None:
     """26M parameters at sequence 256: the plan's sum against the allocator's peak."""
     (tmp_path / "large.yaml").write_text(f"""\

@@ -241,9 +241,9 @@ def test_errors_stand_beside_their_fields(worker: PlanWorker) -> None:
 def test_a_choice_between_yes_no_and_the_plans_own() -> None:
     fields = form_fields("language", "torch", {})
     choices = [choice["value"] for choice in fields.by_key["train.exact"].choices]
-    assert choices == ["auto", "measured", "true", "false"]
+    assert choices == ["auto", "true", "false"]
     read = [read_values({"train.exact": choice}, fields)["train.exact"] for choice in choices]
-    assert read == ["auto", "measured", True, False]
+    assert read == ["auto", True, False]
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_form(worker: PlanWorker) -> None:

@@ -70,7 +70,7 @@ def load_config(
     for key in new:
         _check_is_read(loaded.config.task, key, *typed[key])
     directory = converted.run_directory if converted else None
-    return replace(loaded, notes=tuple(notes), run_directory=directory)
+    return replace(loaded, notes=(*loaded.notes, *notes), run_directory=directory)
 
 
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
@@ -216,22 +216,13 @@ def probe_facts(loaded: "LoadedConfig") -> "Facts":
     return probe_batch(loaded.config)
 
 
-def measure_before(
-    *, tries_exact: bool = False, ready: Callable[[], object] = lambda: None
-) -> "Measure":
+def measure_before(ready: Callable[[], object] = lambda: None) -> "Measure":
     """The function that measures, before a run, what its plan goes by, where the plan does.
 
-    tries_exact: steps are timed where nobody knows yet what exactness costs; else that stays
-    unknown
     ready: is called first, to wait for imports in other threads
     """
 
     def measure(config: "Config", machine: "Machine", facts: "Facts") -> "Facts":
-        if config.train.exact == "measured":
-            ready()
-            from samecurve.experiments.exact_cost import with_exact_cost
-
-            facts = with_exact_cost(config, machine, facts, measures=tries_exact)
         is_here = machine.started == 1  # else the plan refuses balance measured
         if config.devices.balance == "measured" and is_here:
             ready()

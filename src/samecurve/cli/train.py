@@ -101,7 +101,7 @@ def train(
             loaded,
             _run_options(flags),
             facts,
-            measure=measure_before(tries_exact=True, ready=warm_start.wait_for_imports),
+            measure=measure_before(warm_start.wait_for_imports),
             warm_start=warm_start,
         )
         if prepared.done:
@@ -153,7 +153,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
             rank,
             read_config,
             _run_options(flags),
-            measure=measure_before(tries_exact=True),
+            measure=measure_before(),
             headless=headless,
         )
         sys.exit(code)

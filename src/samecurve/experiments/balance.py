@@ -180,7 +180,7 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
-        asdict(replace(facts, largest_tried=None, speeds=None, exact_cost=None)),
+        asdict(replace(facts, largest_tried=None, speeds=None)),
     ]
     devices = [
         [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import ExactCost, Facts, Measure
+from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -128,8 +128,6 @@ def _prepare(
         warm_start.stop()
     fixed = fixed_of(origin, options)
     _refuse_changes(origin, config, facts)
-    if fixed is not None:  # what the run has chosen stays, so nothing is to be measured for it
-        facts = replace(facts, exact_cost=ExactCost())
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)

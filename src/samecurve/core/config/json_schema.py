@@ -165,7 +165,10 @@ def _kind(field: Schema) -> str:
         options = [option for option in forms if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(_kind(option) or "a section" for option in options))
     if "enum" in field:
-        return ", ".join(map(str, field["enum"]))
+        words = (
+            str(word).lower() if isinstance(word, bool) else str(word) for word in field["enum"]
+        )
+        return ", ".join(words)
     if "const" in field:
         return str(field["const"])
     if field.get("pattern") in _WRITTEN:

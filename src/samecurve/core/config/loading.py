@@ -95,6 +95,7 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
 
     InvalidConfigError: the list of all faults, each with its place.
     """
+    notes = _replace_old_values(document)
     task = document.value.get("task", DEFAULT_TASK)
     if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
         task = task.lower()
@@ -122,7 +123,17 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
             for key, place in document.origins.items()
             if not isinstance(_at(document.value, key), dict)
         },
+        notes,
     )
+
+
+def _replace_old_values(document: Document) -> tuple[str, ...]:
+    """Replace values that only earlier versions knew. Returns a line for each."""
+    exact = _at(document.value, ("train", "exact"))
+    if not isinstance(exact, str) or exact.lower() != "measured":
+        return ()
+    document.set("train.exact", "auto", document.origin_of(("train", "exact")))
+    return ("train.exact: measured is read as auto: no steps are timed before a run any more",)
 
 
 @lru_cache(maxsize=16)  # building one takes longer than loading a config with it
@@ -166,6 +177,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             return UserError(f"{name}: missing", "give it in the file, or with --set", where)
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            expected = expected.replace("True", "true").replace("False", "false")
             remedy = suggest(str(value).lower(), expected.split(", ")) or SEE_TABLE
             return UserError(f"{name}: {_short(value)} is not one of {expected}", remedy, where)
         case "model_type":

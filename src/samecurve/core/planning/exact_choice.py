@@ -1,9 +1,8 @@
-"""train.exact: auto and measured: whether a run is exact where the config does not say so.
+"""train.exact: auto: whether a run is exact where the config does not say so.
 
-auto follows from the config and the model alone, and from the kind of device: a rule foresees what
-exactness costs (exact_foreseen.py). So a config is decided alike on any number of devices, under
-any strategy, and on any machine. measured goes by what steps took on one device of this machine
-(experiments/exact_cost.py). The run's first plan fixes the choice.
+The choice follows from the config and the model alone, and from the kind of device: a rule foresees
+what exactness costs (exact_foreseen.py). So a config is decided alike on any number of devices,
+under any strategy, and on any machine. The run's first plan fixes the choice.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,9 @@ from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.lanes import why_no_lanes
 from samecurve.core.planning.machine import Device, Kind, Machine, choose_devices
 from samecurve.core.planning.memory import memory_options
-from samecurve.units import counted, join_words
+from samecurve.units import counted
 
 MOST_COST = 0.05  # share of a step
-_NOT_MEASURED = "its cost is not measured yet (`samecurve train` does that, before a run begins)"
 
 
 def choose_exact(
@@ -38,12 +36,10 @@ def choose_exact(
     devices = choose_devices(config.devices, config.engine, machine).value
     if hindrance := exact_hindrance(config, facts, devices[0].kind):
         return None, hindrance
-    if config.train.exact == "measured":
-        return _choose_as_measured(config, facts)
-    return _choose_as_foreseen(config, facts, devices)
+    return _choose_by_cost(config, facts, devices)
 
 
-def _choose_as_foreseen(
+def _choose_by_cost(
     config: Config, facts: Facts, devices: Sequence[Device]
 ) -> tuple[Config | None, str]:
     costs, samples, kind = [], config.batch.samples or 1, devices[0].kind
@@ -91,26 +87,6 @@ def exact_candidates(config: Config, facts: Facts, devices: Sequence[Device]) ->
 def exact_on(config: Config, num_devices: int) -> Config:
     """The config of an exact run. num_devices: how many can share a step"""
     return config.with_values(train={"exact": True, "exact_devices": num_devices})
-
-
-def _choose_as_measured(config: Config, facts: Facts) -> tuple[Config | None, str]:
-    cost = facts.exact_cost
-    if cost is None:
-        return None, _NOT_MEASURED
-    if cost.failure:
-        return None, cost.failure
-    for number, ratio in cost.ratios.items():
-        if ratio <= 1 + MOST_COST:
-            words = f"a step takes {ratio:.2f} times as long, as was measured"
-            return exact_on(config, number), words
-    samples = config.batch.samples or 1
-    counts = [str(-(-samples // _microbatch(config, number))) for number in cost.ratios]
-    ratios = [f"{ratio:.2f}" for ratio in cost.ratios.values()]
-    unit = "microbatch" if counts == ["1"] else "microbatches"
-    return None, (
-        f"in {join_words(counts)} {unit} a step takes {join_words(ratios)} times as long, as"
-        " was measured"
-    )
 
 
 def _microbatch(config: Config, num_devices: int) -> int:

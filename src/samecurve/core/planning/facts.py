@@ -45,16 +45,6 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactCost:
-    """What exact steps took on one device of this machine, before the run."""
-
-    # microbatches' number, as train.exact_devices -> seconds of an exact step by those of an
-    # ordinary one
-    ratios: Mapping[int, float] = field(default_factory=dict)
-    failure: str = ""  # why no exact steps could be measured, or none is to be trusted; '': nothing
-
-
-@dataclass(frozen=True, kw_only=True)
 class DescribedArrays:
     """The part of Facts about the model's arrays, for a model that has been built."""
 
@@ -140,7 +130,6 @@ class Facts:
     narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
-    exact_cost: ExactCost | None = None  # None: not measured
 
 
 ModelArrays = Facts | DescribedArrays  # what describes a model's arrays

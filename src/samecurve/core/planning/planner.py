@@ -337,8 +337,7 @@ class _Planning:
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            cost = self.facts.exact_cost
-            why = exact_words(split, why, 1 if cost and cost.ratios else lanes.slowdown)
+            why = exact_words(split, why, lanes.slowdown)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)

@@ -30,7 +30,6 @@ from samecurve.experiments.bench.bench_results import (
 )
 from samecurve.experiments.bench.bench_text import as_json as bench_json
 from samecurve.experiments.bench.bench_text import dump_json, head, line, notes, table
-from samecurve.experiments.exact_cost import with_exact_cost
 from samecurve.experiments.layouts import (
     OF_ONE_DEVICE,
     Layout,
@@ -87,7 +86,7 @@ def bench(
     machine = probe()
     output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
     layouts = choose_layouts(loaded.config, machine, worlds, strategies)
-    facts = with_exact_cost(loaded.config, machine, describe(loaded.config), measures=False)
+    facts = describe(loaded.config)
     plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
     bench = describe_bench(loaded, machine, facts, plans, schedule)
     for hint in loaded.notes:

@@ -13,7 +13,6 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.experiments.exact_cost import with_exact_cost
 from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_exact_settled
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
 from samecurve.experiments.scratch import scratch
@@ -108,7 +107,6 @@ def _with_exact_settled(
     if any(leg.accumulation_steps or not leg.spec.has_exact_form for leg in legs):
         return config.with_values(train={"exact": False})
     alone = on_one_device(config, kind)
-    facts = with_exact_cost(alone, machine, facts, measures=False)
     settled = with_exact_settled(alone, machine, facts)
     batch = {"per_device": settled.batch.per_device} if settled.train.is_exact else {}
     return config.with_values(train={"exact": settled.train.exact}, batch=batch)
