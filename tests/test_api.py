@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +229,7 @@ def test_what_can_not_be_honoured_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    began = time.monotonic()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_: pytest.fail("a process was started"))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"devcies": "cpu"}, "did you mean devices?"),
         ({"lr": "much"}, "not a valid float"),
@@ -239,7 +238,6 @@ def test_what_can_not_be_honoured_is_raised(
     for flags, message in refused:
         with pytest.raises(UserError, match=message):
             samecurve.train({"batch": {"samples": 2}, "model": {}}, **flags)
-    assert time.monotonic() - began < 5
     with pytest.raises(
         UserError, match=r"samecurve\.train\(object, ...\): the task's class itself"
     ):

@@ -172,15 +172,12 @@ def test_a_long_journal_fits_into_a_few_megabytes(tmp_path: Path, blocks: int) -
                 }
                 file.write(line_of(Event(kind, 100, values)) * 4)
     tracemalloc.start()
-    began = time.process_time()
     reader = JournalReader(tmp_path)
     assert reader.read()
-    seconds = time.process_time() - began
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(reader.content.steps) == 100 * blocks
     assert held < 12 << 20
-    assert seconds < 30  # traced, and maybe on a busy machine
     assert reader.content.evaluated.seen == 4 * blocks
     assert reader.content.best is not None
     assert reader.content.best.values["loss"] == 1 / blocks

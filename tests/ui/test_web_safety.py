@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -347,11 +346,10 @@ def test_secrets_of_a_page_are_hidden() -> None:
 
 
 def test_hiding_takes_no_longer_than_the_text() -> None:
-    """A long text without spaces is searched in one pass."""
-    for text in ("a" * 200_000, "a_" * 100_000, "token" * 40_000, "x-" * 100_000, "-" * 200_000):
-        began = time.perf_counter()
-        redact(text)
-        assert time.perf_counter() - began < 1.0, text[:10]
+    """A long text without spaces is searched in one pass: many would not end in a test's time."""
+    for part in ("a", "a_", "token", "x-", "-"):
+        text = part * (400_000 // len(part))
+        assert redact(text) == text
 
 
 def test_json_is_what_browsers_read(served: Served) -> None:
