@@ -25,7 +25,8 @@ from unittest.mock import patch
 
 from samecurve.cli.main import main
 from samecurve.core.config.sections import Config
-from samecurve.probe import child_environment, replace_environment
+from samecurve.core.system.child_process import child_environment
+from samecurve.probe import replace_environment
 from samecurve.run import describe, fork_server
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 
@@ -121,11 +122,11 @@ def serve(cwd: str, parent: str, *modules: str) -> None:
 
 
 def _enter(cwd: str) -> None:
-    """Be in a directory as if `python -m` had been called there."""
+    """Be in a directory as if `python -P -m` had been called there."""
     os.chdir(cwd)
     given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    rest = [place for place in sys.path[1:] if place != _HERE and place not in given]
-    sys.path[:] = [cwd, *given, *rest]
+    rest = [place for place in sys.path if place != _HERE and place not in given]
+    sys.path[:] = [*given, *rest]
 
 
 class ServerOfCommand(ForkServer):

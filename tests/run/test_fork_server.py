@@ -40,7 +40,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServ
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
     )
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = ForkServer(["colorsys", "no.such.module"])
     yield server
     server.close()
@@ -96,7 +96,7 @@ import os, sys
 from samecurve.run.fork_server import Call, ForkServer
 
 server = ForkServer(["colorsys"])
-function = "samecurve.core.system.parent_death:die_with"
+function = "samecurve.core.system.child_process:die_with"
 call = Call(function, (str(os.getpid()),), dict(os.environ), new_session=True)
 assert server.fork(call, (0, 1, 2)).wait() == 1  # a text is no process id
 call = Call("grandchild:wait", (str(os.getpid()),), dict(os.environ), new_session=True)
@@ -107,7 +107,7 @@ sys.stdin.read()
 
 def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
     (tmp_path / "grandchild.py").write_text(
-        "import time\nfrom samecurve.core.system.parent_death import die_with\n\n"
+        "import time\nfrom samecurve.core.system.child_process import die_with\n\n"
         "def wait(parent):\n    die_with(int(parent))\n    time.sleep(60)\n"
     )
     asker = subprocess.Popen(

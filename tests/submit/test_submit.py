@@ -106,7 +106,7 @@ def test_a_yaml_for_skypilot(config: Path) -> None:
     assert job["resources"]["job_recovery"] == {"recover_on_exit_codes": [75, 143]}
     assert job["volumes"] == {"/runs": "runs"}
     last = shlex.split(job["run"].splitlines()[-1])
-    assert last[:5] == ["exec", "python3", "-m", "samecurve", "train"]
+    assert last[:6] == ["exec", "python3", "-P", "-m", "samecurve", "train"]
     assert last[-4:] == ["--nnodes", "$SKYPILOT_NUM_NODES", "--rdzv", "$first:29500"]
     assert "/runs/tiny" in last
 

@@ -731,7 +731,7 @@ def test_a_file_without_the_class_is_refused_before_it_is_run(
             [
                 "mine.py:2",
                 "ModuleNotFoundError",
-                "install no_such_library, or put it beside mine.py",
+                "install no_such_library, put it beside mine.py, or name its directory in",
             ],
         ),
         (

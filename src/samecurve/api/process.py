@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO
 
 from samecurve.api.live_view import NotebookView, notebook_output
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.console import PlainView, View
 from samecurve.observe.journal import event_of
@@ -32,7 +32,7 @@ def run_verb(
     KeyboardInterrupt: an interrupt came. The first lets the process save, the second ends it.
     """
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "samecurve.cli.child", str(os.getpid()), verb, *arguments],
+        python_module("samecurve.cli.child", str(os.getpid()), verb, *arguments, unbuffered=True),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from samecurve.cli.entry import run
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with
 
 if __name__ == "__main__":
     _, parent, *arguments = sys.argv

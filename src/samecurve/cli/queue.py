@@ -56,6 +56,7 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
     The config is checked now, and read again when the job starts.
     """
     from samecurve.core.planning.machine import choose_devices
+    from samecurve.core.system.child_process import python_module
     from samecurve.probe import probe
     from samecurve.run.prepare import make_plan
     from samecurve.ui.jobs.queue import NewJob, Queue
@@ -73,7 +74,7 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
         job = jobs.add(
             NewJob(
                 name=loaded.name,
-                argv=[sys.executable, "-m", "samecurve", "train", *words],
+                argv=python_module("samecurve", "train", *words),
                 shown=shlex.join(["samecurve", "train", *words]),
                 cwd=Path.cwd(),
                 devices=tuple(dict.fromkeys(device.place for device in devices)),

@@ -136,7 +136,7 @@ def _train_on_hosts(
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
-    from samecurve.core.system.parent_death import die_with
+    from samecurve.core.system.child_process import die_with
     from samecurve.launch.external import run_as_external_rank
     from samecurve.worker.cluster_env import from_slurm, is_first, rank_from
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import samecurve
 from samecurve.core.config.document import dump
 from samecurve.core.config.json_schema import json_schema
+from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import explain_os_error, write_new, write_whole
 from samecurve.core.system.installation import checkout
 from samecurve.errors import UserError
@@ -177,4 +178,4 @@ def program(name: str, module: str) -> list[str]:
     there = shutil.which(name)
     if there and Path(there).parent == Path(sys.executable).parent:
         return [name]
-    return [sys.executable, "-m", module]
+    return python_module(module)

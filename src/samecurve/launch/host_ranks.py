@@ -6,14 +6,13 @@ They are forked from a process that has imported the engine, so that a start tak
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.launch.supervisor import RankCommand, RankProcess
-from samecurve.probe import child_environment
 from samecurve.run.fork_server import Call, ForkServer
 
 _TICK = 0.05  # seconds between two looks
@@ -40,7 +39,7 @@ class HostRanks:
                 process = self.server.fork(call, (nothing.fileno(), 1, 2))
             if process:
                 return process
-        command = RankCommand([sys.executable, "-u", "-m", "samecurve", *self.words], environment)
+        command = RankCommand(python_module("samecurve", *self.words, unbuffered=True), environment)
         return command.start(stdin=subprocess.DEVNULL, pipes=False)
 
 

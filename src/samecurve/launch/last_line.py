@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 
+from samecurve.core.system.child_process import python_alone
+
 _LONGEST = 60  # seconds: torchrun kills its ranks after 30
 _WAIT_AND_PRINT = f"""
 import os, sys, time
@@ -32,7 +34,7 @@ def repeat_after_torchrun(line: str) -> subprocess.Popen[bytes] | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.stderr.isatty():
         return None
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _WAIT_AND_PRINT, str(os.getppid()), f"{line}\n"],
+        python_alone("-c", _WAIT_AND_PRINT, str(os.getppid()), f"{line}\n"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # torchrun ends the groups of its ranks

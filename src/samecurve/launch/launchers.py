@@ -7,12 +7,12 @@ start and end them, in a thread beside this one. Each returns why the ranks fail
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
 from samecurve.errors import Interrupted, RunError, SamecurveError
@@ -77,7 +77,9 @@ def direct(
             commands = [
                 rank_command(
                     prepared.attempt,
-                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, held_port)},
+                    child_environment(
+                        **(_OWN_STORE | local_environment(rank, world_size, held_port))
+                    ),
                 )
                 for rank in range(world_size)
             ]
@@ -145,7 +147,7 @@ def elastic(
 
 def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
     """The command of a rank as a process of its own. environment: says which rank it is."""
-    arguments = [sys.executable, "-u", "-m", "samecurve.worker.rank_main", attempt.to_json()]
+    arguments = python_module("samecurve.worker.rank_main", attempt.to_json(), unbuffered=True)
     return RankCommand(arguments, environment)
 
 

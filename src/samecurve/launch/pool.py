@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.probe.gpus import find_gpus
@@ -213,15 +214,15 @@ def _start_rank(
     """Start a rank. pipe: its standard input, through which the jobs come."""
     value = json.dumps(asdict(member))
     if server:
-        call = Call(f"{__name__}:serve", (value,), dict(os.environ), new_session=False)
+        call = Call(f"{__name__}:serve", (value,), child_environment(), new_session=False)
         if forked := server.fork(call, (pipe, 1, 2)):
             return forked
-    return subprocess.Popen([sys.executable, "-m", __name__, value], stdin=pipe)
+    return subprocess.Popen(python_module(__name__, value), stdin=pipe)
 
 
 def serve(value: str) -> None:
     """Run jobs in this process, until the pool ends it."""
-    from samecurve.core.system.parent_death import die_with
+    from samecurve.core.system.child_process import die_with
     from samecurve.run.directory.attempt import log_to
 
     member = _Member(**json.loads(value))

@@ -14,7 +14,6 @@ will fail: a rank that hangs in its exit is not waited for.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from samecurve.core.system.child_process import python_alone
 from samecurve.launch.script.output import Outputs
 
 _TICK = 0.05  # seconds between two looks
@@ -97,7 +97,7 @@ class OrphanGuard:
     def __init__(self) -> None:
         path = Path(__file__).with_name("orphan_guard.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(path)],
+            python_alone(str(path)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -7,11 +7,11 @@ So it outlives a killed launcher by no more than that.
 import json
 import os
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 
 from samecurve.core.config.sections import Track
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
 from samecurve.run.directory.run_directory import Run
@@ -33,16 +33,13 @@ class Tracker:
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
+                    python_module(
                         "samecurve.observe.trackers",
                         name,
                         str(run.home),
                         *_mode_and_project(name, track),
-                    ],
-                    env={**os.environ, **_variables(name, run)},
+                    ),
+                    env=child_environment(**_variables(name, run)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with, python_module
 from samecurve.run.fork_server import Call, ForkedProcess, fork_server
 
 _GRACE = 2.0  # seconds for the other ranks, once one has failed
@@ -131,7 +131,7 @@ class Trials:
                 process = self._server.fork(call, stdio)
             if process is None:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, *arguments],
+                    python_module(__name__, *arguments),
                     stdin=stdio[0],
                     stdout=stdio[1],
                     stderr=stdio[2],

@@ -149,11 +149,6 @@ def cpu_name() -> str:
     return f"{platform.machine()} CPU"
 
 
-def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment with these variables set, for a child process."""
-    return {**os.environ, **variables}
-
-
 def replace_environment(environment: Mapping[str, str]) -> None:
     """Give this process another environment, as if it had been started with it."""
     os.environ.clear()

@@ -21,10 +21,9 @@ from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.system.cache import cache_home
+from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.core.system.files import write_json
-from samecurve.core.system.parent_death import die_with
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.probe import child_environment
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.tasks import Tasks, entry_of
 
@@ -137,7 +136,7 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
         process: ForkedProcess | Popen[bytes] | None
         process = server.fork(call, files) if server else None
         if process is None:
-            command = [sys.executable, "-m", __spec__.name, *arguments]
+            command = python_module(__spec__.name, *arguments)
             input_, output, errors = files
             process = Popen(command, stdin=input_, stdout=output, stderr=errors, env=environment)
         try:

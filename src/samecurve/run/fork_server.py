@@ -36,9 +36,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.errors import Interrupted
-from samecurve.probe import child_environment, replace_environment
+from samecurve.probe import replace_environment
 from samecurve.terminal import unbuffered
 
 if TYPE_CHECKING:  # importing it takes as long as beginning
@@ -180,10 +180,7 @@ class ForkServer:
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", __spec__.name),
-                    *(str(theirs.fileno()), str(os.getpid()), *modules),
-                ],
+                python_module(__spec__.name, str(theirs.fileno()), str(os.getpid()), *modules),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # a failed import is reported where it is needed

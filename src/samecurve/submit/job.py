@@ -15,6 +15,7 @@ from samecurve.core.planning.hardware import device_spec
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.run.describe import describe
@@ -66,7 +67,7 @@ class Job:
 
     def command(self, python: str) -> list[str]:
         """The command of one rank, or of one machine."""
-        return [python, "-m", "samecurve", "train", *self.words]
+        return python_module("samecurve", "train", *self.words, python=python)
 
     def shell_command(self, python: str) -> str:
         return shlex.join(self.command(python))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import SUBMITTED
 from samecurve.submit.engine import MADE_BY, Submission
@@ -67,10 +68,10 @@ def ray_submission(job: Job, options: RayOptions, path: Path | None) -> Submissi
         restarts=job.restarts,
         environment={"SAMECURVE_LEAVE_SECONDS": str(job.leave_seconds)},
     )
-    argv: tuple[str, ...] = (options.python, str(path))
+    argv: tuple[str, ...] = (options.python, "-P", str(path))
     if options.address:
         argv = ("ray", "job", "submit", "--address", options.address)
-        argv += ("--working-dir", str(path.absolute().parent), "--", "python3", path.name)
+        argv += ("--working-dir", str(path.absolute().parent), "--", "python3", "-P", path.name)
     return Submission(
         path=path,
         text=text,
@@ -144,11 +145,11 @@ def _train_as_worker(config: dict[str, Any]) -> int:
         port=port,
     )
     # the child is asked to stop when Ray ends this worker
-    child = [sys.executable, "-m", "samecurve.cli.child", str(os.getpid()), "train"]
+    child = python_module("samecurve.cli.child", str(os.getpid()), "train")
     done = subprocess.run(
         [*child, *config["words"]],
         cwd=config["directory"],
-        env={**os.environ, **variables},
+        env=child_environment(**variables),
         check=False,
     )
     code = done.returncode

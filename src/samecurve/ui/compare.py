@@ -5,7 +5,6 @@ The exact comparison of two runs is made by another process.
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TypedDict
@@ -13,6 +12,7 @@ from typing import TypedDict
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from samecurve.core.system.child_process import python_module
 from samecurve.core.system.redact import redact, redact_blocks
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page
@@ -85,7 +85,7 @@ def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
             return {"lines": [printable(words), _in_terminal(first, second)], "equal": None}
     folder = first.root.path
     paths = [f"./{os.path.relpath(listed.home, folder)}" for listed in (first, second)]
-    command = [sys.executable, "-m", "samecurve", "compare-runs", "--", *paths]
+    command = python_module("samecurve", "compare-runs", "--", *paths)
     if not _ONE.acquire(timeout=_PATIENCE):
         raise RefusedError(409, "another comparison is under way", "try again in a minute")
     try:

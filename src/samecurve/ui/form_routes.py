@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from samecurve.core.system.child_process import python_module
 from samecurve.core.system.redact import redact_blocks
 from samecurve.ui.answers import json_answer, json_body
 from samecurve.ui.errors import RefusedError, shown_error
@@ -120,7 +120,7 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="samecurve-data-") as folder:
         file = Path(folder) / f"{config['name']}.yaml"
         file.write_text(config["yaml"], encoding="utf-8")
-        command = [sys.executable, "-P", "-m", _SHOW, str(os.getpid()), "-f", str(file), "--json"]
+        command = python_module(_SHOW, str(os.getpid()), "-f", str(file), "--json")
         if not _DATA_PLACES.acquire(blocking=False):
             cause = f"the data of {_MOST_AT_ONCE} configs are being read already"
             raise PlanRefusedError([{"cause": cause, "remedy": "try again in a minute"}])

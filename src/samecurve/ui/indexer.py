@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with, python_module
 from samecurve.report.journal_reader import JournalReader
 
 LONG = 8 << 20  # bytes of a journal that the server does not read itself
@@ -88,7 +88,7 @@ class Indexer:
         try:
             state.parent.mkdir(parents=True, exist_ok=True)
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(home), str(state), str(os.getpid())],
+                python_module(_MODULE, str(home), str(state), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import RunError
 from samecurve.watch import HangLimit
 
@@ -53,7 +54,7 @@ def watched_from_outside(
     )
     # in the terminal's process group: Ctrl-Z stops both
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, json.dumps(asdict(watched))],
+        python_module(__name__, json.dumps(asdict(watched))),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

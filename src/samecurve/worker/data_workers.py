@@ -19,7 +19,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.data import held_out_data
 from samecurve.data.workers import Line, Workers, line, serve
 from samecurve.tasks import Tasks, open_task
@@ -47,14 +47,11 @@ class DataWorkers:
             "stacks": str(stacks),
             "evaluate": evaluate,
         }
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "JAX_PLATFORMS": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        environment = child_environment(
+            OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES=""
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "samecurve.worker.data_workers", json.dumps(argument)],
+            python_module("samecurve.worker.data_workers", json.dumps(argument)),
             stdin=subprocess.PIPE,
             pass_fds=[status_writer, *(fd for of_line in fds for fd in of_line)],
             env=environment,

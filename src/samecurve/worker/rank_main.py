@@ -28,7 +28,7 @@ from samecurve.core.protocols import (
     Task,
 )
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with
 from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding

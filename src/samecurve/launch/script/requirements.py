@@ -98,7 +98,7 @@ def _options(tree: ast.AST) -> Iterator[str]:
 
 def file_of_module(name: str) -> Path | None:
     """Find a module's file without importing packages; None: not found, or not Python source."""
-    places: list[str] | None = [str(Path.cwd()), *sys.path[1:]]
+    places: list[str] | None = [str(Path.cwd()), *sys.path]
     origin: str | None = None
     for part in [*name.split("."), "__main__"]:
         if places is None:  # a plain module has no parts

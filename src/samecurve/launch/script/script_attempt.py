@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from samecurve.core.system.child_process import python_bootstrap
 from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.script.announcements import Departures, WatchAnnouncement
 from samecurve.launch.script.misuse import Notices
@@ -91,15 +91,14 @@ class Script:
         """The command of a rank. environment: the variables of this rank alone."""
         rank = environment["LOCAL_RANK"]
         ask_signal = int(_ASK_SIGNAL) if self.request.hang_floor else 0
-        arguments = [
-            sys.executable,
+        arguments = python_bootstrap(
             str(BOOTSTRAP),
             str(self.report_path(int(rank)).absolute()),
             str(os.getpid()),
             str(ask_signal),
             "module" if self.request.module else "script",
             self.request.target,
-        ]
+        )
         if self.local_rank_option:
             arguments.append(f"{self.local_rank_option}={rank}")
         arguments += self.request.arguments

@@ -28,7 +28,9 @@ from typing import Any
 
 import cloudpickle
 
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
+from samecurve.tasks.user_class import class_place
 from samecurve.tasks.user_class.class_place import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
@@ -73,13 +75,8 @@ def _module_file(task_class: type) -> Path | None:
 
 def _found_by_others(module: str) -> Path | None:
     """The file of a module as a fresh process in this directory finds it."""
-    code = (
-        "import sys; from samecurve.tasks.user_class.class_place import file_of_module;"
-        " print(file_of_module(sys.argv[1]) or '')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, module], capture_output=True, text=True, check=True
-    )
+    command = python_module(class_place.__name__, module)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Path(done.stdout.strip()).resolve() if done.stdout.strip() else None
 
 

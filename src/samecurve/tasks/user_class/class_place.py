@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -97,3 +98,7 @@ def file_of_module(module: str) -> Path | None:
         )
     ]
     return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+if __name__ == "__main__":  # asked by class_pickler.py, what a fresh process finds
+    print(file_of_module(sys.argv[1]) or "")

@@ -41,7 +41,10 @@ def remedy_for(error: BaseException, file: str, at: TracebackType | None) -> str
     if isinstance(error, ModuleNotFoundError):
         if error.name == "lockstep":
             return "that program is called Samecurve now: from samecurve import Mean"
-        return f"install {error.name}, or put it beside {Path(file).name}"
+        return (
+            f"install {error.name}, put it beside {Path(file).name}, or name its directory in"
+            " PYTHONPATH"
+        )
     for remedy_of in _REMEDIES:
         if remedy := remedy_of(error, at):
             return remedy

@@ -11,7 +11,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from samecurve.probe import child_environment
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.ui.form.worker import RESTART
 
 _PATIENCE = 60.0  # seconds of a request
@@ -131,7 +130,7 @@ class PlanWorker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), *self._roots],
+            python_module(_MODULE, str(os.getpid()), *map(str, self._roots)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=child_environment(PYTHONUNBUFFERED="1"),

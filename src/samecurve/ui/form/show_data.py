@@ -6,7 +6,7 @@
 import runpy
 import sys
 
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))

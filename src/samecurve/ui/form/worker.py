@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.system.parent_death import die_with
+from samecurve.core.system.child_process import die_with
 from samecurve.errors import SamecurveError, message_of
 from samecurve.run.fork_server import fork_server
 from samecurve.ui.form.answers import Answer, Answers, RefusedError

@@ -4,7 +4,6 @@ The queue lies below the first root. Ending the desk ends no job.
 """
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from samecurve.core.config.sections import Devices as DevicesSection
 from samecurve.core.planning.machine import choose_devices
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.ui.form.plan_worker import PlanWorker
@@ -82,7 +82,7 @@ class Desk:
             arguments = [*answer["arguments"], "--save-dir", run, "--resume", "never"]
             new = NewJob(
                 name=name,
-                argv=[sys.executable, "-m", "samecurve", *arguments],
+                argv=python_module("samecurve", *arguments),
                 shown=shlex.join(["samecurve", *arguments]),
                 cwd=home,
                 devices=tuple(answer["devices"]),
@@ -106,7 +106,7 @@ class Desk:
         places = [device.place for device in choose_devices(section, "torch", probe()).value]
         new = NewJob(
             name=command.name,
-            argv=[sys.executable, "-m", "samecurve", *command.arguments],
+            argv=python_module("samecurve", *command.arguments),
             shown=shlex.join(["samecurve", *command.arguments]),
             cwd=command.folder,
             devices=tuple(dict.fromkeys(places)),

@@ -8,7 +8,6 @@ import fcntl
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
+from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import explain_os_error, write_json
 from samecurve.errors import UserError
 from samecurve.ui.jobs.busy import Devices, device_words
@@ -200,7 +200,7 @@ class Queue:
         try:
             with open(job.log, "ab") as log:
                 subprocess.run(
-                    [sys.executable, "-P", "-m", _SHEPHERD, str(job.path.resolve())],
+                    python_module(_SHEPHERD, str(job.path.resolve())),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system.child_process import die_with
 from samecurve.core.system.files import write_json
-from samecurve.core.system.parent_death import die_with
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ASSISTANT
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Document

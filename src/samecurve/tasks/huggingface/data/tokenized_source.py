@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -20,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
-from samecurve.probe import child_environment
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
@@ -216,7 +215,7 @@ class _Tokenization:
 
     def _in_processes(self, count: int) -> None:
         """Tokenize in several processes. UserError, RunError: one of them has failed."""
-        command = [sys.executable, "-m", parts.__spec__.name, str(self._work), str(os.getpid())]
+        command = python_module(parts.__spec__.name, str(self._work), str(os.getpid()))
         # there are several processes, so none needs threads
         environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
         running = [Popen(command, env=environment, stdout=DEVNULL) for _ in range(count)]
