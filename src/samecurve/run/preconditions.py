@@ -4,8 +4,10 @@ UserError: one of them is not met.
 """
 
 import os
+import re
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +19,15 @@ from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.run.directory.lock import Lock, is_live
-from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run
-from samecurve.tasks.user_class.class_place import SOURCES
+from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run, unwritable
+from samecurve.tasks.user_class.class_place import SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
 
 _WRITABLE = ".writable-"  # a file that is made to see whether that is possible
+# What a start writes before plan.json. The next start writes the first ones anew: its own config
+# may lie there. It removes the others, since it may have no base, no first weights and no store.
+_KEPT = {"lock", "checkpoints", "logs", "config.yaml", TASK_PICKLE}
+_CUT_OFF = re.compile(rf"initial|{SOURCES}|(base|remote)\.json|[\w.]+\.part")
 
 
 def check_port(port: int) -> None:
@@ -113,58 +119,79 @@ def check_room(run: Run, size: int, most: int) -> None:
 
 def remove_unbegun(home: Path) -> None:
     """Remove what was made for a run that did not begin."""
-    if Run(home).exists():
+    run = Run(home)
+    if run.exists():
         return
-    for copy in (home / SCRATCH, Run(home).initial):
-        shutil.rmtree(copy, ignore_errors=True)
-    Run(home).task.unlink(missing_ok=True)
+    remove_cut_off(run)
+    run.task.unlink(missing_ok=True)
+    shutil.rmtree(home / SCRATCH, ignore_errors=True)
+    for directory in (run.checkpoints, run.logs):
+        with suppress(OSError):  # something lies in it
+            directory.rmdir()
     if [path.name for path in home.iterdir()] == ["lock"]:
         (home / "lock").unlink()
         home.rmdir()
 
 
+def remove_cut_off(run: Run) -> None:
+    """Remove what a start that ended before plan.json has left, and the next may not need."""
+    for path in run.home.iterdir():
+        if _CUT_OFF.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 def remove_refused(run: Run) -> None:
     """Remove the files of a run that was refused before its first step; other files stay."""
-    for path in (run.plan, run.config, run.journal, run.control, run.remote):
+    for path in (run.plan, run.config, run.journal, run.control):
         path.unlink(missing_ok=True)
-    for directory in (run.checkpoints, run.logs, run.assets, run.initial, run.home / SOURCES):
+    for directory in (run.checkpoints, run.logs, run.assets):
         shutil.rmtree(directory, ignore_errors=True)
     remove_unbegun(run.home)
 
 
 def make_home(home: Path) -> None:
     """Make a run's directory. UserError: it can't be written, or holds something else."""
-    if home.is_dir() and is_live(Run(home)):
-        Lock(Run(home)).release()  # refuses what another start is just making
-    if home.is_dir() and not Run(home).exists() and _holds_files(home):
-        if Run(home).checkpoints.is_dir():
-            raise UserError(
-                f"{home} has lost its plan.json",
-                "--resume CHECKPOINT (of its checkpoints) with another --save-dir goes on from"
-                " there",
-                "--save-dir",
-            )
-        raise UserError(
-            f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir"
-        )
+    run = Run(home)
+    if home.is_dir() and is_live(run):
+        Lock(run).release()  # refuses what another start is just making
+    if home.is_dir() and not run.exists():
+        _check_unbegun(run)
     try:
         home.mkdir(parents=True, exist_ok=True)
         scratch = home / f"{_WRITABLE}{os.getpid()}"
         scratch.touch()
         scratch.unlink()
     except OSError as error:
+        raise unwritable(error, home) from None
+
+
+def _check_unbegun(run: Run) -> None:
+    """UserError: a directory without plan.json holds more than a start that was cut off leaves."""
+    if checkpoints(run.checkpoints):
         raise UserError(
-            f"{home} can't be written: {error.strerror}",
-            "another --save-dir, or the right to write there (chmod, chown)",
+            f"{run.home} has lost its plan.json",
+            "--resume CHECKPOINT (of its checkpoints) with another --save-dir goes on from there",
             "--save-dir",
-        ) from None
-
-
-def _holds_files(home: Path) -> bool:
-    return any(
-        path.name not in {"lock", SCRATCH, SUBMITTED} and not path.name.startswith(_WRITABLE)
-        for path in home.iterdir()
-    )
+        )
+    if run.journal.exists():
+        raise UserError(
+            f"{run.home} has lost its plan.json, and has no checkpoint to go on from",
+            "another --save-dir; or remove the directory, and the same command begins anew",
+            "--save-dir",
+        )
+    names = {path.name for path in run.home.iterdir() if not path.name.startswith(_WRITABLE)}
+    if "lock" in names:  # a start has found the directory empty, and has begun here
+        names = {name for name in names - _KEPT if not _CUT_OFF.fullmatch(name)}
+    names -= {"lock", SCRATCH, SUBMITTED}
+    if names:
+        raise UserError(
+            f"{run.home} is neither empty nor a run directory: it holds {min(names)}",
+            "another --save-dir",
+            "--save-dir",
+        )
 
 
 def check_trackers(track: Track) -> None:

@@ -4,7 +4,7 @@ Nothing is written until all of it is accepted.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Run, unwritable
 from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.preconditions import (
     check_port,
@@ -339,12 +339,11 @@ def _claimed(run: Run, group: str) -> Iterator[Lock]:
     try:
         yield lock
     except BaseException as error:
-        lock.release()
-        remove_unbegun(run.home)
+        try:
+            with suppress(OSError):  # the disk that has failed
+                remove_unbegun(run.home)
+        finally:
+            lock.release()
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{error.filename or run.home} can't be written: {error.strerror}",
-            "another --save-dir, or see what `ls -ld` says of this one",
-            "--save-dir",
-        ) from None
+        raise unwritable(error, run.home) from None

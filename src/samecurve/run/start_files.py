@@ -23,6 +23,7 @@ from samecurve.observe.journal import (
 from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
+from samecurve.run.preconditions import remove_cut_off
 from samecurve.run.resume import (
     Options,
     Origin,
@@ -99,6 +100,8 @@ def write_start(accepted: AcceptedStart) -> PreparedRun:
 
 def _mend(run: Run) -> int:
     """Repair what an earlier start left half done. Returns the journal's length in bytes."""
+    if not run.exists():
+        remove_cut_off(run)
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     clear_logs(run.logs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from samecurve.core.system.files import regular_only
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Run, unwritable
 
 _MOST = 1 << 16  # characters of the lock
 
@@ -29,11 +29,7 @@ class Lock:
             # held as long as the lock is
             self._file = open(self._path, "a+", opener=regular_only)  # noqa: SIM115
         except OSError as error:
-            raise UserError(
-                f"{self._path} can't be opened: {error.strerror}",
-                "another --save-dir, or permission to read and write that file",
-                "--save-dir",
-            ) from None
+            raise unwritable(error, self._path) from None
         if not self._acquired():
             holder = self._holder()
             self._file.close()
@@ -54,7 +50,6 @@ class Lock:
                 f"if that run is gone, remove {self._path}",
                 "--save-dir",
             )
-        self._file.truncate(0)
         holder = {
             "host": socket.gethostname(),
             "boot": boot_id(),
@@ -62,8 +57,14 @@ class Lock:
             "since": time.time(),
             **({"group": group} if group else {}),
         }
-        self._file.write(json.dumps(holder))
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(json.dumps(holder))
+            self._file.flush()
+        except OSError as error:  # a full disk
+            with suppress(OSError):  # what is buffered
+                self._file.close()
+            raise unwritable(error, self._path) from None
 
     def _acquired(self) -> bool:
         """Try to lock, several times: a process in is_live() holds the lock for a moment."""

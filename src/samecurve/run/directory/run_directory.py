@@ -1,6 +1,8 @@
 """The directory of a run: its files, and the processes that work on it."""
 
+import errno
 import json
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +11,8 @@ from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import Registry, load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import read_file_bytes, write_json
-from samecurve.errors import RunError, UserError
+from samecurve.core.system.files import explain_os_error, read_file_bytes, write_json
+from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class.class_place import (
     SOURCE_INDEX,
     SOURCES,
@@ -97,6 +99,7 @@ class Run:
         parent_checkpoint: the checkpoint of another run that this run begins from.
         weights_path: the path that --init-from named.
         """
+        is_new = not self.config.exists()
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
@@ -107,7 +110,12 @@ class Run:
             "began": parent_checkpoint,
             "weights": weights_path,
         }
-        write_json(self.plan, values)
+        try:
+            write_json(self.plan, values)
+        except OSError:  # the run does not begin
+            if is_new:
+                self.config.unlink()
+            raise
 
     def parent_checkpoint(self) -> str | None:
         """The checkpoint of another run that this one began from."""
@@ -163,3 +171,16 @@ def _mode(path: Path) -> int | None:
         return path.lstat().st_mode
     except OSError:
         return None
+
+
+def unwritable(error: OSError, home: Path) -> SamecurveError:
+    """The error for a run directory that can't be written when a run is to begin there."""
+    path = Path(os.fsdecode(error.filename)) if error.filename else home
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+        cause, remedy = explain_os_error(error, path, "give the same command again")
+        return RunError(cause, f"{remedy}; or another --save-dir", "--save-dir")
+    return UserError(
+        f"{path} can't be written: {error.strerror}",
+        "another --save-dir, or the right to write there (chmod, chown)",
+        "--save-dir",
+    )

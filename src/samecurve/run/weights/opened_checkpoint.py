@@ -214,7 +214,7 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
         return run, path, []
     run = Run(path)
     run.check(where)
-    if not run.exists() and run.checkpoints.is_dir():
+    if not run.exists() and checkpoints(run.checkpoints):
         raise UserError(
             f"{path} has lost its plan.json",
             f"name one of its checkpoints, in {run.checkpoints}",
