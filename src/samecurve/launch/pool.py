@@ -15,7 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -38,6 +38,7 @@ class JobFailedError(RunError):
     trace: the traceback.
     ended: the rank is gone (the kernel ends a process when memory runs out).
     refusal: the error, where it was a UserError.
+    apart: the rank could not make a group, so it can work with the others no more.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class JobFailedError(RunError):
         *,
         ended: bool = False,
         refusal: UserError | None = None,
+        apart: bool = False,
     ) -> None:
         super().__init__(cause, remedy)
-        self.trace, self.ended, self.refusal = trace, ended, refusal
+        self.trace, self.ended, self.refusal, self.apart = trace, ended, refusal, apart
 
 
 class Pool:
@@ -89,10 +91,9 @@ class Pool:
             self._start()
         if (world, backend) not in self._groups:
             self._groups.add((world, backend))
-            for pipe in self._pipes:
-                pipe.send((None, None, world, backend, ()))
-        for pipe in self._pipes[:world]:
-            pipe.send((_module_of(function), function.__name__, world, backend, arguments))
+            self._send(self.size, (None, None, world, backend, ()))
+        job = (_module_of(function), function.__name__, world, backend, arguments)
+        self._send(world, job)
         try:
             answers = self._answers(world)
         except BaseException:
@@ -101,10 +102,16 @@ class Pool:
         failures = [one for one in answers.values() if isinstance(one, JobFailedError)]
         if not failures:
             return [answers[rank] for rank in range(world)]
-        if len(answers) < world:
+        if len(answers) < world or any(failure.apart for failure in failures):
             self.close()
         self._groups.discard((world, backend))  # ranks may have made different calls in it
         raise failures[0]
+
+    def _send(self, count: int, message: tuple[Any, ...]) -> None:
+        """Send a message to the first ranks. One that is gone is found where it is to answer."""
+        for pipe in self._pipes[:count]:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                pipe.send(message)
 
     def _answers(self, world: int) -> dict[int, Any]:
         """Wait for the ranks' answers. Returns them by rank, in the order in which they came.
@@ -184,15 +191,15 @@ def _receive(pipe: Connection, rank: int, world: int) -> Any:
     """
     try:
         value, error = pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):  # it may have left a message unread
         raise JobFailedError(
             f"rank {rank} of {world} ended", "its log may say why", "", ended=True
         ) from None
     if not error:
         return value
-    cause, remedy, trace, refusal = error
+    cause, remedy, trace, refusal, apart = error
     user_error = UserError(*refusal) if refusal else None
-    return JobFailedError(cause, remedy, trace, refusal=user_error)
+    return JobFailedError(cause, remedy, trace, refusal=user_error, apart=apart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,31 +245,24 @@ def serve(value: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process owns signals
     if member.log:
         log_to(Path(member.log))
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(member.port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
-    dist.init_process_group("gloo", rank=member.rank, world_size=member.size)
-    groups: dict[tuple[int, str], Any] = {}
+    groups = _Groups(member)
     while True:
         try:
             module, name, world, backend, arguments = pipe.recv()
         except EOFError:  # the pool's process has gone
             return
         if module is None:  # all ranks make a group together, members or not
-            replaced = groups.pop((world, backend), None)
-            groups[world, backend] = dist.new_group(list(range(world)), backend=backend)
-            if replaced is not None and member.rank < world:
-                dist.destroy_process_group(replaced)  # a Gloo group has threads, which wake often
+            groups.make(world, backend)
+            continue
+        if groups.fault:
+            cause, remedy = _explain(groups.fault)
+            cause = f"rank {member.rank} of {world} could make no group with the others: {cause}"
+            trace = "".join(traceback.format_exception(groups.fault))
+            pipe.send((None, (cause, remedy, trace, None, True)))
             continue
         try:
             function = getattr(importlib.import_module(module), name)
-            pipe.send((function(member.rank, groups[world, backend], *arguments), None))
+            pipe.send((function(member.rank, groups.made[world, backend], *arguments), None))
         except BaseException as error:
             cause, remedy, refusal = f"{type(error).__name__}: {error}", "", None
             if isinstance(error, SamecurveError):
@@ -270,7 +270,59 @@ def serve(value: str) -> None:
             if isinstance(error, UserError):
                 refusal = error.cause, error.remedy, error.where
             cause = f"rank {member.rank} of {world}: {cause}"
-            pipe.send((None, (cause, remedy, traceback.format_exc(), refusal)))
+            pipe.send((None, (cause, remedy, traceback.format_exc(), refusal, False)))
+
+
+class _Groups:
+    """The groups of a rank.
+
+    A fault is kept, and told when a job comes: the rank makes no group any more, since the ranks
+    name their groups by counting them.
+    """
+
+    def __init__(self, member: _Member) -> None:
+        """Meet the other ranks."""
+        self._rank = member.rank
+        self.made: dict[tuple[int, str], Any] = {}
+        self.fault: BaseException | None = None
+        try:
+            import torch
+            import torch.distributed as dist
+
+            torch.set_num_threads(1)
+            os.environ.update(
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(member.port),
+                TORCHELASTIC_USE_AGENT_STORE="True",
+            )
+            dist.init_process_group("gloo", rank=member.rank, world_size=member.size)
+        except BaseException as error:
+            self.fault = error
+
+    def make(self, world: int, backend: str) -> None:
+        """Make the group of the first ranks, together with all ranks."""
+        if self.fault:
+            return
+        import torch.distributed as dist
+
+        replaced = self.made.pop((world, backend), None)
+        try:
+            self.made[world, backend] = dist.new_group(list(range(world)), backend=backend)
+            if replaced is not None and self._rank < world:
+                dist.destroy_process_group(replaced)  # a Gloo group has threads, which wake often
+        except BaseException as error:
+            self.fault = error
+
+
+def _explain(error: BaseException) -> tuple[str, str]:
+    """The cause and the remedy of an exception of torch's."""
+    from samecurve.diagnose.known_failures import diagnose
+    from samecurve.diagnose.tracebacks import clip
+
+    cause = f"{type(error).__name__}: {error}"
+    known = diagnose(cause)
+    remedy = known.remedy if known else "`samecurve check` tries whether ranks can meet here"
+    return clip(cause.splitlines()[0]), remedy
 
 
 @contextmanager

@@ -215,6 +215,6 @@ def _failed(pick: Pick, error: SamecurveError, seconds: float) -> Audited:
         difference=float("inf"),
         comparison=None,
         verdict="FAILED",
-        culprit=error.cause,
+        culprit=f"{error.cause}. Remedy: {error.remedy}" if error.remedy else error.cause,
         seconds=seconds,
     )

@@ -100,7 +100,7 @@ def _failed(layout: Layout, error: JobFailedError, seconds: float) -> Verdict:
         worst=np.inf,
         first_step=None,
         verdict="FAILED",
-        culprit=error.cause,
+        culprit=f"{error.cause}. Remedy: {error.remedy}" if error.remedy else error.cause,
         seconds=seconds,
     )
 
