@@ -64,11 +64,17 @@ class ForkedRank:
 
 
 def direct(
-    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
+    prepared: PreparedRun,
+    limit: HangLimit,
+    *,
+    port: int,
+    server: ForkServer | None,
+    gives_up: Callable[[], bool],
 ) -> SamecurveError | None:
     """Start the ranks by the supervisor, which needs no torch: importing it takes seconds.
 
-    The first rank serves the rendezvous.
+    The first rank serves the rendezvous. gives_up: whether the ranks are to be ended, since the
+    run was stopped and they have not met
     """
     start = _Start(prepared, limit)
     world_size = prepared.plan.layout.world_size
@@ -92,7 +98,7 @@ def direct(
             )
 
             def look(_: Mapping[int, int]) -> None:
-                if not group.has_failed and start.find_hang():
+                if gives_up() or (not group.has_failed and start.find_hang()):
                     group.kill()
 
             try:
@@ -106,7 +112,12 @@ def direct(
 
 
 def elastic(
-    prepared: PreparedRun, limit: HangLimit, *, port: int, server: ForkServer | None
+    prepared: PreparedRun,
+    limit: HangLimit,
+    *,
+    port: int,
+    server: ForkServer | None,
+    gives_up: Callable[[], bool],
 ) -> SamecurveError | None:
     """Start the ranks by torch's elastic agent. server: not used, since the agent starts them."""
     del server
@@ -140,7 +151,7 @@ def elastic(
         return GroupEnd({})
 
     try:
-        return _run_beside(prepared, limit, run)
+        return _run_beside(prepared, limit, run, gives_up)
     finally:
         shutil.rmtree(logs, ignore_errors=True)
 
@@ -197,7 +208,10 @@ class _Start:
 
 
 def _run_beside(
-    prepared: PreparedRun, limit: HangLimit, run: Callable[[], GroupEnd]
+    prepared: PreparedRun,
+    limit: HangLimit,
+    run: Callable[[], GroupEnd],
+    gives_up: Callable[[], bool],
 ) -> SamecurveError | None:
     """Call run() in a thread, so that this thread keeps the signals and watches the ranks."""
     start = _Start(prepared, limit)
@@ -216,6 +230,8 @@ def _run_beside(
     try:
         while thread.is_alive():
             thread.join(OFTEN)
+            if gives_up():
+                start.watch.kill()
             if failed_at is None:
                 start.find_hang()
                 if any(prepared.run.logs.glob("failure-*.json")):

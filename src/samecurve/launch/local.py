@@ -31,6 +31,8 @@ from samecurve.worker.cluster_env import LAUNCHER
 if TYPE_CHECKING:
     from samecurve.launch.restarts import RestartBudget
 
+_MEETS = 10.0  # seconds after a stop in which ranks that are starting still meet
+
 
 def launch(
     prepared: PreparedRun,
@@ -119,6 +121,7 @@ class _Launcher:
         self._max_restarts = 0 if prepared.attempt.evaluate else devices.max_restarts
         # an evaluation may take as long as it likes between two heartbeats
         self._limit = HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
+        self._asked_at: float | None = None  # when the first signal came
 
     def train(self, signals: Signals) -> SamecurveError | None:
         """Train to the end, with restarts. Returns why the run failed in the end, if it did."""
@@ -146,7 +149,24 @@ class _Launcher:
         from samecurve.launch.launchers import LAUNCHERS
 
         start = LAUNCHERS[self._devices.launcher]
-        return start(self.prepared, self._limit, port=self._devices.port, server=self._server)
+        failure = start(
+            self.prepared,
+            self._limit,
+            port=self._devices.port,
+            server=self._server,
+            gives_up=self._gives_up,
+        )
+        if not self._gives_up():
+            return failure
+        with suppress(OSError):  # the terminal is closed
+            os.write(2, b"stopped before the first step: the ranks did not meet; nothing to save\n")
+        return None
+
+    def _gives_up(self) -> bool:
+        """Whether ranks that were asked to stop some time ago have not met: they hear nothing."""
+        if self._asked_at is None or time.monotonic() - self._asked_at < _MEETS:
+            return False
+        return not any(self.prepared.run.logs.glob("heartbeat-*"))
 
     def _prepare_restart(
         self, failure: SamecurveError, began: float, budget: "RestartBudget"
@@ -181,6 +201,7 @@ class _Launcher:
     def stop(self) -> None:
         """Answer the first signal: ask the ranks to stop."""
         run = self.prepared.run
+        self._asked_at = time.monotonic()
         try:
             self.ask_to_stop()
         except OSError:  # a full disk: a signal asks instead

@@ -5,6 +5,7 @@ UserError: one of them is not met.
 
 import os
 import re
+import resource
 import shutil
 import socket
 from contextlib import suppress
@@ -23,6 +24,8 @@ from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run, unwri
 from samecurve.tasks.user_class.class_place import SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
 
+# files that the first rank has open at least, and more of them for each rank: counted with Gloo
+_FILES, _FILES_OF_RANK = 24, 2
 _WRITABLE = ".writable-"  # a file that is made to see whether that is possible
 # What a start writes before plan.json. The next start writes the first ones anew: its own config
 # may lie there. It removes the others, since it may have no base, no first weights and no store.
@@ -40,6 +43,21 @@ def check_port(port: int) -> None:
             raise UserError(
                 f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port"
             ) from None
+
+
+def check_open_files(ranks: int) -> None:
+    """UserError: a process may open so few files that the ranks of this machine wait for ever.
+
+    A rank whose connections can't be opened is not told so: torch's store tries again and again.
+    """
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES + _FILES_OF_RANK * ranks
+    if ranks > 1 and limit != resource.RLIM_INFINITY and limit < needed:
+        raise UserError(
+            f"a process may open {limit} files here (`ulimit -n`); the first of {ranks} ranks opens"
+            f" {needed} and more",
+            "run `ulimit -n 4096` in this shell before the start, or start on one device",
+            "--devices",
+        )
 
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:

@@ -23,6 +23,7 @@ from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run, unwritable
 from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.preconditions import (
+    check_open_files,
     check_port,
     check_room,
     check_trackers,
@@ -133,6 +134,8 @@ def _prepare(
     accepted_plan = plan(config, machine, facts, fixed)
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
+    if machine.started == 1:
+        check_open_files(accepted_plan.layout.world_size)
     _refuse_finished(origin, accepted_plan)
     has_copy = weights is not None or (origin.run is not None and origin.run.initial.is_dir())
     run, accepted_plan = _make_run(loaded, options, origin, facts, accepted_plan)
