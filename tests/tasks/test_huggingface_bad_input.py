@@ -147,6 +147,26 @@ CASES: dict[str, tuple[Any, str, str, str]] = {  # what is bad; cause, remedy, p
         "on this machine",
         "model.path",
     ),
+    "rotary positions of no kind": (
+        a_directory(
+            config={"model_type": "llama", "rope_scaling": {"rope_type": "wobbly", "factor": 2.0}}
+        ),
+        "config.json: the installed transformers knows no rope_type wobbly",
+        "one of default, linear",
+        "model",
+    ),
+    "rotary positions of a layer's own, of no kind": (
+        model(**LLAMA, rope_parameters={"full_attention": {"rope_type": "wobbly"}}),
+        "knows no rope_type wobbly",
+        "a newer transformers",
+        "model",
+    ),
+    "an activation of no kind": (
+        model(**LLAMA, hidden_act="wobbly"),
+        "LlamaForCausalLM: KeyError",
+        "values that fit each other",
+        "model",
+    ),
     "no config": (a_directory(config={}), "has no config.json", "save_pretrained", "model.path"),
     "an adapter": (
         a_directory(config={}, adapter_config={"r": 4}),

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,16 +214,48 @@ def _config_of(
 
 def _built(build: Any, what: str) -> "PretrainedConfig":
     """UserError: the library refuses the values."""
+    config: PretrainedConfig = accepted_by_library(build, what)
+    _check_rope(config, what)
+    return config
+
+
+def accepted_by_library(build: Callable[[], Any], what: str) -> Any:
+    """What the library builds, a config or a model. UserError: it refuses the values."""
     try:
-        config: PretrainedConfig = build()
+        return build()
     except Exception as error:  # the library raises many kinds
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = reasons[-1] if reasons else type(error).__name__
+        if isinstance(error, KeyError | IndexError | AttributeError):  # its text is a name alone
+            reason = f"{type(error).__name__}: {reason}"
         raise UserError(
-            f"{what}: {reasons[-1] if reasons else type(error).__name__}",
+            f"{what}: {reason}",
             "values that fit each other, as the library's documentation of this config has them",
             "model",
         ) from None
-    return config
+
+
+def _check_rope(config: "PretrainedConfig", what: str) -> None:
+    """UserError: the library has no such form of rotary positions."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for name in getattr(config, "sub_configs", {}):
+        if (part := getattr(config, name, None)) is not None:
+            _check_rope(part, f"{what}: {name}")
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return
+    by_layer = [value for value in rope.values() if isinstance(value, dict)]
+    known = ["default", *ROPE_INIT_FUNCTIONS]
+    for parameters in by_layer or [rope]:
+        kind = parameters.get("rope_type", "default")
+        if kind not in known:
+            raise UserError(
+                f"{what}: the installed transformers knows no rope_type {kind} (rope_parameters, or"
+                " rope_scaling of an older config)",
+                f"one of {', '.join(known)}, as the model was made; or a newer transformers",
+                "model",
+            )
 
 
 def _check_fields(

@@ -37,6 +37,7 @@ from samecurve.tasks.huggingface.data.labelled import prompted
 from samecurve.tasks.huggingface.embed import Embed
 from samecurve.tasks.huggingface.float64 import keep_float64
 from samecurve.tasks.huggingface.library import (
+    accepted_by_library,
     choose_attention,
     has_plain_head,
     longest_sequence,
@@ -350,7 +351,7 @@ class TorchHuggingFace(HuggingFaceTask):
     def _outline(self) -> Any:
         """The plain model without values, on the meta device."""
         with torch.device("meta"):
-            return self._plain_model()
+            return accepted_by_library(self._plain_model, self._class.__name__)
 
     def facts(self) -> Mapping[str, Any]:
         fields, outline = self.fields, self._outline()
