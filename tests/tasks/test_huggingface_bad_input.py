@@ -128,6 +128,14 @@ def broken_tokenizer(content: str, **files: str) -> Callable[[Path, Path], dict[
     return write
 
 
+def stretched() -> str:
+    """A tokenizer.json that writes ten letters for one, fifteen times."""
+    rule = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    rules = {"type": "Sequence", "normalizers": [rule] * 15}
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    return json.dumps({"normalizer": rules, "model": words})
+
+
 def with_own_tokenizer(home: Path, base: Path) -> dict[str, Values]:
     """Of more tokens than the model beside it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -297,6 +305,12 @@ CASES: dict[str, tuple[Any, str, str, str]] = {  # what is bad; cause, remedy, p
         broken_tokenizer('{"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}'),
         "is no tokenizer.json",
         "`tokenizers` library",
+        "data.tokenizer",
+    ),
+    "a tokenizer that stretches texts": (
+        broken_tokenizer(stretched()),
+        "its normalizer can make a text 1e+15 times as long",
+        "whom you trust",
         "data.tokenizer",
     ),
     "notes of no tokenizer": (

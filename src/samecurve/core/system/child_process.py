@@ -15,14 +15,14 @@ import sys
 
 
 def python_module(
-    module: str, *arguments: str, python: str = sys.executable, unbuffered: bool = False
+    module: str, *arguments: str, python: str | None = None, unbuffered: bool = False
 ) -> list[str]:
     """The command line of `python -m MODULE ARGUMENT...` for an installed module.
 
-    python: of another machine, where it is not this one. unbuffered: its output comes at once
+    python: of another machine; None: this one. unbuffered: its output comes at once
     """
     flags = ["-P", "-u"] if unbuffered else ["-P"]
-    return [python, *flags, "-m", module, *arguments]
+    return [python or sys.executable, *flags, "-m", module, *arguments]
 
 
 def python_alone(*words: str) -> list[str]:

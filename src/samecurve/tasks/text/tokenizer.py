@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
+from samecurve.tasks.text.stretching import MOST, stretching
 
 TokenIds = NDArray[np.uint32]
 
@@ -72,10 +73,24 @@ class LibraryTokenizer:
         ):
             self.inner = FileTokenizer.from_file(str(path))
         self._name = name or str(path)
+        self._check_stretching()
         # a file may ask for these, and would then cut or stretch the texts
         self.inner.no_truncation()
         self.inner.no_padding()
         self.size: int = 1 + max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def _check_stretching(self) -> None:
+        """UserError: rules of the tokenizer make texts so long that no memory holds them."""
+        for what, part in (("normalizer", self.inner.normalizer), ("decoder", self.inner.decoder)):
+            factor = stretching(part)
+            if factor > MOST:
+                raise UserError(
+                    f"{self._name}: the rules of its {what} can make a text {factor:.3g} times as"
+                    f" long; {MOST:g} times is the most",
+                    f"a tokenizer whose {what} has no such Replace or Prepend rules: is the file"
+                    " from somebody whom you trust?",
+                    "data.tokenizer",
+                )
 
     def encode_bytes(self, texts: Sequence[bytes]) -> NDArray[Any]:
         ids = self.encode([text.decode("utf-8", "replace") for text in texts])
