@@ -181,6 +181,57 @@ def test_batch_flags(section: str, flags: dict[str, int], becomes: dict[str, int
     assert load(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
 
 
+BATCH_4 = "--batch-size 4 sets 4 samples per device"
+NOT_USED = "the config's batch of 16 samples (batch.samples) is not used"
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "line", "added", "left_out"),
+    [
+        (
+            "{samples: 16}",
+            {"--batch-size": 4},
+            f"{BATCH_4}; {NOT_USED}. To keep 16: add --global-batch 16",
+            "--global-batch",
+            "",
+        ),
+        (
+            "{samples: 16}",
+            {"--batch-size": 4, "--grad-accum": 2},
+            "--batch-size 4 --grad-accum 2 sets 4 samples per device, in each of 2 accumulation"
+            f" steps; {NOT_USED}. To keep 16: --global-batch 16 in place of --grad-accum 2",
+            "--global-batch",
+            "--grad-accum",
+        ),
+        (
+            "{samples: 16, per_device: 4}",
+            {"--grad-accum": 2},
+            "--grad-accum 2 sets 4 samples per device, in each of 2 accumulation steps;"
+            f" {NOT_USED}. To keep 16: leave --grad-accum 2 out",
+            "",
+            "--grad-accum",
+        ),
+    ],
+)
+def test_flags_that_drop_the_configs_batch_say_so_and_what_keeps_it(
+    section: str, flags: dict[str, int], line: str, added: str, left_out: str
+) -> None:
+    keys = {"--batch-size": "batch.per_device", "--grad-accum": "batch.accumulate"}
+    keys["--global-batch"] = "batch.samples"
+    text = f"batch: {section}\n"
+    assert apply_batch(parse(text, "c.yaml"), typed_batch(keys, flags)) == line
+    # what the line says keeps the config's batch
+    kept = {flag: value for flag, value in flags.items() if flag != left_out}
+    document = parse(text, "c.yaml")
+    assert apply_batch(document, typed_batch(keys, kept | ({added: 16} if added else {}))) is None
+    batch = load(document, Tasks()).config.batch
+    assert (batch.samples, batch.per_device, batch.accumulate) == (16, 4, None)
+
+
+def typed_batch(keys: dict[str, str], flags: dict[str, int]) -> dict[str, tuple[int, str]]:
+    return {keys[flag]: (value, flag) for flag, value in flags.items()}
+
+
 @pytest.mark.parametrize(
     "section", ["{}", "{samples: 8, per_device: 2, accumulate: 2}", "{accumulate: 2}"]
 )

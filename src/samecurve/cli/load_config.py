@@ -14,6 +14,7 @@ from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed, add_typed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo
+from samecurve.units import counted
 
 if TYPE_CHECKING:
     from samecurve.convert.converted_config import ConvertedConfig
@@ -203,9 +204,28 @@ def apply_batch(document: "Document", typed: Typed) -> str | None:
         document.set(f"batch.{key}", value, origin)
     if "samples" in new or old.get("samples") is None:
         return None
+    return _dropped_batch(old["samples"], values, new)
+
+
+def _dropped_batch(samples: object, values: Typed, new: Typed) -> str:
+    """Say that typed flags replace the config's batch, and what keeps it.
+
+    samples: of the config, over all devices
+    values: fields of the new batch; new: those that are typed
+    """
+    flags = " ".join(f"{flag} {value}" for value, flag in new.values())
+    sets = f"{values['per_device'][0]} samples per device"
+    if "accumulate" in values:
+        sets += f", in each of {counted(values['accumulate'][0], 'accumulation step')}"
+    remedy = f"add --global-batch {samples}"
+    if "accumulate" in new:
+        accumulate, flag = new["accumulate"]
+        remedy = f"leave {flag} {accumulate} out"
+        if "per_device" in new:
+            remedy = f"--global-batch {samples} in place of {flag} {accumulate}"
     return (
-        f"--batch-size is per device: it replaces the config's {old['samples']} samples over all"
-        " devices (--global-batch fixes those)"
+        f"{flags} sets {sets}; the config's batch of {samples} samples (batch.samples) is not"
+        f" used. To keep {samples}: {remedy}"
     )
 
 
