@@ -595,6 +595,9 @@ def test_what_can_be_no_source_or_tokenizer(tmp_path: Path, tokenizer: Path) -> 
     (tmp_path / "x.txt").write_bytes(b"a\0b")
     with pytest.raises(UserError, match="is no text: it has zero bytes"):
         prepared(str(tmp_path / "x.txt"), tmp_path)
+    (tmp_path / "x.txt").write_bytes(b"ab\ncaf\xe9\n")
+    with pytest.raises(UserError, match="byte 0xe9 of line 2 is no UTF-8"):
+        prepared(str(tmp_path / "x.txt"), tmp_path)
     source = str(write_lines(tmp_path / "t.jsonl", [{"text": "Zugzwang"}]))
     with pytest.raises(UserError, match="there is no tokenizer in"):
         prepared(source, tmp_path, tmp_path)

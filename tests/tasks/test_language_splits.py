@@ -1,5 +1,6 @@
 """Text as hubs leave it: the split test is measured, and never trained on."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.tasks.text.splits import use_splits
+from samecurve.tasks.text.tokenizer import train_bpe
 
 MODEL = LanguageModel(hidden_size=8, num_layers=1, num_heads=2, max_seq_len=16)
 LETTERS = {"train": "a", "valid": "b", "val": "b", "dev": "b", "test": "c"}
@@ -121,6 +123,66 @@ def test_what_is_no_text_is_refused(tmp_path: Path, name: str, remedy: str) -> N
     with pytest.raises(UserError, match=f"{name} is no text") as error:
         task(tmp_path, str(tmp_path)).train_data()
     assert remedy in error.value.remedy
+
+
+def npz(path: Path) -> bytes:
+    np.savez(path, a=np.arange(50))
+    return path.read_bytes()
+
+
+NO_TEXT: dict[str, tuple[Callable[[Path], bytes], str, str]] = {
+    "an npz": (npz, "a.npz is no text: it has zero bytes", "a glob that leaves it out"),
+    "a zero byte late in a long file": (
+        lambda _: b"ab\n" * (2 << 20) + b"\0",
+        "is no text: it has zero bytes",
+        "a glob that leaves it out",
+    ),
+    "random bytes without a zero": (
+        lambda _: np.random.default_rng(0).integers(1, 256, 5000, np.uint8).tobytes(),
+        "of line 1 is no UTF-8",
+        "iconv",
+    ),
+    "latin-1, beyond the first block": (
+        lambda _: b"abc\n" * (1 << 20) + b"caf\xe9\n",
+        f"the byte 0xe9 of line {(1 << 20) + 1} is no UTF-8",
+        "iconv -f latin1 -t utf-8",
+    ),
+    "a character that is cut off": (lambda _: "caf\u00e9".encode()[:-1], "0xc3 of line 1", "iconv"),
+    "utf-16": (lambda _: "rain".encode("utf-16"), "it is UTF-16", "iconv -f utf-16 -t utf-8"),
+}
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300", "file"])
+@pytest.mark.parametrize(("content", "cause", "remedy"), NO_TEXT.values(), ids=NO_TEXT)
+def test_bytes_that_are_no_text_are_refused(
+    content: Callable[[Path], bytes], cause: str, remedy: str, tokenizer: str, tmp_path: Path
+) -> None:
+    """Whatever the file's name says, and whichever file of a directory it is."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "0.txt").write_text("rain " * 40)
+    if tokenizer == "file":
+        tokenizer = str(tmp_path / "tokenizer.json")
+        train_bpe(300, ["rain and snow"], Path(tokenizer))
+    assert task(tmp_path, str(texts), tokenizer=tokenizer).corpus.text_bytes == 200
+    (texts / "a.npz").write_bytes(content(tmp_path / "made.npz"))
+    with pytest.raises(UserError) as error:
+        task(tmp_path, str(texts), tokenizer=tokenizer).train_data()
+    assert "texts/a.npz" in error.value.cause
+    assert cause in error.value.cause
+    assert remedy in error.value.remedy
+    assert error.value.where == "data.source"
+
+
+def test_text_is_utf8_of_any_language_and_ids_are_any_bytes(tmp_path: Path) -> None:
+    """A character may lie across two blocks of the check. A .bin file is never read as text."""
+    text = "a" + "\u4e16\U0001f600" * (1 << 20)
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    assert task(tmp_path, str(tmp_path / "a.txt")).corpus.num_tokens == len(text.encode())
+    np.arange(2000, dtype=np.uint32).tofile(tmp_path / "ids.bin")
+    fields = MODEL.model_copy(update={"vocab_size": 2000})
+    made = TorchLanguage(fields, LanguageData(source=str(tmp_path / "ids.bin")), tmp_path / "cache")
+    assert made.corpus.num_tokens == 2000
 
 
 def test_a_run_evaluates_and_tests_on_its_splits(tmp_path: Path) -> None:

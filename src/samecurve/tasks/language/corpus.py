@@ -27,6 +27,7 @@ from samecurve.tasks.text import (
     no_files,
     passed_over,
 )
+from samecurve.tasks.text.decoding import check_is_text
 from samecurve.tasks.text.splits import (
     Role,
     SourceSplits,
@@ -238,8 +239,14 @@ def _tokenizer_stamp(tokenizer: str) -> Any:
 
 
 def _texts(files: list[Path]) -> Iterator[list[bytes]]:
-    """The files' bytes, several at a time."""
-    return batches_of((file.read_bytes() for file in files), len, least=_BLOCK)
+    """The files' bytes, several at a time. UserError: a file is no text."""
+    return batches_of(map(_text, files), len, least=_BLOCK)
+
+
+def _text(file: Path) -> bytes:
+    content = file.read_bytes()
+    check_is_text(content, file)
+    return content
 
 
 def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus:
@@ -258,7 +265,7 @@ def _tokenize(files: list[Path], name: str, home: Path, scratch: Path) -> Corpus
     elif name.startswith("bpe:"):
         train_bpe(
             int(name[4:]),
-            (text.decode("utf-8", "replace") for block in _texts(files) for text in block),
+            (text.decode() for block in _texts(files) for text in block),
             scratch / "tokenizer.json",
         )
         tokenizer, name = LibraryTokenizer(scratch / "tokenizer.json"), str(home / "tokenizer.json")

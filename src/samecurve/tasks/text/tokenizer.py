@@ -93,7 +93,7 @@ class LibraryTokenizer:
                 )
 
     def encode_bytes(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        ids = self.encode([text.decode("utf-8", "replace") for text in texts])
+        ids = self.encode([text.decode() for text in texts])
         return np.concatenate([np.zeros(0, np.uint32), *ids])
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:

@@ -6,24 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.data.shards.json_lines import MARK, line_number, no_object
-from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Learns, kind_of
 from samecurve.tasks.huggingface.data.sources import Chunk
+from samecurve.tasks.text.decoding import check_is_text
 
 
 def text_of(chunk: Chunk) -> Document:
-    """The lines of a text file that begin in the chunk."""
+    """The lines of a text file that begin in the chunk. UserError: they are no text."""
     with open(chunk.path, "rb") as file:
         begin, end = _line_from(file, chunk.begin), _line_from(file, chunk.end)
         file.seek(begin)
         content = file.read(end - begin)
-    if b"\0" in content:
-        raise UserError(
-            f"{chunk.path} is no text: it has zero bytes",
-            "name the text files, or a glob that leaves it out; raw token ids are in .bin files",
-            "data.source",
-        )
-    text = content.removeprefix(MARK).decode("utf-8", "replace")
+    check_is_text(content, Path(chunk.path), begin)
+    text = content.removeprefix(MARK).decode()
     return Document("text", chunk.path, (text,), opens=chunk.begin == 0, closes=chunk.last)
 
 
