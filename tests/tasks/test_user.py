@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import losses, samecurve
 from samecurve import Initial, Mean
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
@@ -351,17 +352,86 @@ def test_data_drawn_from_global_generators_is_the_same_in_every_process(
     assert (first.train_data()[np.arange(7)]["x"] != held_out[np.arange(7)]["x"]).any()
 
 
-def test_rows_that_change_are_refused_unless_the_data_is_known_otherwise(
+KNOWN = "    def fingerprint(self):\n        return 'v1'\n\n"
+PREPARED = (
+    KNOWN
+    + "    metric_names = ('size', 'fives')\n\n"
+    + "    def prepare(self, device, part):\n        yield 1, 1\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    "known", [("", ""), ("class Rows:\n", KNOWN), ("class My:\n", KNOWN)], ids=["", "data", "task"]
+)
+def test_rows_that_change_are_refused_whatever_names_the_data(
+    write: Callable[..., Config], known: tuple[str, str]
+) -> None:
+    """A fingerprint() says which data this is, and not that its rows repeat."""
+    noise = ('"x": self.x[ids],', '"x": self.x[ids] + np.random.randn(len(ids), 1),')
+    text = WHOLE.replace(known[0], "".join(known)) if known[0] else WHOLE
+    message = said(lambda: opened(write(*noise, text=text)).facts())
+    assert "My.train_data() gives other values when a sample is read again" in message
+    assert "samecurve.sample_rng(id)" in message
+    assert "samecurve.rng(batch)" in message
+    assert "A fingerprint() does not help" in message
+    steady = opened(write(text=text)).facts().fingerprint
+    assert (steady == "v1") == bool(known[0])
+
+
+def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
     write: Callable[..., Config],
 ) -> None:
     noise = ('"x": self.x[ids],', '"x": self.x[ids] + np.random.randn(len(ids), 1),')
-    text = said(lambda: opened(write(*noise)).facts())
+    prepared = opened(write(*noise, text=WHOLE.replace("class My:\n", "class My:\n" + PREPARED)))
+    assert prepared.prepare
+    assert prepared.fingerprint() == "v1"
+    text = said(prepared.check_rows)
     assert "My.train_data() gives other values when a sample is read again" in text
-    assert "samecurve.sample_rng(id)" in text
-    named = WHOLE.replace(
-        "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n"
-    )
-    assert opened(write(*noise, text=named)).facts().fingerprint == "v1"
+
+
+def test_what_the_message_offers_for_random_rows_is_one_curve_on_any_ranks(tmp_path: Path) -> None:
+    """Keyed draws in the data, and draws in the loss; a fingerprint() beside them changes none."""
+    (tmp_path / "drawn.py").write_text(DRAWN)
+    settings = ["batch.samples=5", "train.steps=3", "train.precision=f64", "train.eval_every=0"]
+    flags = [part for setting in settings for part in ("--set", setting)]
+    train = ["train", "--set", "task=drawn.py:Drawn", *flags, "--save-dir"]
+    for world in (1, 2):
+        samecurve(*train, world, "--devices", f"cpu:{world}", cwd=tmp_path)
+    one, two = (losses(tmp_path / str(world)) for world in (1, 2))
+    assert one == pytest.approx(two, rel=1e-12)
+    assert len(set(one)) == 3
+
+
+DRAWN = """
+import numpy as np
+import samecurve
+import torch
+
+
+class Data:
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, ids, epoch):
+        noise = [samecurve.sample_rng(i, epoch).normal() for i in ids]
+        return {"x": np.stack([ids, noise], 1).astype(np.float64)}
+
+    def fingerprint(self):
+        return "v1"
+
+
+class Drawn:
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def loss(self, model, batch):
+        x = batch["x"]
+        noise = samecurve.rng(batch).normal(2) + torch.rand(len(x), 1).to(x)
+        return samecurve.Mean((model(x + noise) - 1).square().sum(), len(x))
+
+    def train_data(self):
+        return Data()
+"""
 
 
 def test_rows_that_depend_on_what_is_read_with_them_are_refused(
@@ -372,10 +442,10 @@ def test_rows_that_depend_on_what_is_read_with_them_are_refused(
     text = said(lambda: opened(write(*rounded)).facts())
     assert 'gives "x" of row 0 otherwise when it is read alone: it differs by 1.9e-07' in text
     assert "a matrix product (x @ w) rounds by the number of rows" in text.lower()
-    named = WHOLE.replace(
-        "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n"
+    named = WHOLE.replace("class Rows:\n", "class Rows:\n" + KNOWN)
+    assert "otherwise when it is read alone" in said(
+        lambda: opened(write(*rounded, text=named)).facts()
     )
-    assert opened(write(*rounded, text=named)).facts().fingerprint == "v1"
     padded = ('"x": self.x[ids],', '"x": self.x[ids], "tokens": np.zeros((len(ids), len(ids))),')
     assert opened(write(*padded)).facts().samples == 23
 

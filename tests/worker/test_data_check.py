@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
-from samecurve.worker.rank_main import _check_data
+from samecurve.worker.rank_main import _check_data, _prepare_data
 from tiny import FACTS, MACHINE, config_of, tiny_values
 
 
@@ -32,3 +33,22 @@ def test_data_of_another_order_in_each_process_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="the order of a set, hash") as raised:
         _check_data(Words("another"), accepted)  # type: ignore[arg-type]
     assert "sorted(set(...))" in raised.value.remedy
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_rows_are_read_again_once_their_files_are_prepared(
+    monkeypatch: pytest.MonkeyPatch, *, is_ready: bool
+) -> None:
+    """Before that no process can read them. A run that is asked to stop meanwhile has no files."""
+    monkeypatch.setattr("samecurve.worker.prepare_data.prepare_data", lambda *_, **__: is_ready)
+    task = Mock()
+    task.check_rows.side_effect = UserError("gives other values", "a generator", "task")
+
+    def prepared() -> bool:
+        return _prepare_data(Mock(), task, Mock(), loop=Mock(), step=0)
+
+    if not is_ready:
+        assert not prepared()
+        return
+    with pytest.raises(UserError, match="gives other values"):
+        prepared()

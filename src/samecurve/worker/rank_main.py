@@ -172,12 +172,15 @@ def _prepare_data(
     loop: LoopContext[Any, Any],
     step: int,
 ) -> bool:
-    """Have the task's files made, if it has any. False: somebody asked for a stop meanwhile."""
+    """Have the task's files made, if it has any. False: somebody asked for a stop meanwhile.
+
+    UserError: rows that are read from these files change when they are read again.
+    """
     if not task.prepare:
         return True
     from samecurve.worker.prepare_data import prepare_data
 
-    return prepare_data(
+    is_ready = prepare_data(
         context,
         task,
         loop.engine,
@@ -186,6 +189,9 @@ def _prepare_data(
         heartbeat=loop.heartbeat,
         step=step,
     )
+    if is_ready:
+        task.check_rows()
+    return is_ready
 
 
 @contextmanager

@@ -163,16 +163,13 @@ class Rows:
             return f"{self._data.fingerprint()}, {by_rows}"
         return by_rows
 
-    def check(self, *, is_known: bool = False) -> None:
+    def check(self) -> None:
         """UserError: a row changes when it is read again or alone, or with collate()'s order.
 
-        is_known: whether the task has a fingerprint() of its own. Rows of data that has one, or
-            whose task has, are not read again.
+        A fingerprint() says which data this is, and not that its rows repeat.
         """
         if self._collation:
             self._check_collation(self._collation)
-        if is_known or self._own_fingerprint:
-            return
         for epoch in (0, 1) if self.by_epoch else (0,):
             self._check_repeats(epoch)
         ids = self._spread()
@@ -217,8 +214,9 @@ class Rows:
                 "gives other values when a sample is read again",
                 "draw them from a generator made of the sample's id: samecurve.sample_rng(id), so"
                 " that a resumed or repeated run sees the same (with __getitem__(self, ids, epoch)"
-                " and sample_rng(id, epoch) others in each epoch); or give the data a method"
-                " fingerprint() -> str, by which it is known instead",
+                " and sample_rng(id, epoch) others in each epoch); or draw in loss(), where"
+                " samecurve.rng(batch) and torch.rand(len(x)) follow the sample. A fingerprint()"
+                " does not help: other values are another curve",
             )
 
     def _check_alone(
