@@ -1,13 +1,20 @@
 """Configs over transformers' Trainer: axolotl's and LLaMA-Factory's, field by field."""
 
+import math
 from typing import Any
 
 import pytest
+import torch
+from transformers.optimization import get_scheduler
 
 from samecurve.convert import convert
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import dump, parse
 from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.sections import Config
+from samecurve.core.determinism.data_order import Order
+from samecurve.core.planning import Decision
+from samecurve.core.planning.schedule import Schedule, choose_schedule
 from samecurve.tasks import Tasks
 
 AXOLOTL: dict[str, Any] = {
@@ -134,6 +141,7 @@ def test_a_config_of_axolotl() -> None:
         "model.attention": "flash",
         "data.source": ["talks.jsonl", "a.jsonl", "b.jsonl"],
         "data.seq_len": 4096,
+        "data.too_long": "drop",
         "data.packing": True,
         "data.validation": 0.05,
         "batch.per_device": 2,
@@ -145,6 +153,7 @@ def test_a_config_of_axolotl() -> None:
         "optimizer.clip": 1.0,
         "schedule.decay": "cosine",
         "schedule.final": 0.0,
+        "schedule.form": "transformers",
         "schedule.warmup": "0.4ep",
         "train.steps": "4ep",
         "train.precision": "bf16",
@@ -171,6 +180,7 @@ def test_a_config_of_llama_factory() -> None:
         "model.adapter.alpha": 8.0,
         "model.adapter.target": ["q_proj", "v_proj"],
         "data.seq_len": 1024,
+        "data.too_long": "cut",
         "data.packing": False,
         "data.validation": 0.1,
         "batch.per_device": 1,
@@ -179,6 +189,7 @@ def test_a_config_of_llama_factory() -> None:
         "optimizer.weight_decay": 0.0,
         "schedule.warmup": "0.3ep",
         "schedule.final": 0.0,
+        "schedule.form": "transformers",
         "train.steps": "3ep",
         "train.precision": "bf16",
         "train.recompute": "block",
@@ -196,9 +207,17 @@ def test_a_config_of_llama_factory() -> None:
         ({"adapter": None}, {"model.adapter": None, "model.quantize": "4bit"}),
         ({"load_in_4bit": "(gone)"}, {"model.quantize": "4bit"}),
         ({"max_steps": 500}, {"train.steps": 500, "schedule.warmup": 50}),
+        ({"max_steps": 55}, {"schedule.warmup": 5}),
+        ({"max_steps": 15}, {"schedule.warmup": 2}),
         ({"warmup_steps": 20}, {"schedule.warmup": 20}),
+        ({"warmup_steps": 1}, {"schedule.warmup": 2}),
         ({"lr_scheduler": "constant_with_warmup"}, {"schedule.decay": "constant"}),
+        ({"lr_scheduler": "constant"}, {"schedule.decay": "constant", "schedule.warmup": 0}),
         ({"cosine_min_lr_ratio": 0.2}, {"schedule.final": 0.2}),
+        ({"cosine_min_lr_ratio": 0.2, "lr_scheduler": "linear"}, {"schedule.final": 0.0}),
+        ({"excess_length_strategy": "drop"}, {"data.too_long": "drop"}),
+        ({"excess_length_strategy": "truncate"}, {"data.too_long": "cut"}),
+        ({"excess_length_strategy": "raise"}, {"data.too_long": "refuse"}),
         ({"bf16": False, "fp16": True}, {"train.precision": "f16"}),
         ({"sequence_len": "(gone)"}, {"data.seq_len": 512}),
         ({"sample_packing": "(gone)"}, {"data.packing": False}),
@@ -330,6 +349,70 @@ def test_what_axolotl_s_own_examples_say_is_read() -> None:
     assert shown["special_tokens.pad_token"] == "<pad>"
     secret = read(AXOLOTL, hub_token="abc")
     assert next(r for r in secret.readings if r.field == "hub_token").value_text == "(not shown)"
+
+
+def rates_of_library(name: str, steps: int, warmup: int, **kinds: Any) -> list[float]:
+    """The rate of each step of a run under the library's own scheduler."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-5)
+    options = {"num_warmup_steps": warmup, "num_training_steps": steps}
+    scheduler = get_scheduler(name, optimizer, **options, scheduler_specific_kwargs=kinds)
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def rates_of_plan(config: Config, samples: int = 100) -> Decision[Schedule]:
+    order = Order(seed=0, samples=samples, global_batch_size=10)
+    return choose_schedule(config.schedule, config.train.steps, config.batch, order, lr=2e-5)
+
+
+@pytest.mark.parametrize("warmup", [0, 2, 7])
+@pytest.mark.parametrize("steps", [1, 8, 23])
+@pytest.mark.parametrize(
+    ("name", "more", "kinds"),
+    [
+        ("linear", {}, {}),
+        ("cosine", {}, {}),
+        ("constant", {}, {}),
+        ("constant_with_warmup", {}, {}),
+        # axolotl's own cosine with cosine_min_lr_ratio: the library's warm-up, and this decay
+        ("cosine", {"cosine_min_lr_ratio": 0.2}, {"min_lr_rate": 0.2}),
+    ],
+)
+def test_a_converted_schedule_has_the_library_s_rates(
+    name: str, more: dict[str, Any], kinds: dict[str, Any], steps: int, warmup: int
+) -> None:
+    """Number by number, also where the warm-up is longer than the run; and the plan says so."""
+    length = {"max_steps": steps, "warmup_steps": warmup, "warmup_ratio": None}
+    ours = [loaded(read(AXOLOTL, lr_scheduler=name, **length, **more))]
+    if not more:
+        factory = read(FACTORY, lr_scheduler_type=name, **length, learning_rate=2e-5)
+        ours.append(loaded(factory, data__source="a.jsonl", data__chat_template=None))
+    theirs = rates_of_library("cosine_with_min_lr" if kinds else name, steps, warmup, **kinds)
+    for each in ours:
+        schedule = rates_of_plan(each.config)
+        rates = [schedule.value.at(step) for step in range(steps)]
+        assert rates == pytest.approx(theirs, rel=1e-13, abs=1e-25)
+        assert (
+            f"schedule.form transformers: {theirs[0]:.3g} in the first step, {theirs[-1]:.3g} in"
+            " the last"
+        ) in schedule.reasons["lr"]
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.25])
+@pytest.mark.parametrize("samples", [95, 100, 333])
+def test_a_part_of_the_run_is_as_many_steps_of_warm_up_as_the_library_takes(
+    share: float, samples: int
+) -> None:
+    """It rounds the share of all steps up; the tail of an epoch is a whole step there too."""
+    lasts = {"num_train_epochs": 3.0, "warmup_ratio": share, "lr_scheduler_type": "linear"}
+    settled = loaded(read(FACTORY, **lasts), data__source="a.jsonl", data__chat_template=None)
+    schedule = rates_of_plan(settled.config, samples).value
+    assert schedule.steps == 3 * math.ceil(samples / 10)
+    assert schedule.warmup == math.ceil(share * schedule.steps)
 
 
 @pytest.mark.parametrize(

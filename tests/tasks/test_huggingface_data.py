@@ -393,6 +393,102 @@ def test_long_texts_are_cut_into_pieces_and_long_answers_off(
     assert data.reference["documents_dropped"] == 1
 
 
+def answers(count: int, *, long: set[int]) -> list[dict[str, str]]:
+    """Completions, each unlike all others; some do not fit into 30 bytes."""
+    return [
+        {"prompt": f"{i:02d} ", "completion": "x" * (40 if i in long else 8)} for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_rows_that_are_too_long_are_left_out_cut_or_refused(
+    tmp_path: Path, *, packing: bool
+) -> None:
+    """As the setting says; the plan tells how many, and an epoch's rows are those that are left."""
+    source = str(write_lines(tmp_path / "c.jsonl", answers(8, long={2, 5})))
+    write_lines(tmp_path / "t.jsonl", [{"text": "whole " * 10}])
+
+    def made(too_long: str, **data: Any) -> PreparedData:
+        options = {"seq_len": 30, "validation": 0.0, "packing": packing} | data
+        return prepared(source, tmp_path, too_long=too_long, **options)
+
+    cut, dropped = made("cut"), made("drop")
+    assert len(documents(cut)) == 8
+    assert max(map(len, documents(cut))) == 30
+    assert sorted(documents(dropped)) == [
+        "".join(row.values()) for row in answers(8, long=set()) if row["prompt"][:2] not in "02 05"
+    ]
+    assert "2 rows longer than 30 left out (data.too_long: drop)" in dropped.lines
+    assert not any("cut" in line for line in dropped.lines)
+    assert dropped.reference["documents_dropped"] == 2
+    assert dropped.fingerprint != cut.fingerprint  # a run that goes on keeps its rows
+    assert made("drop").fingerprint == dropped.fingerprint
+    with pytest.raises(UserError) as refused:
+        made("refuse")
+    assert f"{source}: 2 of 8 rows longer than data.seq_len 30" in refused.value.cause
+    assert "--seq-len 43" in refused.value.remedy
+    # where nothing is too long, the setting changes nothing
+    assert {made(how, seq_len=43).fingerprint for how in ("cut", "drop", "refuse")} == {
+        made("cut", seq_len=43).fingerprint
+    }
+    with pytest.raises(UserError, match=r"8 are longer than data\.seq_len 5") as nothing:
+        made("drop", seq_len=5)
+    assert "data.too_long=cut" in nothing.value.remedy
+    # of the first two documents none is too long; a long text becomes several documents
+    assert made("refuse", max_documents=2).reference["documents_dropped"] == 0
+    source = str(tmp_path / "t.jsonl")
+    assert "".join(documents(made("drop"))) == "whole " * 10
+
+
+def test_held_out_and_tested_rows_that_are_too_long_are_left_out_too(tmp_path: Path) -> None:
+    for split, long in {"train": {1}, "validation": {0, 3}, "test": {2, 4, 5}}.items():
+        write_lines(tmp_path / f"{split}.jsonl", answers(6, long=long))
+    data = prepared(str(tmp_path), tmp_path, too_long="drop", seq_len=30, packing=False)
+    assert data.held_out is not None
+    assert data.test is not None
+    assert [len(rows) for rows in (data.train, data.held_out, data.test)] == [5, 4, 3]
+    assert "1 row longer than 30 left out (data.too_long: drop)" in data.lines
+
+
+@pytest.mark.parametrize(
+    ("learns", "rows"),
+    [
+        ("label", [{"text": "a" * n, "label": str(n % 2)} for n in (5, 6, 40, 7)]),
+        (
+            "label",
+            [{"text": "a" * 9, "text_pair": "b" * n, "label": str(n % 2)} for n in (5, 40, 6)],
+        ),
+        ("pair", [{"anchor": "a" * 9, "positive": "b" * n} for n in (5, 20, 6, 40)]),
+        ("pair", [{"anchor": "a" * n, "positive": "b" * 9} for n in (5, 20, 6, 40)]),
+        ("pair", [{"anchor": "a", "positive": "b" * 9, "negative": "c" * n} for n in (5, 40, 6)]),
+    ],
+)
+def test_labelled_rows_and_texts_that_belong_together_are_measured_as_they_are_cut(
+    learns: Any, rows: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Each text of a pair by itself, two texts of one row together."""
+    source = str(write_lines(tmp_path / "t.jsonl", rows))
+
+    def made(seq_len: int, too_long: Any) -> PreparedData:
+        data = HFData(
+            source=source, tokenizer="bytes", seq_len=seq_len, too_long=too_long, validation=0.0,
+            packing=False,
+        )  # fmt: skip
+        return prepare_data(data, tmp_path / "cache", learns=learns)
+
+    def lengths(data: PreparedData) -> list[int]:
+        return sorted(
+            int((np.asarray(row) > 0).sum())
+            for row in data.train[np.arange(len(data.train))]["documents"]
+        )
+
+    whole = lengths(made(200, "cut"))
+    assert len(lengths(made(25, "cut"))) == len(rows)
+    assert lengths(made(25, "drop")) == whole[:-1]
+    with pytest.raises(UserError, match=f"1 of {len(rows)} rows longer than data.seq_len 25"):
+        made(25, "refuse")
+
+
 def test_every_form_gives_the_same_rows(tmp_path: Path, tokenizer: Path) -> None:
     """JSONL, parquet and saved datasets of the same documents, by any chunk of a file."""
     datasets = pytest.importorskip("datasets")

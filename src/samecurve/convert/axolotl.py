@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samecurve.convert.foreign_config import ForeignConfig
+from samecurve.convert.hf_trainer import has_no_warmup
 from samecurve.convert.hf_trainer import warmup as read_warmup
 from samecurve.convert.values import epochs
 
 _OUTSIDE = {"lm_head", "embed_tokens", "embed_out", "wte", "wpe"}  # no linear layers of blocks
 _WARMUP, _MOST_WARMUP = 0.03, 100  # share of the run, steps
+_SHARE, _MISSING = "that share of the run, rounded down", "3 % of the run"
 
 _SERVED: Mapping[str, tuple[object, ...]] = {  # field of a data set -> values that are served
     "split": ("train",),
@@ -80,19 +82,33 @@ def beyond_blocks(targets: object) -> bool:
 
 
 def warmup(foreign: ForeignConfig) -> None:
-    """Read the warm-up: steps, a share of the run, or the tool's default."""
-    if foreign.value("warmup_steps") is not None or foreign.value("warmup_ratio") is not None:
-        read_warmup(foreign)
+    """Read the warm-up: steps, a share of the run, or the tool's default.
+
+    That tool rounds a share down to whole steps, and makes two of a single step.
+    """
+    if has_no_warmup(foreign):
         return
     length = foreign.document.value.get("train", {}).get("steps")
-    why = "3 % of the run"
-    if isinstance(length, int):
-        steps = min(int(_WARMUP * length), _MOST_WARMUP)
-        foreign.add_default("schedule.warmup", 2 if steps == 1 else steps, why)
+    steps, share = foreign.value("warmup_steps"), foreign.value("warmup_ratio")
+    if steps == 1:
+        foreign.convert("warmup_steps", "schedule.warmup", 2, "one step of warm-up becomes two")
+        foreign.ignore("warmup_ratio", "warmup_steps is there, and wins")
+    elif steps is None and isinstance(share, int | float) and share and isinstance(length, int):
+        foreign.convert("warmup_ratio", "schedule.warmup", _whole(share * length), _SHARE)
+    elif steps is not None or share is not None:
+        read_warmup(foreign)
+    elif isinstance(length, int):
+        foreign.add_default(
+            "schedule.warmup", min(_whole(_WARMUP * length), _MOST_WARMUP), _MISSING
+        )
     elif isinstance(length, str) and length.endswith("ep"):
         part = epochs(_WARMUP * float(length.removesuffix("ep")))
-        why += f", {_MOST_WARMUP} steps at most: of a longer run --set schedule.warmup=100"
-        foreign.add_default("schedule.warmup", part, why)
+        why = f"{_MISSING}, {_MOST_WARMUP} steps at most: of a longer run"
+        foreign.add_default("schedule.warmup", part, f"{why} --set schedule.warmup=100")
+
+
+def _whole(steps: float) -> int:
+    return 2 if int(steps) == 1 else int(steps)
 
 
 def _fsdp_words(value: object) -> list[object]:

@@ -32,8 +32,23 @@ def betas(foreign: ForeignConfig) -> list[object]:
     return [foreign.value("adam_beta1", 0.9), foreign.value("adam_beta2", 0.999)]
 
 
+def has_no_warmup(foreign: ForeignConfig) -> bool:
+    """Whether the schedule is transformers' constant, which reads no warm-up; its fields are left.
+
+    constant_with_warmup is another schedule.
+    """
+    words = (foreign.value("lr_scheduler"), foreign.value("lr_scheduler_type"))
+    if "constant" not in [str(word).lower() for word in words]:
+        return False
+    for field in ("warmup_steps", "warmup_ratio"):
+        foreign.ignore(field, "a constant schedule has no warm-up; constant_with_warmup has one")
+    return True
+
+
 def warmup(foreign: ForeignConfig) -> None:
     """Read the warm-up: steps, or a share of the run."""
+    if has_no_warmup(foreign):
+        return
     share_field = "warmup_ratio"
     if part_of_run(foreign.value("warmup_steps")):
         share_field = "warmup_steps"
@@ -52,6 +67,6 @@ def warmup(foreign: ForeignConfig) -> None:
         foreign.convert(share_field, "schedule.warmup")
     elif isinstance(length, str) and length.endswith("ep"):
         part = epochs(share * float(length.removesuffix("ep")))
-        foreign.convert(share_field, "schedule.warmup", part, why)
+        foreign.convert(share_field, "schedule.warmup", part, f"{why}, rounded up to whole steps")
     elif isinstance(length, int):
         foreign.convert(share_field, "schedule.warmup", math.ceil(share * length), why)

@@ -27,6 +27,7 @@ from samecurve.core.config.section import (
     Decay,
     Duration,
     NumSamples,
+    ScheduleForm,
     Seconds,
     Section,
     Size,
@@ -122,6 +123,10 @@ class ScheduleFields(Section):
     """share of the peak left at the end"""
     cooldown: Annotated[float, Field(ge=0, le=1)] = 0.2
     """wsd: share of the steps after warm-up in which it decays"""
+    form: ScheduleForm = "samecurve"
+    """samecurve: a warm-up of n begins with 1/n of the peak, and the run's last step takes `final`;
+    transformers: the rates of its get_scheduler(): a warm-up begins with 0, and the last step takes
+    what comes one step before `final`"""
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
     """scale lr by batch / base_batch"""
     base_batch: PositiveInt | None = None

@@ -8,6 +8,7 @@ from typing import Literal
 from samecurve.core.config.section import (
     Decay,
     EarlyStopRule,
+    ScheduleForm,
     SentinelRule,
     epochs_of,
     seconds_of,
@@ -32,11 +33,13 @@ class Schedule:
     decay: Decay | Literal["task"] = "cosine"  # task: the task's own schedule decides
     final: float = 0.1  # share of the peak left at the end
     cooldown: float = 0.2  # share of the steps after warm-up in which wsd decays
+    form: ScheduleForm = "samecurve"
 
     def at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The rate of a step, counted from 0.
 
-        The first step of a warm-up of n takes peak/n, the n-th the peak.
+        The first step of a warm-up of n takes peak/n, the n-th the peak; the run's last step takes
+        the final rate. In the form of transformers each is one step later: the first step takes 0.
 
         task_factor: gives the factor of a step, by the task's own schedule
         """
@@ -44,9 +47,10 @@ class Schedule:
             assert task_factor, "the task has a schedule"
             # an experiment may take more steps than the run has, for which the task has no factor
             return self.peak * task_factor(min(step, self.steps - 1))
+        first = 0 if self.form == "transformers" else 1  # what the run's first step counts as
         if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        span = max(1, self.steps - 1 - self.warmup)
+            return self.peak * (step + first) / self.warmup
+        span = max(1, self.steps - first - self.warmup)
         done = min(1.0, (step - self.warmup) / span)
         return self.peak * self._share(done)
 
@@ -231,7 +235,7 @@ def choose_schedule(
     UserError: nothing would be trained, or the config sets what the task's schedule does not read.
     """
     peak = choose_peak(section, lr, batch, order.global_batch_size)
-    steps, warmup = _steps(train_steps, order), _steps(section.warmup, order)
+    steps, warmup = _steps(train_steps, order), _warmup(section, order)
     check_steps(train_steps, steps)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     reasons = {"steps": why_steps, **peak.reasons}
@@ -254,13 +258,27 @@ def choose_schedule(
         decay=section.decay,
         final=section.final,
         cooldown=section.cooldown,
+        form=section.form,
     )
+    if section.form == "transformers":
+        first, last = schedule.at(0), schedule.at(steps - 1)
+        reasons["lr"] += (
+            f"; schedule.form transformers: {first:.3g} in the first step, {last:.3g} in the last"
+        )
     return Decision(schedule, reasons, tuple(warnings))
+
+
+def _warmup(section: ScheduleFields, order: Order) -> int:
+    """Steps of warm-up. transformers rounds a part of the run up to whole steps."""
+    epochs = epochs_of(section.warmup)
+    if epochs is None or section.form != "transformers":
+        return _steps(section.warmup, order)
+    return math.ceil(epochs * order.steps_per_epoch - 1e-9)
 
 
 def _check_not_set(section: ScheduleFields) -> None:
     """UserError: the config sets fields that the task's own schedule does not read."""
-    unheard = section.changed("warmup", "decay", "final", "cooldown")
+    unheard = section.changed("warmup", "decay", "final", "cooldown", "form")
     if unheard:
         keys = " and ".join(f"schedule.{name}" for name in unheard)
         verb = "does" if len(unheard) == 1 else "do"

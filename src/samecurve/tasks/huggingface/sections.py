@@ -169,7 +169,7 @@ class HFData(DataSection):
     """The source of the text, the tokenizer, and how documents become rows."""
 
     indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
-    in_fingerprint: ClassVar[tuple[str, ...]] = ("split",)
+    in_fingerprint: ClassVar[tuple[str, ...]] = ("split", "too_long")
 
     source: _Sources = Field(
         STANDARD_LIBRARY,
@@ -204,6 +204,13 @@ class HFData(DataSection):
     )
     seq_len: Annotated[int, Field(gt=1, le=1 << 24)] = Field(
         1024, description="tokens of a row at most (--seq-len)"
+    )
+    too_long: Literal["cut", "drop", "refuse"] = Field(
+        "cut",
+        description=(
+            "rows above seq_len: cut trains on their beginning, drop leaves them out, refuse ends"
+            " the plan; a long text (no prompt, no chat, no label) becomes several documents"
+        ),
     )
     packing: bool = Field(
         True,

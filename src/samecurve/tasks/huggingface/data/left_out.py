@@ -66,6 +66,7 @@ def _left_out(
     by_reason = _without_answer(part, shortened.nothing_learnt)
     late = f"what is to be learnt stands behind its first {data.seq_len} tokens"
     by_reason[late] = shortened.learnt_too_late
+    by_reason[f"longer than {data.seq_len} tokens (data.too_long: drop)"] = shortened.dropped
     if learns == "tokens":  # texts of other rows are cut one by one, later
         by_reason[f"longer than {data.seq_len} tokens: its end is left out"] = shortened.cut
     empty = "empty: nothing to read"

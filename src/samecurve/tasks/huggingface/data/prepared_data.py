@@ -35,6 +35,8 @@ from samecurve.tasks.huggingface.data.row_layout import (
     LayoutStatistics,
     Rows,
     SourcePart,
+    check_lengths,
+    dropped_documents,
     lay_out,
 )
 from samecurve.tasks.huggingface.data.source_parts import (
@@ -234,7 +236,11 @@ def other_data(source: str, assets: Path) -> Mapping[str, Any]:
 
 
 def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOut, str]:
-    """The rows of each use, from the cache, and their key in the cache."""
+    """The rows of each use, from the cache, and their key in the cache.
+
+    UserError: rows are longer than data.seq_len, and are to be refused.
+    """
+    check_lengths(parts, data)
     identity: list[object] = [
         _FORMAT,
         [part.corpus.notes.sha256 for part in parts],
@@ -245,6 +251,8 @@ def _rows(data: HFData, parts: Sequence[SourcePart], home: Path) -> tuple[LaidOu
     labelled = [part.corpus for part in parts if part.corpus.notes.classes]
     if any((each.lengths[each.of_kind("classified")] > data.seq_len).any() for each in labelled):
         identity.append("whole texts")
+    if any(dropped_documents(part.corpus, data).any() for part in parts):
+        identity.append("long rows left out")
     if data.max_documents is not None:
         identity.append(["at most", data.max_documents])
     if len(parts) > len(data.sources):
@@ -315,7 +323,7 @@ def _reference(data: HFData, statistics: LayoutStatistics) -> dict[str, float]:
         "padding": _padding(data, statistics),
         "documents_cut": statistics.cut,
         "tokens_left_out": statistics.tokens_left_out,
-        "documents_dropped": statistics.empty + statistics.without_loss,
+        "documents_dropped": statistics.empty + statistics.without_loss + statistics.too_long,
     }
 
 
@@ -338,6 +346,11 @@ def _lines(data: HFData, statistics: LayoutStatistics) -> Iterable[str]:
         left = f", {show_count(statistics.tokens_left_out)} tokens left out"
         pieces = left if statistics.tokens_left_out else ", nothing left out"
         yield f"{counted(statistics.cut, 'document')} longer than {data.seq_len} cut{pieces}"
+    if statistics.too_long:
+        yield (
+            f"{counted(statistics.too_long, 'row')} longer than {data.seq_len} left out"
+            " (data.too_long: drop)"
+        )
     if statistics.empty or statistics.without_loss:
         yield (
             f"{counted(statistics.empty, 'empty document')} left out, and"

@@ -18,6 +18,7 @@ from samecurve.tasks.huggingface.data.packing import pack
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 from samecurve.tasks.huggingface.sections import HFData, WeightedSource
 from samecurve.tasks.text.splits import Role
+from samecurve.units import counted
 
 Numbers = NDArray[np.int64]
 
@@ -107,6 +108,7 @@ class LayoutStatistics:
     tokens_left_out: int  # of documents that were cut off
     empty: int  # documents without a character
     without_loss: int  # documents without a token that counts in the loss
+    too_long: int = 0  # documents that are left out since they are longer than a row
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class _SourcePieces:
     cut: int
     tokens_left_out: int
     without_loss: int
+    too_long: int
 
 
 def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
@@ -134,9 +137,10 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
     train = joined["train"]
     trained = [(p, each) for p, each in zip(parts, pieces, strict=True) if p.role == "train"]
     without_loss = sum(each.without_loss for _, each in trained)
+    too_long = sum(each.too_long for _, each in trained)
     if not len(train):
         documents = sum(_documents(part.corpus, data) for part, _ in trained)
-        raise _nothing_left(data, documents, without_loss)
+        raise _nothing_left(data, documents, without_loss, too_long)
     rows = {use: _rows(joined[use], data) for use in USES}
     statistics = LayoutStatistics(
         sources=tuple(
@@ -156,12 +160,20 @@ def lay_out(data: HFData, parts: Sequence[SourcePart]) -> LaidOut:
         tokens_left_out=sum(each.tokens_left_out for _, each in trained),
         empty=sum(part.corpus.notes.empty for part, _ in trained),
         without_loss=without_loss,
+        too_long=too_long,
     )
     return LaidOut(rows, statistics)
 
 
-def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
+def _nothing_left(data: HFData, documents: int, without_loss: int, too_long: int) -> UserError:
     cause = f"nothing is left to train on: {documents} documents"
+    if too_long:
+        return UserError(
+            f"{cause}, of which {too_long} are longer than data.seq_len {data.seq_len} and left out"
+            f" (data.too_long: drop), and {without_loss} have no token to be learnt",
+            "a larger data.seq_len, or --set data.too_long=cut: their beginnings are trained on",
+            "data.too_long",
+        )
     if without_loss == documents:
         return UserError(
             f"{cause}, none with a token to be learnt in its first {data.seq_len}",
@@ -180,7 +192,8 @@ def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
 def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _SourcePieces:
     """The pieces of one split. hold_out: a share of what is trained on, for evaluation."""
     corpus = part.corpus
-    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base, data.max_documents)
+    pieces, cut, tokens_left_out = _cut(corpus, data, base)
+    too_long = int(dropped_documents(corpus, data).sum())
     by_use = dict.fromkeys(USES, pieces.at(np.zeros(0, np.int64)))
     if part.role == "train":
         kept, by_use["held_out"] = _split(pieces, data.validation if hold_out else 0.0)
@@ -191,7 +204,8 @@ def _of_part(part: SourcePart, base: int, data: HFData, *, hold_out: bool) -> _S
         by_use=by_use,
         cut=cut,
         tokens_left_out=tokens_left_out,
-        without_loss=_documents(corpus, data) - len(np.unique(pieces.document)),
+        without_loss=_documents(corpus, data) - len(np.unique(pieces.document)) - too_long,
+        too_long=too_long,
     )
 
 
@@ -200,18 +214,20 @@ class Shortened:
     """Documents of a source that are not trained on as a whole, by their numbers.
 
     nothing_learnt: those without a token that could be learnt. learnt_too_late: those whose tokens
-    to be learnt all stand behind the end of a row. cut: those whose end is left out
+    to be learnt all stand behind the end of a row. cut: those whose end is left out. dropped: those
+    that are left out since they are longer than a row
     """
 
     nothing_learnt: Numbers
     learnt_too_late: Numbers
     cut: Numbers
+    dropped: Numbers
 
 
 def shortened_documents(corpus: TokenizedSource, data: HFData) -> Shortened:
     """The documents that lay_out() leaves out or cuts."""
-    pieces, _, _ = _cut(corpus, data.seq_len, 0, data.max_documents)
-    count = _documents(corpus, data)
+    pieces, _, _ = _cut(corpus, data, 0)
+    count, dropped = _documents(corpus, data), dropped_documents(corpus, data)
     is_used = np.zeros(count, bool)
     is_used[pieces.document] = True
     lasts_longer = corpus.lengths[:count] > data.seq_len
@@ -219,9 +235,10 @@ def shortened_documents(corpus: TokenizedSource, data: HFData) -> Shortened:
     starts = np.cumsum(corpus.lengths) - corpus.lengths
     learns = _count_loss_tokens(corpus, starts, corpus.lengths)[:count] > 0
     return Shortened(
-        nothing_learnt=np.flatnonzero(~is_used & ~learns),
-        learnt_too_late=np.flatnonzero(~is_used & learns),
+        nothing_learnt=np.flatnonzero(~is_used & ~learns & ~dropped),
+        learnt_too_late=np.flatnonzero(~is_used & learns & ~dropped),
         cut=np.flatnonzero(is_used & lasts_longer & ~is_text),
+        dropped=np.flatnonzero(dropped),
     )
 
 
@@ -230,16 +247,54 @@ def _documents(corpus: TokenizedSource, data: HFData) -> int:
     return min(len(corpus.lengths), data.max_documents or len(corpus.lengths))
 
 
-def _cut(
-    corpus: TokenizedSource, width: int, base: int, most: int | None = None
-) -> tuple[Pieces, int, int]:
+def dropped_documents(corpus: TokenizedSource, data: HFData) -> NDArray[np.bool_]:
+    """For each document that is read, whether it is left out since it is longer than a row."""
+    lengths = _lengths_in_a_row(corpus)[: _documents(corpus, data)]
+    return (lengths > data.seq_len) & (data.too_long == "drop")
+
+
+def check_lengths(parts: Sequence[SourcePart], data: HFData) -> None:
+    """UserError: data.too_long is refuse, and rows are longer than data.seq_len."""
+    if data.too_long != "refuse":
+        return
+    for part in parts:
+        lengths = _lengths_in_a_row(part.corpus)[: _documents(part.corpus, data)]
+        long = int((lengths > data.seq_len).sum())
+        if long:
+            raise UserError(
+                f"{part.source.source}: {long} of {counted(len(lengths), 'row')} longer than"
+                f" data.seq_len {data.seq_len}; the longest has {lengths.max()} tokens",
+                f"--seq-len {lengths.max()}; --set data.too_long=drop leaves such rows out, cut"
+                " trains on their beginnings",
+                "data.too_long",
+            )
+
+
+def _lengths_in_a_row(corpus: TokenizedSource) -> Numbers:
+    """The tokens that each document needs to lie in one row without a cut.
+
+    0 for texts: a long one becomes several documents, and loses nothing. Texts that belong together
+    (a query and what answers it) are measured one by one.
+    """
+    lengths = np.where(corpus.of_kind("text"), 0, corpus.lengths)
+    of_texts = corpus.of_kind("pair") | corpus.of_kind("triple")
+    if not of_texts.any() or corpus.loss_mask is None:
+        return lengths
+    starts = np.cumsum(corpus.lengths) - corpus.lengths
+    bounds = np.union1d(starts, np.flatnonzero(corpus.loss_mask))  # where a text begins
+    document = np.searchsorted(starts, bounds, side="right") - 1
+    longest = np.zeros_like(lengths)
+    np.maximum.at(longest, document, np.diff(bounds, append=corpus.lengths.sum()))
+    return np.where(of_texts, longest, lengths)
+
+
+def _cut(corpus: TokenizedSource, data: HFData, base: int) -> tuple[Pieces, int, int]:
     """A source's pieces that count in the loss, and how many documents and tokens were cut off.
 
-    most: documents that are read, from the source's beginning; None: all.
-
     A long text becomes several pieces. A long conversation, or a prompt with its completion, keeps
-    only its beginning, because the rest would lack its context.
+    only its beginning, because the rest would lack its context; or it is left out.
     """
+    width, dropped = data.seq_len, dropped_documents(corpus, data)
     lengths = corpus.lengths
     starts = np.cumsum(lengths) - lengths
     is_text = corpus.of_kind("text")
@@ -248,8 +303,8 @@ def _cut(
     of_texts = is_classified | corpus.of_kind("pair") | corpus.of_kind("triple")
     widths = np.where(of_texts, lengths, width)  # each text is cut by itself, later
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
-    if most is not None:
-        number[most:] = 0
+    number[len(dropped) :] = 0  # data.max_documents are read
+    number[: len(dropped)][dropped] = 0
     document = np.repeat(np.arange(len(lengths)), number)
     index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
     start = starts[document] + index * width
