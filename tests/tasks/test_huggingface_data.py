@@ -425,7 +425,10 @@ def test_rows_that_are_too_long_are_left_out_cut_or_refused(
     assert made("drop").fingerprint == dropped.fingerprint
     with pytest.raises(UserError) as refused:
         made("refuse")
-    assert f"{source}: 2 of 8 rows longer than data.seq_len 30" in refused.value.cause
+    assert (
+        f"{source}: rows longer than data.seq_len 30: 2 of 8; the longest has 43 tokens"
+        in refused.value.cause
+    )
     assert "--seq-len 43" in refused.value.remedy
     # where nothing is too long, the setting changes nothing
     assert {made(how, seq_len=43).fingerprint for how in ("cut", "drop", "refuse")} == {
@@ -485,7 +488,7 @@ def test_labelled_rows_and_texts_that_belong_together_are_measured_as_they_are_c
     whole = lengths(made(200, "cut"))
     assert len(lengths(made(25, "cut"))) == len(rows)
     assert lengths(made(25, "drop")) == whole[:-1]
-    with pytest.raises(UserError, match=f"1 of {len(rows)} rows longer than data.seq_len 25"):
+    with pytest.raises(UserError, match=f"rows longer than data.seq_len 25: 1 of {len(rows)};"):
         made(25, "refuse")
 
 

@@ -124,8 +124,8 @@ def check_same_run(fixed: Fixed | None, samples: int, fingerprint: str, seed: in
     if fixed.fingerprint != fingerprint:
         raise UserError(
             "the data, or how this version reads it, has changed since this run began",
-            "bring the old data back; data.split=all, where an earlier version trained on files"
-            " named test too; or begin a new run with another --save-dir",
+            "bring the old data back; data.too_long as it was; data.split=all, where an earlier"
+            " version trained on files named test too; or begin a new run with another --save-dir",
             "data",
         )
     if fixed.seed != seed:

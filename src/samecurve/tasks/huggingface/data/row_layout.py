@@ -18,7 +18,6 @@ from samecurve.tasks.huggingface.data.packing import pack
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 from samecurve.tasks.huggingface.sections import HFData, WeightedSource
 from samecurve.tasks.text.splits import Role
-from samecurve.units import counted
 
 Numbers = NDArray[np.int64]
 
@@ -262,8 +261,8 @@ def check_lengths(parts: Sequence[SourcePart], data: HFData) -> None:
         long = int((lengths > data.seq_len).sum())
         if long:
             raise UserError(
-                f"{part.source.source}: {long} of {counted(len(lengths), 'row')} longer than"
-                f" data.seq_len {data.seq_len}; the longest has {lengths.max()} tokens",
+                f"{part.source.source}: rows longer than data.seq_len {data.seq_len}: {long} of"
+                f" {len(lengths)}; the longest has {lengths.max()} tokens",
                 f"--seq-len {lengths.max()}; --set data.too_long=drop leaves such rows out, cut"
                 " trains on their beginnings",
                 "data.too_long",
