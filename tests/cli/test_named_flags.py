@@ -12,7 +12,8 @@ from samecurve.cli.main import cli
 SOURCE = Path(__file__).parents[2] / "src/samecurve"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
 OF_OTHERS = {  # of git, tar, pip, containers, torchrun, job engines, XLA, the hub, kohya, drivers
-    *("--abbrev", "--always", "--dirty", "--exclude", "--no-optional-locks"),
+    *("--get-regexp", "--ignore-submodules", "--includes", "--name-only", "--no-ext-diff"),
+    *("--no-optional-locks", "--no-textconv", "--quiet", "--show-scope", "--verify"),
     *("--dereference", "--hard-dereference", "--keep", "--sort"),
     *("--index-url", "--python", "--ipc", "--pids-limit", "--share", "--shm-size", "--upgrade"),
     *("--gpu-reset", "--ulimit"),

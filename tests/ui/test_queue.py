@@ -345,7 +345,7 @@ def test_ctrl_c_leaves_the_jobs_running(queue: Queue, tmp_path: Path) -> None:
     os.kill(command, 0)
 
 
-def test_the_verb_has_its_four_verbs() -> None:
+def test_the_verb_has_its_five_verbs() -> None:
     context = cli.make_context("samecurve", ["queue"], resilient_parsing=True)
     group = cli.get_command(context, "queue")
-    assert sorted(getattr(group, "commands", {})) == ["add", "list", "remove", "work"]
+    assert sorted(getattr(group, "commands", {})) == ["accept", "add", "list", "remove", "work"]

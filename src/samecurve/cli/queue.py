@@ -1,7 +1,6 @@
 """`samecurve queue`."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import click
 
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import PATH, ConfigVerb, HelpContext, Verb, save_dir_option
-from samecurve.errors import keeping
+from samecurve.errors import UserError, keeping
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
             NewJob(
                 name=loaded.name,
                 argv=python_module("samecurve", "train", *words),
-                shown=shlex.join(["samecurve", "train", *words]),
                 cwd=Path.cwd(),
                 devices=tuple(dict.fromkeys(device.place for device in devices)),
                 run=run.resolve(),
@@ -129,12 +127,44 @@ def remove(*, job: str, home: Path) -> None:
 
 
 @queue.command(cls=Verb)
+@click.argument("job", metavar="JOB")
+@click.option("--yes", is_flag=True, help="accept without a question, after you have looked")
+@_queue_option
+def accept(*, job: str, yes: bool, home: Path) -> None:
+    """Show a foreign job's command, and let it run in its turn.
+
+    A job is foreign if its file lies in the queue without a mark of yours. JOB: as in remove.
+    """
+    from samecurve.ui.jobs.queue import Queue
+
+    jobs = Queue(home)
+    found = jobs.find(job)
+    if not found.foreign:
+        raise UserError(f"job {found.name} is marked already", "nothing is to be done", "JOB")
+    echo(f"foreign  job {found.id}  {found.name}: {found.foreign}")
+    echo(f"  command  {found.command}")
+    echo(f"  folder   {found.cwd}")
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UserError(
+                "nobody is there to answer whether this command is yours",
+                "read the command above; --yes accepts it",
+                "--yes",
+            )
+        if not click.confirm("Run this command in its turn?"):
+            echo("left as it is")
+            return
+    jobs.accept(found)
+    echo(f"accepted job {found.id}  {found.name}")
+
+
+@queue.command(cls=Verb)
 @click.option("--forever", is_flag=True, help="wait for new jobs when none is left")
 @_queue_option
 def work(*, forever: bool, home: Path) -> None:
     """Start each job when its devices are free.
 
-    It ends when no job is left.
+    It ends when no job is left but foreign ones (see accept), with exit code 1 if there are such.
 
     Ctrl-C ends this command, and leaves the jobs running.
     """
@@ -150,9 +180,12 @@ def work(*, forever: bool, home: Path) -> None:
 
     jobs = Queue(home)
     kept = "jobs that run go on; the same command goes on with the others"
+    foreign = [job for job in jobs.jobs() if job.outcome().state == "foreign"]
+    for job in foreign:
+        say("foreign", job)
     with working(jobs, "`samecurve queue work`"), keeping(kept):
         failed = work_on(jobs, _devices(), forever=forever, say=say)
-    if failed:
+    if failed or foreign:
         sys.exit(1)
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,17 +19,18 @@ from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Request
 from samecurve.core.strategies import STRATEGY_NAMES
 from samecurve.core.system.files import regular_only
-from samecurve.errors import SamecurveError
 from samecurve.observe.journal import event_of
 from samecurve.run.directory.control import ask
 from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.trust import check_trusted
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class.class_place import Place, is_pickled, place_of
+from samecurve.tasks.user_class.kept_source import read_kept_source
+from samecurve.tasks.user_class.pickled_class import is_remembered
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.jobs.desk import JobCommand
 from samecurve.ui.journal_tail import live_attempt, read_tail
 from samecurve.ui.lock_file import read_holder
+from samecurve.ui.own_code import is_own_code
 from samecurve.ui.roots import ListedRun, is_plain_directory
 from samecurve.ui.run_list import State
 
@@ -99,7 +101,7 @@ def resume_command(listed: ListedRun, devices: str | None, strategy: str | None)
             cause = f"there is no strategy {strategy[:60]!r}"
             raise RefusedError(400, cause, ", ".join(names), "strategy")
         flags += ["--strategy", strategy]
-    _check_idle(listed, "resumed")
+    _check_idle(listed, "resumed", uses_kept=False)
     run, home = listed.run, str(listed.home)
     arguments = ["train", "-f", str(run.config), "--save-dir", home, *flags]
     return _command(listed, arguments, "resume", devices or "")._replace(run=listed.home)
@@ -107,7 +109,8 @@ def resume_command(listed: ListedRun, devices: str | None, strategy: str | None)
 
 def checkpoint_command(listed: ListedRun, verb: Literal["eval", "sample"]) -> JobCommand:
     """The command that evaluates a run's last checkpoint, or samples from it."""
-    _check_idle(listed, "evaluated" if verb == "eval" else "sampled from")
+    word = "evaluated" if verb == "eval" else "sampled from"
+    _check_idle(listed, word, uses_kept=True)
     return _command(listed, [verb, str(listed.home)], "evaluate" if verb == "eval" else verb, "")
 
 
@@ -115,33 +118,52 @@ def _command(listed: ListedRun, arguments: Sequence[str], what: str, devices: st
     return JobCommand(arguments, f"{what} {listed.name}", start_folder(listed), devices)
 
 
-def _check_idle(listed: ListedRun, word: str) -> None:
-    """Refuse a live run, and one that names code which is not the user's own."""
+def _check_idle(listed: ListedRun, word: str, *, uses_kept: bool) -> None:
+    """Refuse a live run, and one that names code which is not the user's own.
+
+    uses_kept: the command uses the run's own copy of the code, where its files have changed
+    """
     run = listed.run
     run.check("RUN")
     if is_live(run):
         raise RefusedError(409, f"this run is live, so it can't be {word}", _GONE)
-    try:
-        check_trusted(run, trust=False, where="RUN")
-    except SamecurveError as error:
-        if _names_own_code(listed):
-            return
-        raise RefusedError(
-            403,
-            error.cause,
-            "read that file; then start the command in a terminal, where --trust allows it",
-            error.where,
-        ) from None
+    for file in _files_of_task(listed, uses_kept=uses_kept):
+        if not is_own_code(file, [listed.root.path]):
+            raise RefusedError(
+                403,
+                f"the config of this run would import {file}, and so run it: it came with a run,"
+                " or lies outside of the page's folders",
+                "read that file; then start the command in a terminal, where --trust allows it",
+                "RUN",
+            )
 
 
-def _names_own_code(listed: ListedRun) -> bool:
-    """Whether the run's task is a file below the run's root that did not come with a run."""
-    place = place_of(listed.run.read_document().value.get("task"))
+def _files_of_task(listed: ListedRun, *, uses_kept: bool) -> list[Path]:
+    """The files of code that the run's command may import and that no session of the user has kept.
+
+    Relative paths and modules are looked for where the command is started.
+    """
+    folder, run = start_folder(listed), listed.run
+    task = run.read_document().value.get("task")
+    place, kept = place_of(task, folder), read_kept_source(run.home)
     if place is None:
-        return False
-    path, root = place.path.resolve(), listed.root.path
-    above = [folder for folder in path.parents if folder.is_relative_to(root)]
-    return bool(above) and not any((folder / "plan.json").exists() for folder in above)
+        return []
+    place = place._replace(path=(folder / place.path).resolve())
+    if is_pickled(place.path):
+        return [] if is_remembered(place.path) else [place.path]
+    files = [] if _is_installed(place) else [place.path]
+    if kept is None or kept.task != task:
+        return files
+    if kept.is_own():
+        return [] if uses_kept or not kept.changes(place) else files
+    original = kept.original()  # used in place of the copy, where both are the same
+    return [*files, (folder / original.path).resolve()] if original else files
+
+
+def _is_installed(place: Place) -> bool:
+    """Whether a module is one of an installed package."""
+    homes = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
+    return place.module is not None and any(map(place.path.resolve().is_relative_to, homes))
 
 
 def start_folder(listed: ListedRun) -> Path:

@@ -12,7 +12,7 @@ import platform
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -64,6 +64,8 @@ def new_attempt_name() -> str:
 
 _LIBRARIES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax")}
 _PATIENCE = 5.0  # seconds, for git
+_NO_FILTER = ("clean=", "process=", "required=false")  # settings of git that switch a filter off
+_CONTENTS_ALONE = ("--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules")
 
 
 def surroundings(engine: str, machine: Machine) -> dict[str, object]:
@@ -94,29 +96,48 @@ def surroundings(engine: str, machine: Machine) -> dict[str, object]:
 
 
 def _commit() -> str:
-    """The working directory's commit; '' where there is no repository, or no git."""
-    git = [
-        "git",
-        "--no-optional-locks",
-        "-c",
-        "core.fsmonitor=false",
-        "describe",
-        "--always",
-        "--dirty",
-        "--exclude=*",
-        "--abbrev=40",
-    ]
+    """The working directory's commit; '' where there is no repository, or no git.
+
+    The repository may have come from anywhere, so no command of its own config is run.
+    """
     try:
-        return subprocess.run(
-            git,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-            check=True,
-        ).stdout.strip()
+        commit = _git("rev-parse", "--verify", "HEAD").stdout.strip()
+        keys = ["config", "--show-scope", "--includes", "--name-only", "--get-regexp", r"^filter\."]
+        found = _git(*keys, codes={0, 1}).stdout  # code 1: there is no filter
+        if "=" in found:  # a name that -c can't take
+            return ""
+        filters = {
+            key.rpartition(".")[0]
+            for scope, _, key in (line.partition("\t") for line in found.splitlines())
+            if scope not in {"system", "global"}
+        }
+        values = [f"{name}.{value}" for name in filters for value in _NO_FILTER]
+        settings = [word for value in values for word in ("-c", value)]
+        compared = _git(*settings, "diff", *_CONTENTS_ALONE, "HEAD", codes={0, 1})
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
+    return f"{commit}-dirty" if compared.returncode else commit
+
+
+def _git(
+    *words: str, codes: Collection[int] = frozenset({0})
+) -> "subprocess.CompletedProcess[str]":
+    """What git says. It takes no lock, asks no monitor of files, and fetches nothing.
+
+    CalledProcessError: its exit code is not one of these codes.
+    """
+    done = subprocess.run(
+        ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=False,
+        env={**os.environ, "GIT_ALLOW_PROTOCOL": "none"},
+    )
+    if done.returncode not in codes:
+        done.check_returncode()
+    return done
 
 
 def log_to(path: Path, attempt: str = "") -> None:

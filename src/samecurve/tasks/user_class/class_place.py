@@ -6,7 +6,6 @@ Nothing is imported or run to find it.
 
 import hashlib
 import importlib.util
-import os
 import re
 import sys
 from importlib.machinery import PathFinder
@@ -31,10 +30,11 @@ def is_pickled(path: Path) -> bool:
     return path.name == TASK_PICKLE
 
 
-def place_of(task: object) -> Place | None:
+def place_of(task: object, folder: Path | None = None) -> Place | None:
     """The place that a text names; None: it is of another form, or there is no such module.
 
     task: my/file.py:MyTask, package.module:MyTask, a/run/task.pickle:MyTask
+    folder: where modules are looked for first; None: in Python's own places
     """
     match = re.fullmatch(r"(.+):([^\W\d]\w*)", task) if isinstance(task, str) else None
     if match is None:
@@ -42,7 +42,7 @@ def place_of(task: object) -> Place | None:
     path = Path(match[1])
     if path.suffix == ".py" or is_pickled(path):
         return Place(path, match[2]) if path.stem else None
-    file = file_of_module(match[1])
+    file = file_of_module(match[1], folder)
     return Place(file, match[2], match[1]) if file else None
 
 
@@ -72,8 +72,8 @@ def code_of(place: Place) -> tuple[str, str]:
     return f"the file {place.path}", hashlib.sha256(place.path.read_bytes()).hexdigest()
 
 
-def file_of_module(module: str) -> Path | None:
-    """The source of a module that this process, or one started here, can import.
+def file_of_module(module: str, folder: Path | None = None) -> Path | None:
+    """The source of a module that this process, or one started here or in a folder, can import.
 
     Nothing is imported. None: there is no such module, or it has no source.
     """
@@ -81,7 +81,9 @@ def file_of_module(module: str) -> Path | None:
     if not all(part.isidentifier() for part in (top, *parts)) or top == "__main__":
         return None
     try:
-        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+        spec = PathFinder.find_spec(top, [str(folder)]) if folder else None
+        spec = spec or importlib.util.find_spec(top)
+        spec = spec or PathFinder.find_spec(top, [str(Path.cwd())])
     except ValueError:  # a module that was made by hand
         return None
     if spec is None:

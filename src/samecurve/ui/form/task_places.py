@@ -7,12 +7,13 @@ from samecurve.tasks import built_in, installed
 from samecurve.tasks.user_class.class_place import is_pickled, place_of
 from samecurve.tasks.user_class.local_imports import local_files
 from samecurve.ui.form.places import Roots
+from samecurve.ui.own_code import is_own_code
 
 Stamps = tuple[tuple[str, int], ...]  # files, each with the time of its last change
 
 
 def check_task(task: object, roots: Roots, home: Path) -> None:
-    """UserError: the task is a class in a file below no root, or a pickled one of somebody else's.
+    """UserError: the task is a class in a file below no root, or one that came with a run.
 
     To be called before the task is looked at: that may run the file.
 
@@ -20,7 +21,7 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
     """
     if not isinstance(task, str) or task in built_in() or task in installed():
         return
-    place = place_of(task)
+    place = place_of(task, home)
     if place is None:
         return
     if roots.root_of(home / place.path) is None:
@@ -31,7 +32,14 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
             " or train on the command line",
             "task",
         )
-    if is_pickled(place.path):
+    if not is_pickled(place.path):
+        if not is_own_code(home / place.path, roots.paths):
+            raise UserError(
+                f"task: the file of {task} came with a run, and using it would run its code",
+                "read it; if you trust it, copy it out of the run's directory, and name the copy",
+                "task",
+            )
+    else:
         from samecurve.tasks.user_class.pickled_class import is_remembered
 
         if not is_remembered((home / place.path).resolve()):

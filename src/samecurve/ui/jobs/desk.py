@@ -3,7 +3,6 @@
 The queue lies below the first root. Ending the desk ends no job.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +82,6 @@ class Desk:
             new = NewJob(
                 name=name,
                 argv=python_module("samecurve", *arguments),
-                shown=shlex.join(["samecurve", *arguments]),
                 cwd=home,
                 devices=tuple(answer["devices"]),
                 run=home / run,
@@ -107,14 +105,14 @@ class Desk:
         new = NewJob(
             name=command.name,
             argv=python_module("samecurve", *command.arguments),
-            shown=shlex.join(["samecurve", *command.arguments]),
             cwd=command.folder,
             devices=tuple(dict.fromkeys(places)),
             run=command.run,
         )
         queue = self._queue()
         with queue.held():
-            runs = {job.run for job in queue.jobs() if job.outcome().state not in ENDED}
+            jobs = [job for job in queue.jobs() if not job.foreign]
+            runs = {job.run for job in jobs if job.outcome().state not in ENDED}
             if command.run in runs - {None}:
                 raise UserError(
                     "a job of this run goes on, or waits",

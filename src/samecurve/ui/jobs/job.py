@@ -5,20 +5,23 @@ runs, its shepherd alone writes the file.
 """
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system.files import read_file_bytes, regular_only
 from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.terminal import printable
+from samecurve.ui.jobs.marks import mark_of, why_foreign
 from samecurve.ui.jobs.processes import ProcessName
 from samecurve.ui.journal_tail import read_tail
 
-State = Literal["waiting", "starting", "running", "finished", "failed", "stopped"]
+State = Literal["waiting", "foreign", "starting", "running", "finished", "failed", "stopped"]
 Folder = Literal["waiting", "running", "done"]
 ENDED = ("finished", "failed", "stopped")
 _MOST_BYTES = 1 << 20
@@ -31,16 +34,17 @@ _TAIL_BYTES, _TAIL_LINES = 4000, 15
 class Job:
     """A job, as its file has it.
 
-    argv: the command, without a shell. shown: the command as somebody would type it
+    argv: the command, without a shell
     cwd: the folder in which it runs. run: the run directory that it makes; None: it makes none
     devices: the devices that it waits for, such as cuda:0, or cpu
     order: its place in the queue
+    mark: of the user who has added it (marks.py)
+    foreign: why it is not known to be this user's; '': it is
     """
 
     id: str
     name: str
     argv: Sequence[str]
-    shown: str
     cwd: Path
     devices: tuple[str, ...]
     added: float
@@ -52,6 +56,8 @@ class Job:
     started: float | None = None
     exit: int | None = None
     ended: float | None = None
+    mark: str = ""
+    foreign: str = ""
     path: Path = field(default_factory=Path)  # of its file
     log: Path = field(default_factory=Path)
 
@@ -63,14 +69,37 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """The content of the job's file."""
         values = asdict(self)
-        for name in ("folder", "path", "log"):  # where the file lies
+        for name in ("folder", "path", "log", "foreign"):  # what is seen where the file lies
             del values[name]
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in values.items()
         }
 
+    @property
+    def command(self) -> str:
+        """What is run, as somebody would type it: made from the command itself."""
+        words = list(self.argv)
+        options = [word for word in words[1:3] if word in {"-P", "-I"}]
+        own = [sys.executable, *options, "-m", "samecurve"]
+        if words[: len(own)] == own:
+            words = ["samecurve", *words[len(own) :]]
+        return shlex.join(words)
+
+    @property
+    def marked_content(self) -> dict[str, Any]:
+        """The part of the file that the user's mark stands for: what is run, and where."""
+        values = self.to_json()
+        return {key: values[key] for key in ("id", "name", "argv", "cwd", "devices", "run")}
+
+    def marked(self, queue: Path) -> "Job":
+        """The job with the mark of this user. UserError: the user's secret can't be used."""
+        return replace(self, mark=mark_of(self.marked_content, queue), foreign="")
+
     def outcome(self) -> "Outcome":
         """The job's state now, from its file, its process and its run's journal."""
+        if self.folder == "waiting" and self.foreign:
+            words = f"{self.foreign}; `samecurve queue accept {self.id}` shows what it would run"
+            return Outcome("foreign", words)
         if self.folder == "waiting":
             return Outcome("waiting")
         if self.exit is not None:
@@ -128,7 +157,7 @@ class Job:
     def log_tail(self) -> str:
         """The last lines that the command has printed."""
         try:
-            with open(self.log, "rb") as file:
+            with open(self.log, "rb", opener=regular_only) as file:
                 file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
                 text = file.read(_TAIL_BYTES).decode(errors="replace")
         except OSError:
@@ -145,14 +174,17 @@ class Outcome:
     why: str = ""
 
 
-def read_job(path: Path, folder: Folder, log: Path) -> Job | None:
-    """The job of a file; None: it is gone, or no job."""
+def read_job(path: Path, folder: Folder) -> Job | None:
+    """The job of a file in a queue's folder; None: it is gone, or no job."""
+    queue = path.parents[1]
+    log = queue / "logs" / f"{path.stem.partition('-')[2]}.log"
     try:
         values = json.loads(read_file_bytes(path, _MOST_BYTES))
         job = _of_json(values)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return replace(job, folder=folder, path=path, log=log)
+    foreign = why_foreign(job.mark, job.marked_content, queue)
+    return replace(job, folder=folder, path=path, log=log, foreign=foreign)
 
 
 def _of_json(values: Mapping[str, Any]) -> Job:
@@ -164,7 +196,6 @@ def _of_json(values: Mapping[str, Any]) -> Job:
         id=str(values["id"]),
         name=str(values["name"]),
         argv=argv,
-        shown=str(values.get("shown") or ""),
         cwd=Path(values["cwd"]),
         devices=tuple(str(device) for device in values["devices"]),
         added=float(values["added"]),
@@ -175,6 +206,7 @@ def _of_json(values: Mapping[str, Any]) -> Job:
         started=_number(values.get("started")),
         exit=None if values.get("exit") is None else int(values["exit"]),
         ended=_number(values.get("ended")),
+        mark=str(values.get("mark") or ""),
     )
 
 

@@ -6,7 +6,6 @@ list, move and remove jobs; one at a time starts them (work.py).
 
 import fcntl
 import os
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,6 @@ class NewJob:
     cwd: Path
     devices: tuple[str, ...]
     run: Path | None = None
-    shown: str = ""
 
 
 class Queue:
@@ -85,6 +83,20 @@ class Queue:
         job = self._write(new, "running", starter=ProcessName.own())
         self._spawn(job)
         return job
+
+    def accept(self, job: Job) -> Job:
+        """Mark a foreign job as the user's own, as it was read: it is started in its turn.
+
+        UserError: it waits no more, or its mark can't be made.
+        """
+        if job.folder != "waiting" or not job.path.exists():
+            raise UserError(
+                f"job {job.name} does not wait any more", "`samecurve queue list`", "JOB"
+            )
+        accepted = job.marked(self.home)
+        with self._explained():
+            write_json(job.path, accepted.to_json())
+        return accepted
 
     def jobs(self) -> list[Job]:
         """All jobs: those that run, those that wait in their order, the last ones that ended."""
@@ -164,7 +176,7 @@ class Queue:
         """
         begun = []
         for job, hinders in self.waiting(devices):
-            if hinders:
+            if hinders or job.foreign:
                 continue
             claimed = self._claim(job)
             if claimed is not None:
@@ -173,10 +185,16 @@ class Queue:
         return begun
 
     def waiting(self, devices: Devices) -> list[tuple[Job, str]]:
-        """The waiting jobs, each with what it waits for in words; '': nothing."""
-        taken = devices.busy(self._in("running"))
+        """The waiting jobs, each with what it waits for in words; '': nothing.
+
+        A foreign job waits for nothing, and keeps no devices.
+        """
+        taken = devices.busy([job for job in self._in("running") if not job.foreign])
         rows = []
         for job in self._in("waiting"):
+            if job.foreign:
+                rows.append((job, ""))
+                continue
             holders = {taken[device] for device in job.devices if device in taken}
             rows.append((job, _waits_for(job, taken) if holders else ""))
             for device in job.devices:
@@ -215,12 +233,11 @@ class Queue:
             write_json(job.path, replace(job, exit=_NOT_STARTED, started=now, ended=now).to_json())
 
     def _write(self, new: NewJob, folder: Folder, starter: ProcessName | None = None) -> Job:
-        """Write the file of a new job. UserError: it can't be written."""
+        """Write the file of a new job, with the user's mark. UserError: it can't be written."""
         job = Job(
             id=token_hex(6),
             name=new.name,
             argv=list(new.argv),
-            shown=new.shown or shlex.join(new.argv),
             cwd=new.cwd.resolve(),
             devices=new.devices,
             added=time.time(),
@@ -230,15 +247,26 @@ class Queue:
             starter=starter,
         )
         self._make_folders()
+        job = job.marked(self.home)
         path = self.home / folder / job.file_name
         with self._explained():
             write_json(path, job.to_json())
-        return replace(job, path=path, log=self._log(job.id))
+        return replace(job, path=path, log=self.home / "logs" / f"{job.id}.log")
 
     def _make_folders(self) -> None:
         with self._explained():
             for name in (*_FOLDERS, "logs"):
+                self._check_folder(name)
                 (self.home / name).mkdir(parents=True, exist_ok=True)
+
+    def _check_folder(self, name: str) -> None:
+        """UserError: a folder of the queue is a link, so that the queue leads elsewhere."""
+        if (self.home / name).is_symlink():
+            raise UserError(
+                f"{self.home / name} is a link, and a queue has folders of its own alone",
+                f"`rm {self.home / name}`; or another queue (--queue DIR)",
+                "--queue",
+            )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -250,17 +278,15 @@ class Queue:
             raise UserError(cause, remedy, "--queue") from None
 
     def _in(self, folder: Folder) -> list[Job]:
-        jobs = []
+        jobs: list[Job] = []
+        if (self.home / folder).is_symlink():
+            return jobs
         for path in sorted((self.home / folder).glob("*.json")):
-            job_id = path.stem.partition("-")[2]
-            job = read_job(path, folder, self._log(job_id))
+            job = read_job(path, folder)
             if job is not None:
                 order = path.stem.partition("-")[0]  # a rename may have given it another place
                 jobs.append(replace(job, order=int(order)) if order.isdigit() else job)
         return jobs
-
-    def _log(self, job_id: str) -> Path:
-        return self.home / "logs" / f"{os.path.basename(job_id)}.log"
 
 
 def _waits_for(job: Job, taken: Mapping[str, str]) -> str:
@@ -291,7 +317,7 @@ def job_row(job: Job, why: str, run_id: Callable[[Path], str | None] | None) -> 
         "id": job.id,
         "name": job.name,
         "state": outcome.state,
-        "command": job.shown,
+        "command": job.command,
         "devices": device_words(job.devices),
         "added": job.added,
     }

@@ -4,42 +4,47 @@ It lives as long as the command, whatever becomes of the server or the worker th
 is no child of theirs. A signal to it is passed on to the command.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from samecurve.core.system.files import write_json
+from samecurve.ui.jobs.job import read_job
 from samecurve.ui.jobs.processes import ProcessName
 
 _NOT_STARTED = 127  # the exit code where the command can't be started
 
 
 def main(file: str) -> None:
-    """Leave a process that runs the job. This one ends once the job's file names that process."""
+    """Leave a process that runs the job. This one ends once the job's file names that process.
+
+    A job without this user's mark is not run.
+    """
+    path = Path(file)
+    job = read_job(path, "running")
+    if job is None or job.foreign:
+        sys.exit(f"{path} is not run: {job.foreign if job else 'it is no job'}")
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
         named = os.read(reading, 1)
         os._exit(0 if named else 1)
     os.close(reading)
-    path = Path(file)
-    values = json.loads(path.read_text())
-    values["process"] = ProcessName.own().to_json()
-    values["started"] = time.time()
-    write_json(path, values)
+    job = replace(job, process=ProcessName.own(), started=time.time())
+    write_json(path, job.to_json())
     os.write(writing, b"1")
     os.close(writing)
-    values["exit"] = _run(values["argv"])
-    values["ended"] = time.time()
-    write_json(path, values)
+    job = replace(job, exit=_run(job.argv), ended=time.time())
+    write_json(path, job.to_json())
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: Sequence[str]) -> int:
     """Run the command. Returns its exit code; of a signal, minus its number."""
     try:
         child = subprocess.Popen(argv)

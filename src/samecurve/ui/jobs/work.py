@@ -86,7 +86,7 @@ def work(
 ) -> int:
     """Start jobs until none is left. Returns how many of the jobs that ended have failed.
 
-    To be called within working().
+    Foreign jobs stay where they are. To be called within working().
 
     forever: go on waiting for new jobs
     say: is told of each job that begins (`started`) and ends (its state)
@@ -104,7 +104,7 @@ def work(
         queue.settle()
         for job in queue.start_next(devices):
             say("started", job)
-        left = [job for job in queue.jobs() if job.folder != "done"]
+        left = [job for job in queue.jobs() if job.folder != "done" and not job.foreign]
         known |= {job.id: job for job in left if job.folder == "running"}
         if not left and not forever:
             return failed
