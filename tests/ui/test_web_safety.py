@@ -50,6 +50,51 @@ def test_a_wrong_cookie_is_refused(served: Served, cookie: str) -> None:
     assert served.ask("/api/runs", headers=headers).status == 401
 
 
+# cookies that other programs at 127.0.0.1 set; {own} is the name of the page's own cookie
+COOKIES = {
+    "JSON": '{{"theme": "dark", "n": [1, 2]}}',
+    "a value of JSON": 'settings={{"a":1,"b":"c"}}',
+    "quotes": 'a="b c"',
+    "an open quote": 'a="b',
+    "a quote around a semicolon": 'a="b; c"',
+    "two semicolons": "a=1;;b=2",
+    "semicolons alone": ";;;",
+    "UTF-8": "name=\u00c3\u00a9\u00e2\u0082\u00ac",
+    "Latin-1": "n\u00e4me=\u00fc",
+    "no value": "flag",
+    "no name": "=1",
+    "several equals signs": "a=b=c==",
+    "brackets in a name": "a[b]@{{c}}:d/e=1",
+    "a space in a name": "a b=1",
+    "commas": "a=1, b=2",
+    "a backslash": 'a="\\"',
+    "a reserved word": "expires=1; path=/; secure; httponly",
+    "the same name": "{own}=wrong",
+    "the same name without a value": "{own}",
+    "the own name in quotes": 'a="{own}=wrong',
+}
+
+
+@pytest.mark.parametrize("place", ["before", "after", "in a header of its own"])
+@pytest.mark.parametrize("other", COOKIES)
+def test_cookies_of_other_programs_lock_nobody_out(
+    served: Served, other: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session's cookie is found, the token serves, and such a cookie alone opens nothing."""
+    own, _, _ = served.cookie.partition("=")
+    cookie = COOKIES[other].format(own=own)
+    assert served.ask("/api/runs", headers={"Cookie": cookie}).status == 401
+    both = {"before": f"{cookie}; {served.cookie}", "after": f"{served.cookie}; {cookie}"}
+    headers = {"Cookie": both.get(place, served.cookie)}
+    if place not in both:
+        headers["cookie"] = cookie
+    assert served.ask("/api/runs", headers=headers).status == 200
+    monkeypatch.setattr(served.session, "_used", False)
+    entered = served.ask(f"/?token={served.session.token}", headers={"Cookie": cookie})
+    assert entered.status == 303
+    assert entered.headers["set-cookie"].startswith(served.cookie)
+
+
 def test_the_token_serves_once(served: Served) -> None:
     used = served.ask(f"/?token={served.session.token}", cookie=False)
     assert used.status == 401

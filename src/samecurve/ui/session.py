@@ -6,7 +6,6 @@ for lives as long as the server, and another server's cookie is refused.
 
 import threading
 from hmac import compare_digest
-from http.cookies import CookieError, SimpleCookie
 from secrets import token_urlsafe
 from typing import Literal
 
@@ -42,12 +41,14 @@ class Session:
         return f"{self._cookie}={self._secret}; Path=/; HttpOnly; SameSite=Strict"
 
     def is_open_to(self, cookies: str) -> bool:
-        """Whether a request's header Cookie has the session's secret."""
-        try:
-            cookie = SimpleCookie(cookies).get(self._cookie)
-        except CookieError:
-            return False
-        return cookie is not None and _equal(cookie.value, self._secret)
+        """Whether a request's header Cookie has the session's secret.
+
+        Cookies tell neither ports nor, to the server, paths apart: other programs of this host may
+        have set any text beside it, and others of the same name.
+        """
+        pairs = [pair.partition("=") for pair in cookies.split(";")]
+        values = [value.strip() for name, _, value in pairs if name.strip() == self._cookie]
+        return any(_equal(value, self._secret) for value in values)
 
 
 def _equal(text: str, secret: str) -> bool:
