@@ -120,7 +120,9 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="samecurve-data-") as folder:
         file = Path(folder) / f"{config['name']}.yaml"
         file.write_text(config["yaml"], encoding="utf-8")
-        command = python_module(_SHOW, str(os.getpid()), "-f", str(file), "--json")
+        roots = json.dumps([str(root) for root in desk.roots])
+        arguments = [str(os.getpid()), roots, str(file), "--json"]
+        command = python_module(_SHOW, *arguments)
         if not _DATA_PLACES.acquire(blocking=False):
             cause = f"the data of {_MOST_AT_ONCE} configs are being read already"
             raise PlanRefusedError([{"cause": cause, "remedy": "try again in a minute"}])

@@ -38,7 +38,7 @@ def find_files(paths: Paths) -> "list[Path | StoredFile]":
     `s3://bucket/name` is an object, or a glob of objects. UserError: a path or glob has no file.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
-    names = [one for path in several for one in _ranged(str(path))]
+    names = [one for path in several for one in expand_ranges(str(path))]
     files: list[Path | StoredFile] = []
     listing = None
     for name in names:
@@ -84,15 +84,15 @@ def kind_of(files: "Sequence[Path | StoredFile]") -> str:
     return next(iter(by_kind))
 
 
-def _ranged(path: str) -> list[str]:
-    """`a-{08..10}` -> a-08, a-09, a-10."""
+def expand_ranges(path: str) -> list[str]:
+    """The paths of a text with ranges: `a-{08..10}` -> a-08, a-09, a-10."""
     match = _RANGE.search(path)
     if match is None:
         return [path]
     first, last = match.groups()
     numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     replaced = (f"{path[: match.start()]}{number}{path[match.end() :]}" for number in numbers)
-    return [one for each in replaced for one in _ranged(each)]
+    return [one for each in replaced for one in expand_ranges(each)]
 
 
 def _files_at(path: str) -> list[Path]:

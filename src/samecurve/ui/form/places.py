@@ -66,13 +66,19 @@ def check_places(values: Mapping[str, Any], roots: Roots, home: Path) -> list[Us
 
     values: the config as a document. home: the folder that relative paths begin from
     """
-    errors = []
+    return [
+        UserError(f"{key}: {text} lies outside of the page's folders", _REMEDY, key)
+        for key, text in config_texts(values)
+        if _lies_outside(text, roots, home)
+    ]
+
+
+def config_texts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts in a config's `model` and `data` that may be paths, each with its key."""
     for section in ("model", "data"):
         for key, text in _texts(values.get(section), section):
-            if key not in _NO_PATHS and _lies_outside(text, roots, home):
-                error = UserError(f"{key}: {text} lies outside of the page's folders", _REMEDY, key)
-                errors.append(error)
-    return errors
+            if key not in _NO_PATHS:
+                yield key, text
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -38,8 +38,8 @@ class Desk:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._roots = [root.path for root in catalogue.roots]
-        self._worker = PlanWorker(self._roots)
+        self.roots = [root.path for root in catalogue.roots]
+        self._worker = PlanWorker(self.roots)
         self._devices = Devices(self._homes)
         self._thread: WorkerThread | None = None
         self._kept: Queue | None = None
@@ -134,7 +134,7 @@ class Desk:
     def _queue(self) -> Queue:
         """The queue. UserError: a directory of that name is something else."""
         if self._kept is None:
-            self._kept = Queue(self._roots[0] / QUEUE)
+            self._kept = Queue(self.roots[0] / QUEUE)
         return self._kept
 
     def _homes(self) -> list[Path]:
