@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from s3_server import BUCKET, KEYS, S3, proxy, reach
 from samecurve.core.system.installation import install_command
 from samecurve.errors import SamecurveError
 from samecurve.run.remote.lease import claim
+from samecurve.storage import place as places
 from samecurve.storage.failures import StorageError
 from samecurve.storage.place import Place, open_place
 from samecurve.storage.url import ObjectUrl, parse_url
@@ -94,6 +96,7 @@ def test_one_of_two_starts_gets_the_lease(place: Place) -> None:
 
 
 def test_failures_are_named(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(places._RETRIES, "retry_timeout", timedelta(seconds=0.5))
     reach(s3, monkeypatch)
     url = ObjectUrl("no-such-bucket", "x")
     text = said(lambda: open_place(url, "--save-dir"))

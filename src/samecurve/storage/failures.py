@@ -21,9 +21,11 @@ Kind = Literal[
     "unsupported",
     "unreachable",
     "slow",
+    "busy",
     "other",
 ]
 _CHANGE = {"credentials", "forbidden", "bucket", "region", "plain-http"}  # only the user can
+_PASSING = {"unreachable", "slow", "busy"}  # another start may find the store at work
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _METADATA = re.compile(r"latest/(api/token|meta-data)|MissingCredentials|no credentials", re.I)
@@ -65,7 +67,7 @@ def explain(error: BaseException, attempted: Attempted) -> StorageError:
     answer = " ".join(filter(None, [status, code])) or "no answer"
     cause, remedy = _words(kind, attempted, at, answer)
     explained = StorageError(
-        f"{attempted.what} {attempted.name}: {cause}", remedy, again=kind in {"unreachable", "slow"}
+        f"{attempted.what} {attempted.name}: {cause}", remedy, again=kind in _PASSING
     )
     explained.kind = kind
     return explained
@@ -108,6 +110,7 @@ def _kind(name: str, text: str, status: str, code: str) -> Kind:
         "404": "missing",
         "409": "conflict",
         "412": "conflict",
+        "429": "busy",
         "501": "unsupported",
     }
     if _METADATA.search(text):
@@ -120,6 +123,8 @@ def _kind(name: str, text: str, status: str, code: str) -> Kind:
         return by_name[name]
     if status in by_status:
         return by_status[status]
+    if status.startswith("5"):
+        return "busy"
     return _connection_kind(text)
 
 
@@ -171,6 +176,11 @@ def _words(kind: Kind, attempted: Attempted, at: str, answer: str) -> tuple[str,
             "see that it runs and that AWS_ENDPOINT_URL, AWS_REGION and the network are right",
         ),
         "slow": (f"{at} did not answer in time", "see whether the store or the network is busy"),
+        "busy": (
+            f"{at} can't serve requests just now ({answer})",
+            "wait until the store works again (its own log, or its status page), and run the same"
+            " command",
+        ),
         "other": (
             f"{at} failed ({answer})",
             "see the store's own log, and run the same command again",

@@ -9,6 +9,7 @@ The library reads AWS_* from the environment, and so does this file, to say whic
 
 import ipaddress
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from urllib.parse import urlsplit
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
 from samecurve.storage.failures import Attempted, StorageError, explain
+from samecurve.storage.listing import has_objects, list_objects
 from samecurve.storage.url import ObjectUrl
+from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -34,8 +37,9 @@ _PARALLEL = 4  # parts on their way at once
 _RANGE = 16 << 20  # bytes of one read of a download
 _CONNECT = timedelta(seconds=5)
 _ANSWER = timedelta(seconds=120)  # for a part, through a slow line
+_SILENT = 3.0  # seconds of a start after which the user is told what is waited for
 _RETRIES: "RetryConfig" = {
-    "max_retries": 6,
+    "max_retries": 1000,  # the time is the limit, whatever the failure
     "retry_timeout": timedelta(seconds=20),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
@@ -78,28 +82,21 @@ class Place:
 
     def check(self) -> None:
         """See that the place can be reached and listed."""
-        import obstore
-
         key = self._key("lease.json")  # few objects begin so
-        self._call("opening", "", lambda: next(iter(obstore.list(self._store, key)), None))
+        self._call("opening", "", lambda: has_objects(self._store, key, f"opening {self.url}"))
 
     def list(self, under: str = "") -> dict[str, StoredObject]:
         """The objects by name. under: what the names begin with"""
-        import obstore
-
+        what = f"listing {self.url / under if under else self.url}"
         prefix = self._key(under)
-
-        def listed() -> dict[str, StoredObject]:
-            objects = {}
-            for metas in obstore.list(self._store, prefix or None):
-                for meta in metas:
-                    name = meta["path"].removeprefix(self.url.prefix).lstrip("/")
-                    objects[name] = StoredObject(
-                        name, meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp()
-                    )
-            return objects
-
-        return self._call("listing", under, listed)
+        found = self._call("listing", under, lambda: list_objects(self._store, prefix, what))
+        objects = {}
+        for meta in found:
+            name = meta["path"].removeprefix(self.url.prefix).lstrip("/")
+            objects[name] = StoredObject(
+                name, meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp()
+            )
+        return objects
 
     def read(self, name: str) -> bytes:
         """The whole content of a small object."""
@@ -208,6 +205,8 @@ class Place:
         self._check_process()
         try:
             return call()
+        except StorageError:
+            raise
         except OSError as error:
             if type(error) is not FileNotFoundError or error.filename is not None:
                 raise  # of the local file
@@ -228,10 +227,17 @@ def open_place(url: ObjectUrl, where: str) -> Place:
     """
     check_installed(where)
     place = Place(url)
+    seconds = f"{_RETRIES['retry_timeout'].total_seconds():.0f} s"
+    words = f"store  {url} does not answer as it should; requests are repeated for {seconds}"
+    waiting = threading.Timer(_SILENT, partial(echo, words, err=True))
+    waiting.daemon = True
+    waiting.start()
     try:
         place.check()
     except StorageError as error:
         raise error.as_user_error(where) from None
+    finally:
+        waiting.cancel()
     return place
 
 

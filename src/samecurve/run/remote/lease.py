@@ -24,6 +24,7 @@ from samecurve.terminal import echo
 
 _EVERY = 10.0  # seconds between renewals
 _HELD = 35.0  # seconds without a renewal after which a holder counts as gone
+_TRIES = 4  # conditional writes of a start that may come too late
 _LOOK = 1.0  # seconds between looks at another's lease
 
 
@@ -135,10 +136,10 @@ def claim(place: Place, copy: str, where: str) -> Lease:
 
     copy: the name of the local directory
 
-    UserError: another run renews it.
+    UserError: another run renews it, or the store lets nobody write it.
     """
     wanted = Holder.here(copy)
-    while True:
+    for _ in range(_TRIES):
         holder, tag = _look(place)
         if holder is not None and holder.held and not holder.is_dead():
             _wait_for_end(place, holder, tag, where)
@@ -150,6 +151,13 @@ def claim(place: Place, copy: str, where: str) -> Lease:
             holder, tag = _look(place)
             if holder is not None and holder.token == wanted.token:
                 return Lease(place, wanted, tag, None)
+    raise UserError(
+        f"{place.url}/{LEASE} could not be written in {_TRIES} tries: each time the store said that"
+        " somebody else had written it meanwhile, and it belongs to no live run",
+        "one start at a time at this address; if there is no other, the store's tags (ETag) change"
+        " without a write, and it can't hold a run: another store, or a --save-dir on a disk",
+        where,
+    )
 
 
 def _wait_for_end(place: Place, holder: Holder, tag: str, where: str) -> None:
