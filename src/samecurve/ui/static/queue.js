@@ -24,7 +24,7 @@ export class Queue {
     if (text === this.before) return;
     this.before = text;
     const shown = jobs.filter(({ state, run_id: run }) => {
-      return ["waiting", "starting"].includes(state)
+      return ["waiting", "foreign", "starting"].includes(state)
         || (!run && ["running", "failed"].includes(state));
     });
     this.isActive = jobs.some(({ state }) => ["waiting", "starting", "running"].includes(state));

@@ -6,7 +6,7 @@ import { formatCount, formatDigits, formatInteger } from "/page/numbers.js";
 
 const tones = {
   running: "accent", starting: "accent", finished: "good", failed: "bad", stopped: "quiet",
-  interrupted: "warn", waiting: "quiet", queued: "quiet", "not started": "bad",
+  interrupted: "warn", waiting: "quiet", foreign: "warn", queued: "quiet", "not started": "bad",
 };
 
 /** The badge of a state. */
