@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,11 @@ from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_text
 from playwright.sync_api import Page, expect
 
 from commands import samecurve
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
+from samecurve.core.config.section import flatten
 from samecurve.observe.journal import read_events
+from samecurve.tasks import Tasks
 
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=browsing.MISSING)
 STEPS = 400
@@ -33,14 +38,14 @@ def losses(run: Path) -> list[float]:
     return [event.values["loss"] for event in events if event.kind == "step"]
 
 
-def new_run(site: Site) -> Page:
+def new_run(site: Site, batch: str = "batch 10 = 1 device") -> Page:
     """The form of a new run that begins from tiny.yaml, with its plan."""
     site.open("new")
     page = site.page
     page.get_by_role("button", name="A config").click()
     config = page.get_by_role("combobox", name="Begin from")
     config.select_option(label=config.locator("option", has_text="tiny.yaml").inner_text())
-    expect(page.get_by_role("complementary", name="Plan")).to_contain_text("batch 10 = 1 device")
+    expect(page.get_by_role("complementary", name="Plan")).to_contain_text(batch)
     return page
 
 
@@ -148,6 +153,100 @@ def test_an_error_stands_beside_its_field(tmp_path: Path, corpus: Path) -> None:
         expect(page.get_by_label("Learning rate", exact=True)).to_have_attribute(
             "aria-invalid", "true"
         )
+
+
+EVERY_KIND = """\
+task: language
+model: {hidden_size: 32, num_layers: 1, num_heads: 2, max_seq_len: 16, tie_embeddings: true}
+data: {source: squares.txt, prompts: ["the "]}
+batch: {samples: 8}
+optimizer: {name: adamw, lr: 0.002, betas: [0.8, 0.9], groups: [{match: "layers.*", lr_scale: 0.5}]}
+track: {experiment: mine}
+devices: {use: cpu, memory: 2GiB}
+train: {steps: 20, eval_every: 5, seed: 1, early_stop: {metric: loss, patience: 4}}
+"""
+# one field of each kind: key, what the base shows, what is set instead, as the saved file has it
+FIELDS: tuple[tuple[str, Any, Any, Any], ...] = (
+    ("optimizer.lr", "0.002", "0.001", 0.001),  # number
+    ("train.seed", "1", "9007199254740993", 2**53 + 1),  # integer, beyond what JavaScript counts
+    ("track.experiment", "mine", "yours", "yours"),  # text
+    ("optimizer.name", "adamw", "muon", "muon"),  # choice
+    ("model.tie_embeddings", True, False, False),  # switch
+    ("train.early_stop", True, False, None),  # switch of a section
+    ("data.prompts", "the ", " a: b\n# c", [" a: b", "# c"]),  # list
+    ("optimizer.betas", "[0.8, 0.9]", "0.7, 0.9", (0.7, 0.9)),  # list of numbers
+    ("optimizer.groups", '[{"match": "layers.*", "lr_scale": 0.5}]', "[]", ()),  # json
+    ("data.source", "squares.txt", "other.txt", "other.txt"),  # path
+    ("train.steps", "20", "2ep", "2ep"),  # duration
+    ("devices.memory", "2GiB", "3GiB", 3 << 30),  # size
+    ("devices.strategy", "auto", "ddp", "ddp"),  # of several devices
+)
+
+
+def set_field(page: Page, key: str, value: object) -> None:
+    """Set a control as a user does, by another value where it shows this one already."""
+    control = page.locator(f"[data-key='{key}'] [name='{key}']")
+    if isinstance(value, bool):
+        control.set_checked(not value)
+        control.set_checked(value)
+    elif control.evaluate("control => control.tagName") == "SELECT":
+        other = control.locator("option").evaluate_all("all => all.map(one => one.value)")
+        control.select_option(next(one for one in other if one != value))
+        control.select_option(str(value))
+    else:
+        control.fill(f"{value}0")
+        control.fill(str(value))
+
+
+def shown(page: Page, key: str) -> object:
+    control = page.locator(f"[data-key='{key}'] [name='{key}']")
+    return control.evaluate("one => one.type === 'checkbox' ? one.checked : one.value")
+
+
+def saved(page: Page, name: str, root: Path) -> dict[str, Any]:
+    """The config that Save as YAML writes; a value that it leaves out is None."""
+    page.get_by_label("Name").fill(name)
+    page.get_by_role("button", name="Save as YAML").click()
+    page.get_by_text(f"Saved as configs/{name}.yaml").wait_for()
+    config = load(read_file(root / "configs" / f"{name}.yaml"), Tasks()).config
+    return flatten(config)
+
+
+def all_shown(page: Page) -> dict[str, object]:
+    page.locator("details.more").evaluate("more => more.open = true")
+    return {key: shown(page, key) for key, *_ in FIELDS}
+
+
+@needs_chromium
+def test_what_a_new_run_shows_is_what_it_sends(tmp_path: Path, corpus: Path) -> None:
+    """Fields are set, and set to the same again after a return and a reload."""
+    root = tmp_path / "root"
+    write_root(root, corpus, STEPS)
+    (root / "other.txt").write_text(corpus.read_text())
+    (root / "tiny.yaml").write_text(EVERY_KIND)
+    kept = load(read_file(root / "tiny.yaml"), Tasks()).config
+    begun, set_to, wanted = ({row[0]: row[at] for row in FIELDS} for at in (1, 2, 3))
+    with opened(root) as site:
+        page = new_run(site, batch="batch 8 = 1 device")
+        page.get_by_label("Enable").check()
+        assert all_shown(page) == begun
+        for key, value in set_to.items():
+            set_field(page, key, value)
+        expect(page.get_by_label("Momentum")).to_have_value("0.95")  # muon's: it was not touched
+        for number, leave in enumerate((lambda: site.open("runs"), page.reload)):
+            leave()
+            site.open("new")
+            page.get_by_label("Enable").wait_for()
+            assert all_shown(page) == set_to
+            for key, value in set_to.items():
+                set_field(page, key, value)
+            has = saved(page, f"changed-{number}", root)
+            assert {key: has[key] for key in wanted} == wanted
+        for key, value in begun.items():
+            set_field(page, key, value)
+        page.get_by_label("Enable").uncheck()
+        assert saved(page, "as-before", root) == flatten(kept)
+        assert page.locator("[aria-invalid]").count() == 0
 
 
 @needs_chromium

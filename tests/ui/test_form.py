@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from tiny_pipelines import save_sd15
 
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
-from samecurve.core.config.document import dump, read_file
+from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
-from samecurve.ui.form.fields import form_fields
+from samecurve.ui.form.fields import FormFields, form_fields
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
-from samecurve.ui.form.values import read_values
+from samecurve.ui.form.values import apply_values, read_values, shown_values
 
 SOURCE = Path(__file__).parents[2]
 SMALL = {"kind": "preset", "id": "small-language-model"}
@@ -212,9 +212,9 @@ def test_a_form_has_each_key_once_and_the_values_of_its_base(worker: PlanWorker)
     config = load(read_file(SOURCE / "models/tiny.yaml"), Tasks()).config
     optional = {"train.early_stop"}  # a section, whose fields have keys of their own
     assert set(flatten(config)) - optional <= set(keys)
-    assert form["values"]["model.hidden_size"] == 32
-    assert form["values"]["data.prompts"] == ["the "]
-    assert form["values"]["optimizer.lr"] == 3e-4
+    assert form["values"]["model.hidden_size"] == "32"
+    assert form["values"]["data.prompts"] == "the "
+    assert form["values"]["optimizer.lr"] == "0.0003"
     assert form["from"]["batch.samples"].startswith("tiny.yaml:5:")
     assert "optimizer.lr" not in form["from"]
 
@@ -244,6 +244,57 @@ def test_a_choice_between_yes_no_and_the_plans_own() -> None:
     assert choices == ["auto", "true", "false"]
     read = [read_values({"train.exact": choice}, fields)["train.exact"] for choice in choices]
     assert read == ["auto", True, False]
+
+
+@pytest.mark.parametrize("task", built_in())
+def test_the_text_of_each_control_stands_for_its_value(task: str) -> None:
+    """What is shown is what is sent: a text that comes back unchanged gives the same value."""
+    fields = form_fields(task, "torch", {})
+
+    for key, field in fields.by_key.items():
+        chosen = [read_values({key: one["value"]}, fields)[key] for one in field.choices]
+        for value in [field.default, *chosen, *_VALUES.get(key, ())]:
+            document = Document()
+            document.set(key, value, "test")
+            alone = FormFields([], [], [], {key: field})
+            shown = shown_values(document, None, alone)[key]
+            assert isinstance(shown, bool if field.kind == "switch" else str)
+            read = read_values({key: shown}, fields)[key]
+            assert (read, type(read)) == (value, type(value)), key
+            if not field.is_section:
+                assert apply_values(document, {key: read}, fields) == {}, key
+
+
+_VALUES: Mapping[str, Sequence[object]] = {
+    "train.seed": [2**62 + 1, 0],
+    "optimizer.lr": [1e-5, 1e-20, 1, 0.1],
+    "optimizer.betas": [[0.8, 1e-5]],
+    "data.prompts": [["two\nlines", " the "], ["[x"], [""], ["a: b", "# c"], ["\u2028"], ["5"]],
+    "data.source": ["a b.txt", ["a.txt", "b.txt"], ["a.txt"]],
+    "data.mean": [[0.5, 1.0], [0.5]],
+    "devices.balance": [[2, 1], "measured"],
+    "optimizer.groups": [[{"match": "*.bias", "lr": 1e-5}]],
+    "model.class_weights": [{"a": 2.0}, "balanced"],
+    "train.save_every": [5, "2ep", "1.5min"],
+    "devices.memory": ["40GiB", 5],
+    "devices.use": ["0", "0,1", "cpu:2"],
+    "train.best_metric": ["5", "a # b", "true"],
+}
+
+
+def test_what_a_number_is_not_stays_a_text_and_is_refused(worker: PlanWorker) -> None:
+    base = config_base(worker, "tiny.yaml")
+    texts = {"optimizer.lr": "1e400", "train.seed": "", "batch.samples": "8 # 9", "train.steps": ""}
+    texts |= {"optimizer.betas": "", "devices.balance": ""}
+    assert {error["key"] for error in errors_of(worker, base, texts)} == set(texts)
+
+
+def test_the_plan_says_what_untouched_controls_show(worker: PlanWorker) -> None:
+    """A default that follows from another value: muon's momentum is 0.95."""
+    base = config_base(worker, "tiny.yaml")
+    for optimizer, momentum in (("sgd", "0.9"), ("muon", "0.95")):
+        answer = worker.ask("plan", {"base": base, "values": {"optimizer.name": optimizer}})
+        assert answer["values"]["optimizer.momentum"] == momentum
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_form(worker: PlanWorker) -> None:
@@ -320,7 +371,7 @@ def test_another_task_brings_its_own_fields(worker: PlanWorker) -> None:
     form = worker.ask("form", {"base": SMALL, "values": values})
     assert form["task"] == "timeseries"
     assert form["values"]["model.name"] == "resnet"
-    assert form["values"]["optimizer.lr"] == 0.01
+    assert form["values"]["optimizer.lr"] == "0.01"
     for task in ("language", "timeseries"):
         empty = {"kind": "empty", "id": task}
         assert worker.ask("form", {"base": empty, "values": {}})["task"] == task
@@ -328,7 +379,7 @@ def test_another_task_brings_its_own_fields(worker: PlanWorker) -> None:
     form = worker.ask("form", {"base": chat, "values": {"model.adapter": False}})
     assert form["values"]["model.adapter"] is False
     form = worker.ask("form", {"base": chat, "values": {"model.adapter.rank": 4}})
-    assert (form["values"]["model.adapter"], form["values"]["model.adapter.rank"]) == (True, 4)
+    assert (form["values"]["model.adapter"], form["values"]["model.adapter.rank"]) == (True, "4")
 
 
 def test_a_file_with_other_content_is_never_overwritten(worker: PlanWorker, root: Path) -> None:
@@ -534,5 +585,5 @@ def test_another_tools_config_is_converted(worker: PlanWorker, root: Path) -> No
     base = config_base(worker, "oxidizr.yaml")
     form = worker.ask("form", {"base": base})
     assert "Oxidizr" in form["notes"][0]
-    assert form["values"]["optimizer.lr"] == 0.001
-    assert form["values"]["train.steps"] == 10
+    assert form["values"]["optimizer.lr"] == "0.001"
+    assert form["values"]["train.steps"] == "10"

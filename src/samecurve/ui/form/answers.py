@@ -79,13 +79,18 @@ class Answers:
         }
 
     def plan(self, request: Mapping[str, Any]) -> Answer:
-        """The plan, or all that hinders it. Errors of the user's input are part of the answer."""
+        """The plan, or all that hinders it. Errors of the user's input are part of the answer.
+
+        values: what each control shows where the config can be loaded: a default may follow from
+        another value, such as the momentum from the optimizer
+        """
         began = time.perf_counter()
         answer = self._plan(request)
         return {**answer, "seconds": round(time.perf_counter() - began, 4)}
 
     def _plan(self, request: Mapping[str, Any]) -> Answer:
-        empty = {"notes": [], "blocks": [], "worlds": [], "command": "", "unsaved": False}
+        lists: Answer = {"notes": [], "blocks": [], "worlds": []}
+        empty: Answer = {**lists, "values": {}, "command": "", "unsaved": False}
         try:
             draft = self._draft(request)
         except UserError as error:
@@ -96,7 +101,11 @@ class Answers:
         if draft.loaded is not None:
             name = check_name(request.get("name"), draft.base.name)
             command = command_line(draft, name)
-            answer |= {"command": str(command), "unsaved": command.text is not None}
+            answer |= {
+                "command": str(command),
+                "unsaved": command.text is not None,
+                "values": shown_values(draft.document, draft.loaded, draft.fields),
+            }
         if draft.loaded is not None and not errors:
             try:
                 answer |= self._planned(draft, draft.loaded)

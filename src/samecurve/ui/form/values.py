@@ -1,4 +1,8 @@
-"""Values of a form: read from the browser, put into a document, and shown as they stand there."""
+"""Values of a form: texts as the controls show them, and the config's values, both ways.
+
+The browser shows the texts that it gets from here and sends back the texts of the controls that
+the user has touched. It reads no value and compares none, so what is shown is what is sent.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -39,20 +43,46 @@ def read_values(values: Values, fields: FormFields) -> dict[str, Any]:
 
 
 def _read(field: Field, value: Any) -> Any:
-    if value == "" and (field.nullable or field.kind not in {"text", "path", "choice"}):
-        return None if field.nullable else field.default
-    if field.kind == "integer" and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if field.kind == "choice" and value in {"true", "false"}:
-        return value == "true"
-    if not isinstance(value, str) or field.kind in {"text", "choice"}:
-        return value
-    text = value.strip()
+    """The value of a control's text; a request may also have the value itself."""
+    if not isinstance(value, str):
+        return _whole(value) if field.kind == "integer" else value
+    text = value if field.kind == "text" else value.strip()
+    if not text:
+        return _read_empty(field)
+    if field.kind == "text":
+        return text
+    if field.kind == "choice":
+        return _chosen(field, text)
+    if field.kind in {"number", "integer"}:
+        number = _yaml(text, field.key)
+        if not isinstance(number, int | float) or "#" in text:
+            return text
+        return _whole(number) if field.kind == "integer" else number
     if field.kind == "list" and not text.startswith("["):
         return _lines(field, value)
     if field.kind == "path" and not text.startswith("["):
         return text
     return _yaml(text, field.key)
+
+
+def _read_empty(field: Field) -> Any:
+    """The value of an empty control. '' where the config needs one: loading the config says so."""
+    if field.nullable:
+        return None
+    return [] if field.kind == "list" or isinstance(field.default, list) else ""
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as an integer: 8.0 -> 8. Any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _chosen(field: Field, text: str) -> Any:
+    """The value of a choice, whose texts stand for booleans and numbers too."""
+    if text in {"true", "false"}:
+        return text == "true"
+    is_number = isinstance(field.default, int) and not isinstance(field.default, bool)
+    return _yaml(text, field.key) if is_number else text
 
 
 def _lines(field: Field, text: str) -> list[Any]:
@@ -85,8 +115,10 @@ def apply_values(document: Document, values: Values, fields: FormFields) -> dict
             if bool(value) == is_there:
                 continue
             value = {} if value else None
-        elif is_given(document, key) and _at(document.value, key) == value:
-            continue
+        elif is_given(document, key) and _text(field, _at(document.value, key)) == _text(
+            field, value
+        ):
+            continue  # both look the same in the form
         elif field.section and _at(document.value, field.section) is None:
             continue  # the section is off
         document.set(key, value, key)
@@ -125,25 +157,37 @@ def extra_keys(document: Document, known: FormFields) -> dict[str, Any]:
 
 def shown_values(
     document: Document, loaded: LoadedConfig | None, fields: FormFields
-) -> dict[str, Any]:
-    """The value of each field: as the document spells it, else what the config has by default."""
+) -> dict[str, str | bool]:
+    """What each control shows: the value as the document spells it, else the config's default.
+
+    A switch has a boolean, every other control a text.
+    """
     settled = flatten(loaded.config) if loaded else {}
-    shown: dict[str, Any] = {}
+    shown: dict[str, str | bool] = {}
     for key, field in fields.by_key.items():
         value = settled.get(key, field.default)
         if is_given(document, key):
             value = _at(document.value, key)
-        if field.is_section:
-            value = value is not None and value is not False
-        shown[key] = _shown(field, value)
+        shown[key] = _text(field, value)
     return shown
 
 
-def _shown(field: Field, value: Any) -> Any:
-    if isinstance(value, tuple):
-        value = list(value)
-    is_text = field.kind in {"json", "path"} and isinstance(value, list | dict)
-    return json.dumps(value, ensure_ascii=False, default=str) if is_text else value
+def _text(field: Field, value: Any) -> str | bool:
+    """A value as its control shows it; `_read` makes the value of the text again."""
+    if field.kind == "switch":
+        return bool(value) or (field.is_section and value is not None and value is not False)
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        text = "\n".join(value)
+    else:
+        text = value if isinstance(value, str) else _json(value)
+    reads_back = _read(field, text) == (list(value) if isinstance(value, tuple) else value)
+    return text if reads_back or field.kind == "text" else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def is_given(document: Document, key: str) -> bool:

@@ -18,7 +18,8 @@ export function deviceChoice(state, use, { several = true, changed = () => {} } 
   const cpu = el("input", { type: several ? "checkbox" : "radio", name: "devices", value: "cpu",
     checked: chosen.ranks > 0, onchange });
   const ranks = el("input", { type: "number", min: 1, max: 64, value: Math.max(1, chosen.ranks),
-    "aria-label": "CPU ranks", title: "Processes that act as devices", oninput: onchange });
+    "aria-label": "CPU ranks", title: "Processes that act as devices", oninput: onchange,
+    onchange: () => { ranks.value = numRanks(); } });
   const rankPart = el("span", { class: "ranks" }, "as", ranks, "ranks");
   cpu.addEventListener("change", () => choose(cpu.checked ? boxes : []), { capture: true });
   for (const box of boxes) {
@@ -33,10 +34,15 @@ export function deviceChoice(state, use, { several = true, changed = () => {} } 
     rankPart.hidden = !several || !cpu.checked;
   }
 
+  /** The ranks that are asked for; a number that can't be one is the nearest that can. */
+  function numRanks() {
+    return Math.max(1, Math.round(Number(ranks.value)) || 1);
+  }
+
   function value() {
     const indices = boxes.filter(({ checked }) => checked).map((box) => box.value);
     if (indices.length) return indices.join(",");
-    const count = several ? Math.max(1, Math.round(Number(ranks.value)) || 1) : 1;
+    const count = several ? numRanks() : 1;
     return count === 1 ? "cpu" : `cpu:${count}`;
   }
 

@@ -1,5 +1,5 @@
 /**
- * The run that is being set up: its base and the values that were changed.
+ * The run that is being set up: its base and the texts of the controls that were touched.
  *
  * New run and Data show the same draft; it outlives a reload of the page in this tab.
  */
@@ -8,7 +8,7 @@ const place = "samecurve-draft";
 const empty = { base: null, values: {}, name: "" };
 let kept = null;
 
-/** {base: {kind, id} or null, values: {dotted key: value}, name}. */
+/** {base: {kind, id} or null, values: {dotted key: text, or boolean of a switch}, name}. */
 export function draft() {
   if (kept) return kept;
   try {
@@ -29,10 +29,13 @@ export function changeDraft(changes) {
   }
 }
 
-/** Set one value; a value equal to the base's own is no change. */
-export function setValue(key, value, original) {
-  const values = { ...draft().values };
-  if (JSON.stringify(value) === JSON.stringify(original)) delete values[key];
-  else values[key] = value;
-  changeDraft({ values });
+/** Set what one control shows. It stays set when the text is the base's again: the server knows. */
+export function setValue(key, value) {
+  changeDraft({ values: { ...draft().values, [key]: value } });
+}
+
+/** Keep the values of these keys alone. isKept(key): whether a key stays. */
+export function keepValues(isKept) {
+  const entries = Object.entries(draft().values).filter(([key]) => isKept(key));
+  changeDraft({ values: Object.fromEntries(entries) });
 }

@@ -3,19 +3,20 @@
 import { el, fill, withCode } from "/page/dom.js";
 
 const numberText = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
-const wholeText = /^[+-]?\d[\d_]*$/;
 
 /**
  * A field of a Form.
  *
- * changed(key, value): called at each change. origin: where the value was set, if anywhere.
+ * value: what the control shows: a text, or a boolean of a switch. changed(key, value): called at
+ * each change with what the control then shows. origin: where the value was set, if anywhere.
  */
 export class FormField {
   constructor(field, value, changed, origin) {
     this.field = field;
     this.changed = changed;
     this.id = `field-${field.key.replaceAll(".", "-")}`;
-    this.control = this.makeControl(value);
+    this.control = this.makeControl(kindOfControl(field, value));
+    this.show(value);
     this.problem = el("p", { class: "field-error", id: `${this.id}-error`, hidden: true });
     const isSwitch = field.kind === "switch";
     const label = el("label", { for: this.id, title: origin && `set in ${origin}` }, field.label);
@@ -34,50 +35,44 @@ export class FormField {
     return this.field.choices?.some(({ value }) => value === word) ? help : sentence(help);
   }
 
-  makeControl(value) {
-    const { kind, choices, placeholder, nullable, key } = this.field;
+  makeControl(kind) {
+    const { choices, placeholder, nullable, key } = this.field;
     const describedby = `${this.id}-error ${this.id}-help`;
     const common = { id: this.id, "aria-describedby": describedby, name: key };
     if (kind === "switch") {
-      const box = el("input", { ...common, type: "checkbox", onchange: () => this.send() });
-      box.checked = Boolean(value);
-      return box;
+      return el("input", { ...common, type: "checkbox", onchange: () => this.send() });
     }
     if (kind === "choice") {
-      const select = el("select", { ...common, onchange: () => this.send() },
+      return el("select", { ...common, onchange: () => this.send() },
         nullable && el("option", { value: "" }, "none"),
         choices.map((choice) => el("option", { value: choice.value }, choice.label)));
-      const text = value === null || value === undefined ? "" : String(value);
-      if (text && !choices.some((choice) => choice.value === text)) {
-        select.append(el("option", { value: text }, text));
-      }
-      select.value = text;
-      return select;
     }
     const listed = { oninput: () => this.send(), spellcheck: "false", autocomplete: "off" };
-    if (kind === "list" || kind === "json") {
-      const area = el("textarea", { ...common, ...listed, rows: kind === "list" ? 2 : 3,
+    if (kind === "list" || kind === "json" || kind === "lines") {
+      return el("textarea", { ...common, ...listed, rows: kind === "list" ? 2 : 3,
         placeholder: placeholder ?? (kind === "list" ? "one a line" : "") });
-      area.value = textOf(value);
-      return area;
     }
     const isNumber = kind === "number" || kind === "integer";
-    const input = el("input", { ...common, ...listed, type: "text",
+    return el("input", { ...common, ...listed, type: "text",
       inputmode: isNumber ? "decimal" : null,
       placeholder: placeholder ?? (nullable ? "chosen by the plan" : "") });
-    input.value = textOf(value);
-    return input;
   }
 
-  /** What the control holds: a number where it is one, else the text as it was typed. */
+  /** Show a value in the control; a choice that the list lacks joins the list. */
+  show(value) {
+    const { control } = this;
+    if (this.field.kind === "switch") control.checked = value;
+    else if (this.value() !== value) {
+      if (control.options && ![...control.options].some((option) => option.value === value)) {
+        control.append(el("option", { value }, value));
+      }
+      control.value = value;
+    }
+  }
+
+  /** What the control shows: a text, or a boolean of a switch. */
   value() {
-    const { kind } = this.field;
-    if (kind === "switch") return this.control.checked;
-    const text = this.control.value;
-    const trimmed = text.trim().replaceAll("_", "");
-    if (kind === "integer" && wholeText.test(trimmed)) return Number(trimmed);
-    if (kind === "number" && numberText.test(trimmed)) return Number(trimmed);
-    return text;
+    return this.field.kind === "switch" ? this.control.checked : this.control.value;
   }
 
   send() {
@@ -89,10 +84,11 @@ export class FormField {
   localError() {
     const { kind, nullable } = this.field;
     if (kind !== "integer" && kind !== "number") return null;
-    const value = this.value();
-    if (typeof value === "number") return null;
-    if (value.trim() === "") {
-      return nullable ? null : { cause: "A number is needed", remedy: "" };
+    const text = this.value().trim();
+    if (!text) return nullable ? null : { cause: "A number is needed", remedy: "" };
+    const isNumber = numberText.test(text);
+    if (isNumber && (kind === "number" || Number.isInteger(Number(text.replaceAll("_", ""))))) {
+      return null;
     }
     const cause = kind === "integer" ? "A whole number is needed, such as 64"
       : "A number is needed, such as 0.1 or 3e-4";
@@ -126,11 +122,7 @@ export function sentence(words) {
   return /^[a-z][a-z]*[ ;,]/.test(words) ? words[0].toUpperCase() + words.slice(1) : words;
 }
 
-function textOf(value) {
-  if (value === null || value === undefined) return "";
-  if (Array.isArray(value)) {
-    const simple = value.every((item) => typeof item === "string");
-    return simple ? value.join("\n") : value.join(", ");
-  }
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+/** The field's kind; "lines": a text of several lines, which an input would join. */
+function kindOfControl({ kind }, value) {
+  return kind === "text" && value.includes("\n") ? "lines" : kind;
 }

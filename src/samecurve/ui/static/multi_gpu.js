@@ -8,12 +8,12 @@ import { FormField } from "./fields.js";
  * The section: {element, fields}.
  *
  * multiGpu: of the Form: {enabled, on, off, fields, statement, strategies}; `on` and `off` are
- * values of devices.use. values: of the Form. changed(key, value): called at each change.
+ * values of devices.use. values: what each control shows. changed(key, value): called at each change.
  */
 export function multiGpuSection(multiGpu, values, state, changed) {
   const all = multiGpu.fields.filter(({ key }) => key !== "devices.use").map((field) => {
     const own = field.key === "devices.strategy" ? { ...field, help: "" } : field;
-    return new FormField(own, values[field.key] ?? field.default, (key, value) => {
+    return new FormField(own, values[field.key], (key, value) => {
       changed(key, value);
       explain();
     });
@@ -57,11 +57,12 @@ export function multiGpuSection(multiGpu, values, state, changed) {
     if (base) base.element.hidden = find("schedule.scale_lr")?.value() === "none";
   }
 
-  draw(String(values["devices.use"] ?? "auto"));
+  draw(values["devices.use"]);
   explain();
   const use = {
     field: { key: "devices.use" },
     localError: () => null,
+    show() {}, // no default of devices.use follows from another value
     showErrors(errors) {
       problem.hidden = !errors.length;
       fill(problem, errors.map(({ cause, remedy }) => el("span", {}, cause,

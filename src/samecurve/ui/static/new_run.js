@@ -4,7 +4,7 @@ import { el, fill } from "/page/dom.js";
 import { ApiError, write } from "./api.js";
 import { BaseChoice } from "./bases.js";
 import { doing, tell } from "./dialogs.js";
-import { changeDraft, draft, setValue } from "./draft.js";
+import { changeDraft, draft, keepValues, setValue } from "./draft.js";
 import { FormField, fieldGroup } from "./fields.js";
 import { multiGpuSection } from "./multi_gpu.js";
 import { PlanPanel } from "./plan_panel.js";
@@ -61,11 +61,12 @@ export class NewRunPage {
   /** Ask for the form of the draft and draw it. */
   async loadForm() {
     const { base, values } = draft();
+    const asked = this.asked = {};
     try {
       const [form, state] = await Promise.all([write("/api/form", { base, values }),
         this.app.state()]);
+      if (this.asked !== asked) return; // a newer form is on its way
       this.app.failed(null);
-      this.shown = form;
       this.drawForm(form, state);
       this.work.hidden = false;
       this.choice.open = false;
@@ -78,10 +79,11 @@ export class NewRunPage {
     }
   }
 
-  drawForm({ groups, more, multi_gpu: multiGpu, values, from = {}, name: named }, state) {
+  /** Draw a Form. A control shows what the draft has for it, else what the Form has. */
+  drawForm({ groups, more, multi_gpu: multiGpu, values: begun, from = {}, name: named }, state) {
+    const values = { ...begun, ...draft().values, name: draft().name };
     const changed = (key, value) => this.changed(key, value);
-    const make = (field) => new FormField(field, values[field.key] ?? null, changed,
-      from[field.key]);
+    const make = (field) => new FormField(field, values[field.key], changed, from[field.key]);
     const draw = (group) => {
       const fields = group.fields.map(make);
       for (const field of fields) this.fields.set(field.field.key, field);
@@ -93,19 +95,20 @@ export class NewRunPage {
     for (const field of multi.fields) this.fields.set(field.field.key, field);
     const [first, ...basic] = groups.map(draw);
     const name = make({ key: "name", kind: "text", label: "Name", help: "", placeholder: named });
-    name.control.value = draft().name;
     this.fields.set("name", name);
     first.querySelector(".fields").prepend(name.element);
     this.more = el("details", { class: "more", open: wasOpen }, el("summary", {}, "More settings"),
       more.map(draw));
     this.more.hidden = !more.length;
     fill(this.form, first, multi.element, basic, this.more);
+    keepValues((key) => this.fields.has(key)); // what is not shown is not sent
     this.showSections();
   }
 
   changed(key, value) {
-    if (key === "name") changeDraft({ name: value.trim() });
-    else setValue(key, value, this.shown.values[key] ?? null);
+    if (key === "name") changeDraft({ name: value });
+    else setValue(key, value);
+    if (key === "task") keepValues((other) => !/^(model|data)\./.test(other)); // of another task
     if (reshaping.has(key)) this.loadForm();
     else {
       this.showSections();
@@ -138,6 +141,7 @@ export class NewRunPage {
     try {
       const answer = await write("/api/plan", draft(), { signal });
       if (signal.aborted) return;
+      this.showDefaults(answer.values);
       this.plan.show(answer, this.spread(answer.errors));
       this.allow(answer.ok);
     } catch (error) {
@@ -146,6 +150,16 @@ export class NewRunPage {
       this.plan.fail({ errors: this.spread(error.errors) });
       this.allow(false);
     }
+  }
+
+  /** Controls that the user has not touched show what the plan has. values: of the plan. */
+  showDefaults(values) {
+    const own = draft().values;
+    for (const field of this.fields.values()) {
+      const { key } = field.field;
+      if (key in values && !(key in own)) field.show(values[key]);
+    }
+    this.showSections();
   }
 
   /** Show errors beside their fields; returns those that no field takes. */
