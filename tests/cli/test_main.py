@@ -12,6 +12,12 @@ from click.testing import CliRunner
 
 from commands import command, refused, samecurve, write_config
 from samecurve.cli.main import VERBS, cli, main
+from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.cli.unknown_arguments import TRAINER_FLAGS
+from samecurve.core.config.document import Document
+from samecurve.core.config.loading import load
+from samecurve.core.config.section import flatten
+from samecurve.tasks import Tasks
 
 
 def quickest(arguments: list[str], cwd: Path) -> float:
@@ -94,6 +100,57 @@ def test_a_verb_that_is_not_there(
     tmp_path: Path,
 ) -> None:
     assert says in refused(monkeypatch, capsys, verb, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("train a.yaml --lr 1", ("a.yaml stands alone", "samecurve train -f a.yaml --lr 1")),
+        ("plan --lr 1 a.yaml", ("a.yaml stands alone", "samecurve plan --lr 1 -f a.yaml")),
+        ("queue add a.yaml", ("a.yaml stands alone", "samecurve queue add -f a.yaml")),
+        ("a.json", ("a.json stands alone", "samecurve train -f a.json")),
+        ("train -f a.yaml b.yaml", ("b.yaml is a second config", "give one")),
+        ("verify fast", ("fast belongs to no flag", "samecurve verify --help`")),
+        ("train --per_device_train_batch_size 4", ("of Hugging Face's", "--batch-size 4")),
+        ("train --gradient-accumulation-steps=2", ("of Hugging Face's", "--grad-accum 2")),
+        ("plan --num-train-epochs 3", ("of Hugging Face's Trainer", "--epochs 3")),
+        ("bench --learning-rate 1e-3", ("of Hugging Face's Trainer", "--lr 1e-3")),
+        ("train --learning-rate", ("of Hugging Face's Trainer", "--lr VALUE")),
+        ("plan -f none.yaml", ("batch: missing", "`batch: {samples: 32}`")),
+        ("plan -f none.yaml --set optimizer.groups=[{}]", ("match: missing", "`match: VALUE`")),
+    ],
+)
+def test_a_first_try_is_refused_with_the_line_to_type(
+    line: str,
+    says: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "none.yaml").write_text("train: {steps: 3}\n")
+    said = refused(monkeypatch, capsys, *line.split(), cwd=tmp_path)
+    cause, remedy = says
+    assert cause in said
+    assert remedy in said.partition(cause)[2]
+
+
+def test_each_flag_that_stands_for_one_of_the_trainer_is_taken() -> None:
+    """What is proposed is a flag of every verb that reads a config, or a key of the config."""
+    names = {name for option in CONFIG_OPTIONS for name in option.opts}
+    keys = set(flatten(load(Document({"batch": {"samples": 1}}), Tasks()).config))
+    for proposed in TRAINER_FLAGS.values():
+        flag, _, value = proposed.partition(" ")
+        assert flag in names | {"--save-dir"}
+        assert flag != "--set" or value.partition("=")[0] in keys
+
+
+@pytest.mark.parametrize("verb", ["", "queue", "data", "submit"])
+def test_a_command_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
+    done = CliRunner().invoke(cli, verb.split())
+    assert done.exit_code == 0
+    assert done.output.startswith("Usage: ")
+    assert "..." not in done.output.partition("Commands:")[2]
+    assert done.output == CliRunner().invoke(cli, [*verb.split(), "--help"]).output
 
 
 def test_what_nobody_expected_asks_for_a_report(

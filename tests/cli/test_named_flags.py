@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from samecurve.cli.main import cli
+from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 
 SOURCE = Path(__file__).parents[2] / "src/samecurve"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
@@ -19,6 +20,7 @@ OF_OTHERS = {  # of git, tar, pip, containers, torchrun, job engines, XLA, the h
     *("--gpu-reset", "--ulimit"),
     *("--showbus", "--showmeminfo", "--showproductname", "--showuniqueid"),
     *("--config-file", "--dataset-config", "--local-dir"),
+    *TRAINER_FLAGS,
     *("--local-rank", "--master-addr", "--master-port", "--nproc-per-node"),
     *(
         "--array",

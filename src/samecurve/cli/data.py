@@ -11,19 +11,14 @@ from typing import Any, Literal
 
 import click
 
+from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, HelpContext, Verb
+from samecurve.cli.options import PATH, ConfigVerb, Verb
 from samecurve.errors import InvalidConfigError, SamecurveError
 from samecurve.terminal import echo
 
 
-class _Group(click.Group):
-    """A verb that has verbs of its own."""
-
-    context_class = HelpContext
-
-
-@click.group(cls=_Group)
+@click.group(cls=VerbGroup)
 def data() -> None:
     """Show what a task will read, or make a data set."""
 

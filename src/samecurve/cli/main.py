@@ -21,7 +21,9 @@ from typing import NoReturn
 import click
 
 from samecurve import __version__
-from samecurve.cli.options import HelpContext, dashes
+from samecurve.cli.groups import VerbGroup
+from samecurve.cli.options import dashes
+from samecurve.cli.unknown_arguments import refuse_config
 from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
 from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten, unbuffered
@@ -45,10 +47,8 @@ def find_verb(name: str) -> click.Command:
     return command
 
 
-class Verbs(click.Group):
+class Verbs(VerbGroup):
     """`samecurve -f FILE` is `samecurve train -f FILE`."""
-
-    context_class = HelpContext
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -66,6 +66,7 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = dashes(args[0]) if args and not ctx.resilient_parsing else ""
         if verb and verb not in VERBS:
+            refuse_config(args[0], args, "samecurve train")
             near = get_close_matches(verb, VERBS, 1)
             hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(VERBS)}"
             raise click.UsageError(f"there is no verb {args[0]}; {hint}")

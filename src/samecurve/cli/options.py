@@ -331,6 +331,18 @@ class ConfigVerb(Verb):
     def __init__(self, *, params: list[click.Parameter], **attributes: Any) -> None:
         super().__init__(params=[*CONFIG_OPTIONS, *params], **attributes)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from samecurve.cli.unknown_arguments import refuse_trainer_flags, refuse_words
+
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        typed, own = list(args), {name for parameter in self.params for name in parameter.opts}
+        refuse_trainer_flags(typed, own, ctx.command_path)
+        ctx.allow_extra_args = True  # so that they are refused with the line to type
+        rest = super().parse_args(ctx, args)
+        refuse_words(ctx.args, typed, ctx.command_path)
+        return rest
+
 
 def add_typed(typed: dict[str, tuple[Any, str]], key: str, value: object, flag: str) -> None:
     """Note that a flag sets a key of the config. UserError: another flag sets the same key."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, HelpContext, Verb, save_dir_option
+from samecurve.cli.options import PATH, ConfigVerb, Verb, save_dir_option
 from samecurve.errors import UserError, keeping
 from samecurve.terminal import echo
 
@@ -35,13 +36,7 @@ class AddVerb(ConfigVerb):
         return super().parse_args(ctx, args)
 
 
-class _Group(click.Group):
-    """A verb that has verbs of its own."""
-
-    context_class = HelpContext
-
-
-@click.group(cls=_Group)
+@click.group(cls=VerbGroup)
 def queue() -> None:
     """Jobs that wait for devices and run in order: add, list, remove, work."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, HelpContext, dashes
+from samecurve.cli.options import PATH, ConfigVerb, dashes
 from samecurve.cli.train import train
 from samecurve.terminal import echo
 
@@ -89,11 +90,7 @@ def _as_typed(option: click.Parameter, value: Any) -> list[str]:
     return [word for each in values for word in (name, str(each))]
 
 
-class _Group(click.Group):
-    context_class = HelpContext
-
-
-@click.group(cls=_Group, context_settings={"token_normalize_func": dashes})
+@click.group(cls=VerbGroup, context_settings={"token_normalize_func": dashes})
 def submit() -> None:
     """Hand a run to an engine: Slurm, SkyPilot, Kubernetes, Ray.
 

@@ -174,7 +174,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             return _explain_unknown_key(key, document, fields)
         case "missing":
             where = where or document.origin_of(key[:-1])
-            return UserError(f"{name}: missing", "give it in the file, or with --set", where)
+            return UserError(f"{name}: missing", _line_of(key), where)
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
             expected = expected.replace("True", "true").replace("False", "false")
@@ -188,6 +188,19 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
     if not isinstance(value, dict):
         text += f" (is {_short(value)})"
     return UserError(f"{name}: {text}", SEE_TABLE, where)
+
+
+def _line_of(key: Key) -> str:
+    """A line that gives a missing key."""
+    if key == ("batch",):
+        return "`batch: {samples: 32}` in the file, or --global-batch 32: samples of a step"
+    *sections, name = key
+    line = f"{name}: VALUE"
+    if any(isinstance(part, int) for part in sections):
+        return f"write `{line}` in this item of the list"
+    for section in reversed(sections):
+        line = f"{section}: {{{line}}}"
+    return f"`{line}` in the file, or --set {join_key(key)}=VALUE"
 
 
 def _without_forms(location: Key, value: Any) -> Key:
