@@ -20,11 +20,13 @@ from samecurve.cli.main import find_verb
 from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.section import flatten
+from samecurve.errors import UserError
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
 from samecurve.ui.form.fields import FormFields, form_fields
 from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
 from samecurve.ui.form.values import apply_values, read_values, shown_values
+from samecurve.ui.form.written import check_name
 
 SOURCE = Path(__file__).parents[2]
 SMALL = {"kind": "preset", "id": "small-language-model"}
@@ -295,6 +297,29 @@ def test_the_plan_says_what_untouched_controls_show(worker: PlanWorker) -> None:
     for optimizer, momentum in (("sgd", "0.9"), ("muon", "0.95")):
         answer = worker.ask("plan", {"base": base, "values": {"optimizer.name": optimizer}})
         assert answer["values"]["optimizer.momentum"] == momentum
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("ü", "ü"),
+        ("u\u0308", "ü"),  # in two characters, as macOS writes a file's name
+        ("первый опыт", "первый-опыт"),
+        ("模型 2", "模型-2"),
+        ("हिन्दी", "हिन्दी"),  # letters with marks
+        ("../a/b\\c:d\n?e", "a-b-c-d-e"),
+        (" lr 1e-3 ", "lr-1e-3"),
+        ("", "of-the-base"),
+    ],
+)
+def test_a_name_has_letters_of_any_language(typed: str, name: str) -> None:
+    assert check_name(typed, "of-the-base") == name
+
+
+@pytest.mark.parametrize("typed", ["/", "..", "🙂", "x" * 61, "𐐀" * 60])
+def test_what_is_no_name(typed: str) -> None:
+    with pytest.raises(UserError, match="can't be a name"):
+        check_name(typed, "of-the-base")
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_form(worker: PlanWorker) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from serving import make_run, planned, step
 
 from commands import samecurve, write_config
 from samecurve.cli.main import cli
@@ -197,6 +198,18 @@ def test_outcomes(queue: Queue, tmp_path: Path) -> None:
     assert "can't be started" in rows["missing"]["log_tail"]
     assert "can't be started" in rows["nowhere"]["log_tail"]
     assert "log_tail" not in rows["good"]
+
+
+def test_a_stopped_job_stays_stopped_when_its_run_is_deleted(queue: Queue, tmp_path: Path) -> None:
+    """Its command ends with 0, as that of a finished job does: the run's journal knows more."""
+    lines = {"stopped": {"kind": "stopped"}, "finished": {"kind": "finished"}}
+    for name, line in lines.items():
+        run = make_run(tmp_path / name, planned(), step(1), line)
+        queue.start(replace(new(tmp_path, name), run=run))
+    until(lambda: states(queue) == {name: name for name in lines})
+    for name in lines:
+        shutil.rmtree(tmp_path / name)
+    assert states(queue) == {name: name for name in lines}
 
 
 def test_a_worker_that_is_killed_loses_no_job(queue: Queue, tmp_path: Path) -> None:

@@ -402,3 +402,17 @@ def test_json_is_what_browsers_read(served: Served) -> None:
         raise ValueError(name)
 
     json.loads(served.ask("/api/runs").body, parse_constant=refuse)
+
+
+def test_a_websocket_or_garbage_writes_nothing_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another program's page, left open, may try a websocket on this port every second."""
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    with serving(tmp_path) as served:
+        assert served.ask("/api/kernels", headers={**upgrade, **key}).status in {403, 404}
+        with closing(socket.create_connection(("127.0.0.1", served.port))) as garbage:
+            garbage.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+            garbage.recv(1000)
+    assert capfd.readouterr() == ("", "")

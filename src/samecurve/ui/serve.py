@@ -114,7 +114,7 @@ def server_config(guard: Guard) -> uvicorn.Config:
     return uvicorn.Config(
         guard,
         access_log=False,  # its lines would hold the token
-        log_level="warning",
+        log_level="error",  # its warnings are about requests of strangers, such as a websocket
         server_header=False,
         lifespan="off",
         ws="none",

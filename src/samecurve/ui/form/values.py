@@ -178,10 +178,10 @@ def _text(field: Field, value: Any) -> str | bool:
         return bool(value) or (field.is_section and value is not None and value is not False)
     if value is None:
         return ""
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        text = "\n".join(value)
-    else:
-        text = value if isinstance(value, str) else _json(value)
+    text = value if isinstance(value, str) else _json(value)
+    if isinstance(value, list | tuple):
+        words = all(isinstance(item, str) for item in value)
+        text = "\n".join(value) if words else ", ".join(map(_json, value))
     reads_back = _read(field, text) == (list(value) if isinstance(value, tuple) else value)
     return text if reads_back or field.kind == "text" else _json(value)
 

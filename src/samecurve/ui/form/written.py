@@ -1,8 +1,8 @@
 """A draft as a config file with what differs from the defaults, and as a command line."""
 
-import re
 import shlex
 import time
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from samecurve.ui.form.values import settings
 CONFIGS = "configs"  # the folder, below a root, that new config files are written to
 _SECTIONS = tuple(Config.model_fields)
 _MOST_NAME = 60
+_MOST_NAME_BYTES = 200  # a file's name has at most 255, and a run's has its time
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,25 @@ def write(draft: Draft, command: CommandLine) -> Path:
 
 
 def check_name(name: object, default: str) -> str:
-    """A name for a run or a file, made of plain characters. UserError: it can't be one."""
-    text = str(name or default).strip()
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
-    if not plain or len(text) > _MOST_NAME:
+    """A name for a run or a file: letters of any language, digits, dots and dashes.
+
+    What else a name has becomes a dash. UserError: nothing is left, or the name is too long.
+    """
+    text = unicodedata.normalize("NFC", str(name or default).strip())
+    kept = [char if char in "._-" or _is_of_a_word(char) else " " for char in text]
+    plain = "-".join("".join(kept).split()).strip("-.")
+    if not plain or len(text) > _MOST_NAME or len(plain.encode()) > _MOST_NAME_BYTES:
         raise UserError(
             f"{text[:80]!r} can't be a name",
             f"1 to {_MOST_NAME} letters, digits and dashes",
             "name",
         )
     return plain
+
+
+def _is_of_a_word(char: str) -> bool:
+    """Whether a character is a letter, a mark on a letter, or a digit."""
+    return unicodedata.category(char)[0] in "LMN"
 
 
 def as_yaml(draft: Draft) -> str:

@@ -38,6 +38,7 @@ class Job:
     cwd: the folder in which it runs. run: the run directory that it makes; None: it makes none
     devices: the devices that it waits for, such as cuda:0, or cpu
     order: its place in the queue
+    run_ended: the last word of the run's journal when the command had ended: the run may be deleted
     mark: of the user who has added it (marks.py)
     foreign: why it is not known to be this user's; '': it is
     """
@@ -55,6 +56,7 @@ class Job:
     process: ProcessName | None = None
     started: float | None = None
     exit: int | None = None
+    run_ended: str = ""
     ended: float | None = None
     mark: str = ""
     foreign: str = ""
@@ -127,7 +129,7 @@ class Job:
         return "running" if self.run is None or Run(self.run).journal.exists() else "starting"
 
     def _ended(self, code: int) -> "Outcome":
-        end = self._journal_end()
+        end = self.run_ended or self._journal_end()
         if code in _STOPPED or (code == 0 and end == "stopped"):
             return Outcome("stopped")
         if code == 0:
@@ -147,12 +149,7 @@ class Job:
         return Outcome("failed", words)
 
     def _journal_end(self) -> str:
-        if self.run is None:
-            return ""
-        try:
-            return read_tail(Run(self.run).journal).end
-        except OSError:
-            return ""
+        return "" if self.run is None else journal_end(self.run)
 
     def log_tail(self) -> str:
         """The last lines that the command has printed."""
@@ -172,6 +169,14 @@ class Outcome:
 
     state: State
     why: str = ""
+
+
+def journal_end(run: Path) -> str:
+    """How a run ended, as its journal says: finished, stopped; '': it does not, or is gone."""
+    try:
+        return read_tail(Run(run).journal).end
+    except OSError:
+        return ""
 
 
 def read_job(path: Path, folder: Folder) -> Job | None:
@@ -205,6 +210,7 @@ def _of_json(values: Mapping[str, Any]) -> Job:
         process=ProcessName.of_json(values.get("process")),
         started=_number(values.get("started")),
         exit=None if values.get("exit") is None else int(values["exit"]),
+        run_ended=str(values.get("run_ended") or ""),
         ended=_number(values.get("ended")),
         mark=str(values.get("mark") or ""),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from samecurve.core.system.files import write_json
-from samecurve.ui.jobs.job import read_job
+from samecurve.ui.jobs.job import journal_end, read_job
 from samecurve.ui.jobs.processes import ProcessName
 
 _NOT_STARTED = 127  # the exit code where the command can't be started
@@ -40,8 +40,9 @@ def main(file: str) -> None:
     write_json(path, job.to_json())
     os.write(writing, b"1")
     os.close(writing)
-    job = replace(job, exit=_run(job.argv), ended=time.time())
-    write_json(path, job.to_json())
+    code = _run(job.argv)
+    run_ended = journal_end(job.run) if job.run else ""
+    write_json(path, replace(job, exit=code, run_ended=run_ended, ended=time.time()).to_json())
 
 
 def _run(argv: Sequence[str]) -> int:
