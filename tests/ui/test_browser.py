@@ -232,8 +232,10 @@ def test_what_a_new_run_shows_is_what_it_sends(tmp_path: Path, corpus: Path) -> 
         assert all_shown(page) == begun
         for key, value in set_to.items():
             set_field(page, key, value)
-        for number, leave in enumerate((lambda: site.open("runs"), page.reload)):
-            leave()
+        for number in range(2):
+            site.open("runs")
+            if number:
+                page.reload()
             site.open("new")
             page.get_by_label("Enable").wait_for()
             assert all_shown(page) == set_to
