@@ -28,8 +28,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor) and id(leaf) not in before and _has_bytes(leaf):
                 self._add(leaf.untyped_storage())
         if self.now > self.peak:  # FSDP empties storages that it keeps: their sizes are asked anew
-            self.peak = max(self.peak, sum(self._bytes_now()))
+            self.peak = max(self.peak, self.measured())
         return result
+
+    def measured(self) -> int:
+        """The bytes that live now. Unlike `now` it leaves out storages that were emptied."""
+        return sum(self._bytes_now())
 
     def _bytes_now(self) -> Iterator[int]:
         for reference, _ in list(self._sizes.values()):

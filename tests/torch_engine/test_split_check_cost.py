@@ -1,6 +1,8 @@
 """What the split check costs before the first step: memory, and passes through the model."""
 
+import gc
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from live_bytes import LiveBytes
 from samecurve import Mean
 from samecurve.core.config.sections import Config
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.split_check.trial_conditions import moved_weights
 from worlds import Pool
 
@@ -34,6 +37,15 @@ class Wide:
         return Vectors()
 
 
+class Ring(Wide):
+    """Its model holds itself, as a layer whose forward() a library has replaced does."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.forward = partial(type(model).forward, model)  # type: ignore[method-assign]
+        return model
+
+
 class Vectors:
     def __len__(self) -> int:
         return 40
@@ -42,10 +54,10 @@ class Vectors:
         return {"x": np.stack([np.random.default_rng(int(i)).normal(size=WIDTH) for i in ids])}
 
 
-def config_of_wide(rounds: int, **devices: str) -> Config:
+def config_of_wide(rounds: int, kind: str = "Wide", **devices: str) -> Config:
     return config_for(
         "",
-        task=f"{__file__}:Wide",
+        task=f"{__file__}:{kind}",
         batch={"samples": 10, "accumulate": rounds},
         train={"precision": "f32", "steps": 4},
         devices=devices,
@@ -84,6 +96,32 @@ def held_on_a_rank(index: int, group: dist.ProcessGroup) -> int:
 def test_the_check_of_shards_holds_no_whole_gradient(pool: Pool) -> None:
     """The model is one group, which its own passes gather; a whole gradient would make it 30."""
     assert max(pool.run(2, held_on_a_rank)) <= 27
+
+
+def kept_on_a_rank(index: int, group: dist.ProcessGroup) -> float:
+    """Memory that is held after the check, beyond the shards; as a share of the whole weights.
+    Nothing collects reference cycles meanwhile.
+    """
+    del index
+    sharded = {"use": "cpu:2", "strategy": "fsdp"}
+    with opened(config_of_wide(1, "Ring", **sharded), group) as engine:
+        state = engine.init()
+        rows = feed_of(engine).trial_rows(5)
+        weights = sum(p.numel() * p.itemsize for p in state.model.parameters())
+        gc.disable()
+        try:
+            with LiveBytes() as held:
+                _ = [local_view(parameter).view(-1) for parameter in state.model.parameters()]
+                own = held.now
+                assert not engine.check_split(state, rows)  # compared, and nothing to say
+                return (held.measured() - own) / weights
+        finally:
+            gc.enable()
+
+
+def test_the_check_of_shards_keeps_no_whole_model(pool: Pool) -> None:
+    """Memory is free again without a search for reference cycles, which may come much later."""
+    assert max(pool.run(2, kept_on_a_rank)) < 0.05
 
 
 def test_one_microbatch_on_one_device_is_checked_with_fewer_passes() -> None:

@@ -81,6 +81,7 @@ def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(task))
         model = _whole_model(setup)
+        stack.callback(_free_memory, model, setup.strategy.models[0])
         strategy = Strategy(setup.plan, setup.comm, setup.devices)
         strategy.models = [model]
         alone = Trials(replace(setup, strategy=strategy), trials.rows, trials.stage)
@@ -114,6 +115,19 @@ def _whole_model(setup: EngineSetup) -> nn.Module:
         path, _, last = name.rpartition(".")
         setattr(model.get_submodule(path), last, buffer.clone())
     return model
+
+
+def _free_memory(model: nn.Module, laid_out: nn.Module) -> None:
+    """Empty the tensors of the model that was built anew. The model itself may live on for long: a
+    layer whose forward() was replaced refers to itself.
+
+    laid_out: the run's model, with which the other may share a module that the task keeps
+    """
+    shared = {id(tensor) for tensor in (*laid_out.parameters(), *laid_out.buffers())}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in shared and tensor.layout is torch.strided:
+            tensor.data = tensor.data.new_empty(0)
+            tensor.grad = None
 
 
 def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
