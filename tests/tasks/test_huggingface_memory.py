@@ -3,6 +3,7 @@ figures that others published.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
+from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
@@ -47,13 +49,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(model: str, how: str, precision: str) -> Config:
+def tiny(model: str, how: str, precision: str, rows: int = ROWS) -> Config:
     return config_of(
         {
             "task": "huggingface",
             "model": {**TINY, **MODELS[model]},
             "data": {"source": "random", "seq_len": LENGTH, "samples": ROWS, "eval_samples": 1},
-            "batch": {"samples": ROWS},
+            "batch": {"samples": rows},
             "train": {"steps": 1, "recompute": how, "precision": precision, "exact": False},
             "devices": {"use": "cpu"},
         }
@@ -88,24 +90,70 @@ def test_plan_counts_what_lives_in_a_step(
     model: str, how: Recompute, precision: Any, cache: Path
 ) -> None:
     config = tiny(model, how, precision)
-    facts = open_task(config, cache).facts()
+    held, live = planned_and_live(config, open_task(config, cache).facts(), cache)
+    least = 0.95 if how == "none" else 0.85  # of a block run again not all lives at once
+    assert least * held < live < 1.05 * held
+
+
+def planned_and_live(config: Config, facts: Facts, cache: Path) -> tuple[int, int]:
+    """Bytes that the plan expects beside weights and optimizer state, and those that live."""
     terms = {term.name: term.bytes for term in plan(config, MACHINE, facts).memory}
+    train, rows = config.train, config.batch.samples
+    assert rows is not None
     task = task_of(config, cache)
     built = task.model()
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.normal_(0, 0.02)
-    recompute(built, how)
+    recompute(built, train.recompute)
     batch = {
-        name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(ROWS)].items()
+        name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(rows)].items()
     }
+    keeps_copies = train.recompute == "none"
     with LiveBytes() as live:
-        with autocast_for(precision, torch.device("cpu"), keeps_copies=how == "none"):
+        with autocast_for(train.precision, torch.device("cpu"), keeps_copies=keeps_copies):
             loss = task.loss(built, batch).sum
         loss.backward()
     held = sum(terms.get(name, 0) for name in ("activations", "scratch", "copies", "gradients"))
-    least = 0.95 if how == "none" else 0.85  # of a block run again not all lives at once
-    assert least * held < live.peak < 1.05 * held
+    return held, live.peak
+
+
+@pytest.fixture(scope="module")
+def tiny_facts(cache: Path) -> Facts:
+    return open_task(tiny("llama", "none", "f32"), cache).facts()
+
+
+def test_few_samples_are_charged_their_own_logits(tiny_facts: Facts, cache: Path) -> None:
+    """4096 logits of 256 tokens a sample: a chunk has 1024 tokens, those of four samples."""
+    one, three = (
+        planned_and_live(tiny("llama", "none", "f32", rows), tiny_facts, cache) for rows in (1, 3)
+    )
+    assert one[1] <= one[0]
+    assert three[1] <= three[0]
+    more_planned, more_live = three[0] - one[0], three[1] - one[1]
+    assert 0.95 * more_planned < more_live < 1.05 * more_planned
+
+
+def test_a_small_gpu_is_filled_and_no_more(tiny_facts: Facts) -> None:
+    """Of up to 1200 MiB a chunk of logits, 256 MiB, left no room for one sample's 8 MiB."""
+    config = tiny("llama", "none", "f32")
+
+    def planned(samples: int, mebibytes: int) -> int:
+        """Bytes that a step needs."""
+        gpu = Device(kind="cuda", index=0, name="small", memory=mebibytes << 20)
+        machine = Machine(devices=(gpu,), links=(), host_bytes=8 << 30, cores=2)
+        update = {
+            "batch": config.batch.with_values(samples=None, per_device=samples),
+            "devices": config.devices.with_values(use="0"),
+        }
+        made = plan(config.model_copy(update=update), machine, tiny_facts)
+        return sum(term.bytes for term in made.memory)
+
+    for mebibytes in (970, 1000, 1200, 1220, 1500, 8000):
+        with pytest.raises(UserError, match=r"9999 samples at once don't fit: (\d+) do") as refused:
+            planned(9999, mebibytes)
+        most = int(re.findall(r"\d+", refused.value.cause)[1])
+        assert planned(most, mebibytes) <= 0.9 * (mebibytes << 20) < planned(most + 1, 16 << 10)
 
 
 # Rows that torchtitan publishes of Llama 3.1 8B under its FSDP, with what differs from row to row.
@@ -159,7 +207,7 @@ def described(cache: Path) -> Callable[[Row], Facts]:
         task = task_of(config, cache)
         other = cost_facts(task.model, task.config, length, all_logits=True)
         own = of_length(8192, all_logits=False)
-        return replace(own, **other, scratch={}, autocast_scratch=0)
+        return replace(own, **other, chunked_logits=0, autocast_scratch=0)
 
     return lambda row: of_length(row.length, all_logits=row.all_logits)
 

@@ -1,5 +1,6 @@
 """How many samples fit into a device's memory beside weights, gradients and optimizer state."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -58,10 +59,9 @@ class MemoryRoom:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many samples fit at once on the smallest device, and what it holds besides."""
+    """How many samples fit at once on the smallest device."""
 
     samples: int | None = None  # None: not known
-    terms: tuple[MemoryTerm, ...] = ()
     usable: float = 0.0  # bytes of that device that the plan counts on
     was_tried: bool = False  # --probe-batch measured it
 
@@ -74,8 +74,9 @@ def memory_room(
     spec: StrategySpec,
     shards: int,
     world_size: int = 1,
+    samples: int = 1,
 ) -> MemoryRoom:
-    """The memory of one device under a strategy.
+    """The memory of one device under a strategy, with so many samples at once.
 
     world_size: processes of engine jax, which share the devices.
     """
@@ -87,6 +88,7 @@ def memory_room(
         spec,
         kind=device.kind,
         shards=shards,
+        samples=samples,
         sharing_process=len(devices) // world_size if one_process else 1,
     )
     usable = min(
@@ -105,16 +107,24 @@ def fits_on(options: MemoryOptions, facts: Facts, devices: tuple[Device, ...]) -
     return fits
 
 
-def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Decision[Capacity]:
-    """UserError: not even one sample fits."""
-    room = memory_room(
+def room_of_layout(
+    options: MemoryOptions, facts: Facts, layout: Layout, samples: int = 1
+) -> MemoryRoom:
+    """The memory of one device of a layout, with so many samples at once."""
+    return memory_room(
         options,
         facts,
         layout.devices,
         spec=layout.spec,
         shards=layout.shards,
         world_size=layout.world_size,
+        samples=samples,
     )
+
+
+def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Decision[Capacity]:
+    """UserError: not even one sample fits."""
+    room = room_of_layout(options, facts, layout)
     device, each = room.device, sample_bytes(options, facts)
     share = usable_share(device.kind, device.memory)
     usable = f"{show_bytes(device.memory)}, of which {share:.0%} are planned with"
@@ -129,17 +139,32 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
             _what_needs_less(options, facts, layout),
             "model",
         )
+    samples, tried = facts.largest_tried, facts.largest_tried is not None
+    if each and not tried:
+        samples = _most_samples(options, facts, layout, each)
+    room = room_of_layout(options, facts, layout, samples or 1)
     reason = (
         f"{show_bytes(room.held)} held, {show_bytes(room.left)} left for activations;"
         f" {device.name} has {usable}"
     )
-    samples, tried = facts.largest_tried, facts.largest_tried is not None
     if tried:
         reason += f"; {samples} samples at once were tried and fitted"
-    elif each:
-        samples = int(room.left // each)
-    capacity = Capacity(samples, tuple(room.terms), room.usable, was_tried=tried)
+    capacity = Capacity(samples, room.usable, was_tried=tried)
     return Decision(capacity, {"memory": reason})
+
+
+def _most_samples(options: MemoryOptions, facts: Facts, layout: Layout, each: int) -> int:
+    """The most samples that fit at once; at least one does. each: bytes of a sample's
+    activations
+
+    What else a device holds grows with the samples, up to a chunk of logits.
+    """
+
+    def is_too_many(samples: int) -> bool:
+        return room_of_layout(options, facts, layout, samples).left < samples * each
+
+    most = int(room_of_layout(options, facts, layout).left // each)
+    return bisect_left(range(2, most + 1), True, key=is_too_many) + 1
 
 
 @dataclass(frozen=True, kw_only=True)

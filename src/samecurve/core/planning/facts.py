@@ -100,8 +100,9 @@ class Facts:
     autocast_bytes: Mapping[str, int] = field(default_factory=dict)
     # share of these bytes that the block being run again takes, by train.recompute; 0 to 1
     rerun_share: Mapping[str, float] = field(default_factory=dict)
-    # numbers held while a loss is computed, however many its rows, by kind of device
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    # logits of a token, where the loss computes those of some tokens at a time; 0: it does not
+    chunked_logits: int = 0
+    head_gradient: int = 0  # numbers that such a loss holds beside, however many the tokens
     autocast_scratch: int = 0  # numbers more under bf16 and f16
     # calls of torch in a forward pass of the loss, views apart, and the convolutions among them;
     # 0: not counted

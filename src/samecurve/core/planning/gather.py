@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning import Decision
-from samecurve.core.planning.capacity import Capacity
+from samecurve.core.planning.capacity import Capacity, room_of_layout
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import (
     MemoryOptions,
@@ -41,7 +41,7 @@ def choose_gather(
 
     UserError: once a step is asked for, and whole weights and gradients don't fit.
     """
-    once = _gathered_once(options, facts, capacity, by_round)
+    once = _gathered_once(options, facts, by_round)
     rounds = counted(by_round.split.accumulation_steps, "round")
     how = f"whole weights and gradients through the {rounds} of a step"
     need, usable = show_bytes(once.bytes), show_bytes(capacity.usable)
@@ -63,13 +63,12 @@ def choose_gather(
     return _once(once, f"{how} fit: {need} of {usable} to use{unknown}")
 
 
-def _gathered_once(
-    options: MemoryOptions, facts: Facts, capacity: Capacity, by_round: StepMemory
-) -> StepMemory:
+def _gathered_once(options: MemoryOptions, facts: Facts, by_round: StepMemory) -> StepMemory:
     """The memory where weights are gathered once a step."""
     layout = replace(by_round.layout, gathers_once=True)
     split = replace(by_round.split, interleaved=1)
-    held = _with_whole(list(capacity.terms), options, facts)
+    room = room_of_layout(options, facts, layout, split.micro_batch_size)
+    held = _with_whole(room.terms, options, facts)
     if by_round.is_exact:
         from samecurve.core.planning.exact import exact_memory
 

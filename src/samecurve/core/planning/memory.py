@@ -216,12 +216,14 @@ def state_terms(
     *,
     kind: str,
     shards: int,
+    samples: int,
     sharing_process: int = 1,
 ) -> list[MemoryTerm]:
-    """The terms that do not depend on the microbatch size.
+    """The terms beside activations.
 
     kind: cpu or cuda
     shards: devices that share one copy of the model (1: each holds the whole)
+    samples: at once
     sharing_process: devices of one CPU process, which share the memory of the process itself
     """
     terms = replicated_state(options, facts, shards)
@@ -234,7 +236,7 @@ def state_terms(
     of_a_step = (
         _copies(options, facts, spec),
         _unpacked(options, facts),
-        _scratch(options, facts, kind),
+        _scratch(options, facts, kind, samples),
         _recomputed(options, facts, spec),
     )
     terms += [term for term in of_a_step if term]
@@ -311,18 +313,24 @@ def _recomputed(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> Mem
     return MemoryTerm("sentinel", facts.trainable * width, formula)
 
 
-def _scratch(options: MemoryOptions, facts: Facts, kind: str) -> MemoryTerm | None:
-    if not facts.scratch:
+def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> MemoryTerm | None:
+    """What a loss that computes some tokens' logits at a time holds of so many samples."""
+    vocab, width = facts.chunked_logits, options.itemsize
+    if not vocab:
         return None
-    precision = options.precision
-    size, formula = facts.scratch[kind], facts.formulas.get(f"scratch.{kind}", "")
-    if facts.autocast_scratch and autocast_itemsize(precision) < itemsize(precision):
+    tokens = min(logit_rows(vocab, kind), samples * facts.tokens_per_sample)
+    size = 2 * vocab * tokens + facts.head_gradient
+    formula = f"{width} B x (2 x vocab {vocab} x {tokens} tokens at a time"
+    if facts.head_gradient:
+        formula += f" + {facts.head_gradient}: the head's gradient"
+    formula += ")"
+    if facts.autocast_scratch and autocast_itemsize(options.precision) < width:
         size += facts.autocast_scratch
         formula += (
             f" + 4 B x {facts.autocast_scratch}: the head in two bytes, and what is added to its"
             " gradient"
         )
-    size *= itemsize(precision)
+    size *= width
     rerun = facts.rerun_share.get(options.recompute, 0.0)
     if not rerun:
         return MemoryTerm("scratch", size, formula)

@@ -17,7 +17,12 @@ from samecurve.core.planning.batch import (
     choose_speeds,
     choose_uneven_split,
 )
-from samecurve.core.planning.capacity import Capacity, choose_capacity, fits_on
+from samecurve.core.planning.capacity import (
+    Capacity,
+    choose_capacity,
+    fits_on,
+    room_of_layout,
+)
 from samecurve.core.planning.compute import (
     check_compile,
     check_coupled,
@@ -254,7 +259,8 @@ class _Planning:
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
     ) -> StepMemory:
         """The memory of a step, with the layout and the split that it leaves room for."""
-        facts, is_exact, held = self.facts, self.config.train.is_exact, list(capacity.terms)
+        facts, is_exact = self.facts, self.config.train.is_exact
+        held = room_of_layout(options, facts, layout, split.micro_batch_size).terms
         if is_exact:
             from samecurve.core.planning.exact import exact_memory
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.forward_costs import to_empty
 from samecurve.tasks.huggingface.causal import LossHead
 from samecurve.tasks.lora.quantized import Packing, QuantizedLinear
@@ -51,11 +50,8 @@ def cost_facts(
     facts: dict[str, Any] = {**flops, "unpacked": largest, "formulas": dict(flops["formulas"])}
     if is_chunked:
         trained = head.weight.numel() if head.weight.requires_grad else 0
+        facts["chunked_logits"], facts["head_gradient"] = vocab, trained
         facts["autocast_scratch"] = (vocab * width + trained) // 2
-        parts = {kind: _scratch(head.weight, kind) for kind in ("cpu", "cuda")}
-        facts["scratch"] = {kind: sum(of_kind.values()) for kind, of_kind in parts.items()}
-        for kind, of_kind in parts.items():
-            facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(of_kind)})"
     if wide is None or narrow is None:
         return facts
     for saved in (wide, narrow):
@@ -65,15 +61,6 @@ def cost_facts(
         " without values"
     )
     return {**facts, **saved_facts(wide, narrow, texts)}
-
-
-def _scratch(head: torch.Tensor, kind: str) -> dict[str, int]:
-    """How many numbers are held while a loss is computed, by what they are."""
-    vocab, rows = len(head), logit_rows(len(head), kind)
-    parts = {f"2 x vocab {vocab} x {rows} tokens at a time": 2 * vocab * rows}
-    if head.requires_grad:
-        parts[f"{head.numel()}: the head's gradient"] = head.numel()
-    return parts
 
 
 def _packings(model: Any) -> list[Packing]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from samecurve.core.planning.memory import logit_rows
 from samecurve.core.protocols import Initial
 from samecurve.tasks.language.sections import LanguageModel
 
@@ -78,7 +77,6 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     kept = {"none": block, "block": hidden, "selective": hidden + products}
     wide = _Activations(layers, block, outside, inner, kept)
     narrow = _under_autocast(fields, kv)
-    logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
     return {
         "tokens_per_sample": length,
         "params": sum(sizes.values()),
@@ -90,8 +88,9 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "autocast_bytes": {} if unfused else {how: length * narrow.total(how) for how in kept},
         "rerun_share": {how: min(wide.rerun_share(how), narrow.rerun_share(how)) for how in kept},
         "autocast_scratch": 0 if unfused else head,
-        "formulas": _formulas(fields, vocab, multiplied, logit_counts, unfused=unfused),
-        "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
+        "chunked_logits": 0 if unfused else vocab,
+        "head_gradient": 0 if unfused else head,
+        "formulas": _formulas(multiplied, unfused=unfused),
         "block_arrays": tuple(in_blocks),
         "rounded": tuple(matrices),
         "hidden_matrices": tuple(matrices),
@@ -101,22 +100,10 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     }
 
 
-def _formulas(
-    fields: LanguageModel,
-    vocab: int,
-    multiplied: int,
-    logit_counts: Mapping[str, int],
-    *,
-    unfused: bool,
-) -> dict[str, str]:
-    """Formulas of the numbers, in words.
-
-    multiplied: weights that a token is multiplied with
-    logit_counts: tokens whose logits are computed at a time, by kind of device
-    """
+def _formulas(multiplied: int, *, unfused: bool) -> dict[str, str]:
+    """Formulas of the numbers, in words. multiplied: weights that a token is multiplied with"""
     score_words = " + 2 heads x length" if unfused else ""
     outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
-    head = vocab * fields.hidden_size
     return {
         "flops": (
             f"6 x {multiplied} matrix weights + 6 x layers x hidden x length (causal"
@@ -126,13 +113,6 @@ def _formulas(
             f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
             f" {outside_words}), counted from torch_task.py"
         ),
-        **{
-            f"scratch.{kind}": (
-                f"4 B x (2 x vocab {vocab} x {count} tokens at a time + {head}: the head's"
-                " gradient)"
-            )
-            for kind, count in logit_counts.items()
-        },
     }
 
 
