@@ -44,6 +44,7 @@ from samecurve.torch_engine.strategies.fsdp_groups import (
 from samecurve.torch_engine.strategies.gather_events import (
     END,
     CallCounts,
+    ListOwners,
     add_skipped_blocks,
     is_sum,
     num_repeats,
@@ -101,6 +102,7 @@ class GatherOrder:
                 if id(group) not in watched:  # several modules may share one
                     watched.add(id(group))
                     self._watch(group, name.removeprefix("model").removeprefix(".") or "the model")
+        self._owners = ListOwners(root.get_submodule("model"), self._titles)
 
     def _watch(self, group: Any, title: str) -> None:
         number = len(self._titles)
@@ -132,6 +134,8 @@ class GatherOrder:
         self._order = self._orders.setdefault(self._key, [])
         self._learns, self._has_diverged = not self._order, False
         self._at, self._watches, self._in_forward = 0, True, True
+        if self._learns:
+            self._owners.watch()
         self._has_left = not backward_follows
         self._has_inner_backward = False
         self._left = {number for number, one in enumerate(self._groups) if one.is_unsharded}
@@ -178,12 +182,17 @@ class GatherOrder:
         are summed elsewhere from now on (see _pre_forward), so one more pass is learnt from.
         """
         self._compare_counts()
-        called = {event // 2 for event in self._order if event != END}
-        skipped = skipped_blocks(called, self._titles)
+        skipped = self._skipped_blocks()
         is_new = (skipped or self._has_diverged) and not self._skips
         if is_new or not add_skipped_blocks(self._order, skipped):
             self._skips = True
             self._order.clear()
+
+    def _skipped_blocks(self) -> list[list[int]]:
+        """The blocks that every rank skipped in the pass that was learnt."""
+        called = {event // 2 for event in self._order if event != END}
+        at_work = self._owners.lists_at_work(self._comm, self._device)
+        return skipped_blocks(called, self._titles, at_work)
 
     def is_repeated(self, group: Any) -> bool:
         """Whether the pass in work has called a group several times, and so may sum its gradients
@@ -206,10 +215,12 @@ class GatherOrder:
         whose length follows from the rows.
         """
         self._reach(END)
+        skips = self._skips
         if self._learns:
             self._compare_counts()
+            skips = skips or bool(self._skipped_blocks())
         varies = self._counts.vary(self._key)
-        if self._skips or self._has_diverged or varies or num_repeats(self._order):
+        if skips or self._has_diverged or varies or num_repeats(self._order):
             self._order.clear()
         self._watches = self._in_forward = False
 
