@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import click
 
-from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, Verb
+from samecurve.cli.options import PATH, ConfigVerb, Verb, VerbGroup
 from samecurve.errors import InvalidConfigError, SamecurveError
 from samecurve.terminal import echo
 

@@ -21,9 +21,7 @@ from typing import NoReturn
 import click
 
 from samecurve import __version__
-from samecurve.cli.groups import VerbGroup
-from samecurve.cli.options import dashes
-from samecurve.cli.unknown_arguments import refuse_config
+from samecurve.cli.options import VerbGroup, dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
 from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten, unbuffered
@@ -66,6 +64,8 @@ class Verbs(VerbGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = dashes(args[0]) if args and not ctx.resilient_parsing else ""
         if verb and verb not in VERBS:
+            from samecurve.cli.unknown_arguments import refuse_config
+
             refuse_config(args[0], args, "samecurve train")
             near = get_close_matches(verb, VERBS, 1)
             hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(VERBS)}"

@@ -26,21 +26,7 @@ Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not ty
 Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 _NARROW = 60  # columns: a terminal with fewer has no room for two columns of help
 _UNLIMITED = 1 << 16  # characters of a line
-_HOSTS = (
-    "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
-    " --node-rank I, on each of them"
-)
-# torchrun's flags, where the verb has none of that name
-TORCHRUN_HINTS = {
-    "--standalone": "leave it out: ranks of one machine meet by themselves",
-    "--nnodes": f"for one host leave it out; {_HOSTS}",
-    "--node-rank": _HOSTS,
-    "--master-addr": _HOSTS,
-    "--rdzv-endpoint": _HOSTS,
-    "--rdzv-backend": _HOSTS,
-    "--rdzv-id": _HOSTS,
-    "--rdzv-conf": _HOSTS,
-}
+_WHOLE = 1 << 10  # characters of a summary: none is cut
 
 
 def dashes(name: str) -> str:
@@ -79,8 +65,31 @@ class HelpContext(click.Context):
     formatter_class = NarrowHelp
 
 
+class VerbGroup(click.Group):
+    """The verbs of a command; the command alone shows its help."""
+
+    context_class = HelpContext
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each verb with its first sentence, on as many lines as the sentence needs."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, verb.get_short_help_str(_WHOLE))
+                    for name, verb in verbs
+                    if verb is not None and not verb.hidden
+                ]
+            )
+
+
 class Verb(click.Command):
-    """A verb; flags of torchrun are refused with the flag that serves the purpose here."""
+    """A verb; flags of other tools are refused with the flag that serves the purpose here."""
 
     context_class = HelpContext
 
@@ -88,16 +97,19 @@ class Verb(click.Command):
         ctx.meta["arguments"] = list(args)
         if ctx.resilient_parsing:  # a line that is being typed
             return super().parse_args(ctx, args)
-        own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
             try:
                 argument.encode()
             except UnicodeEncodeError:  # no file could name it again
                 raise click.UsageError(f"{argument} is not UTF-8 text", ctx) from None
-            flag = dashes(argument.partition("=")[0])
-            if flag in TORCHRUN_HINTS.keys() - own:
-                raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from samecurve.cli.unknown_arguments import refuse_flag
+
+            own = {name for parameter in self.params for name in parameter.opts}
+            refuse_flag(error.option_name, ctx.meta["arguments"], own, ctx.command_path)
+            raise
         if any("s3:" in argument for argument in ctx.meta["arguments"]):
             from samecurve.cli.places import refuse_urls
 
@@ -332,15 +344,13 @@ class ConfigVerb(Verb):
         super().__init__(params=[*CONFIG_OPTIONS, *params], **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from samecurve.cli.unknown_arguments import refuse_trainer_flags, refuse_words
-
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        typed, own = list(args), {name for parameter in self.params for name in parameter.opts}
-        refuse_trainer_flags(typed, own, ctx.command_path)
-        ctx.allow_extra_args = True  # so that they are refused with the line to type
+        # words that no flag takes are refused with the line to type
+        ctx.allow_extra_args = not ctx.resilient_parsing
         rest = super().parse_args(ctx, args)
-        refuse_words(ctx.args, typed, ctx.command_path)
+        if ctx.args and not ctx.resilient_parsing:
+            from samecurve.cli.unknown_arguments import refuse_word
+
+            refuse_word(ctx.args[0], ctx.meta["arguments"], ctx.command_path)
         return rest
 
 

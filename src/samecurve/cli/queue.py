@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, Verb, save_dir_option
+from samecurve.cli.options import PATH, ConfigVerb, Verb, VerbGroup, save_dir_option
 from samecurve.errors import UserError, keeping
 from samecurve.terminal import echo
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import PATH, TORCHRUN_HINTS, Option, rank_count
+from samecurve.cli.options import PATH, Option, rank_count
+from samecurve.cli.unknown_arguments import TORCHRUN_HINTS
 from samecurve.terminal import echo
 
 

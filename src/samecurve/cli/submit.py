@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.groups import VerbGroup
 from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, dashes
+from samecurve.cli.options import PATH, ConfigVerb, VerbGroup, dashes
 from samecurve.cli.train import train
 from samecurve.terminal import echo
 

@@ -3,10 +3,25 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from samecurve.cli.options import dashes
 from samecurve.errors import UserError
 
+_HOSTS = (
+    "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
+    " --node-rank I, on each of them"
+)
+# torchrun's flags, where the verb has none of that name
+TORCHRUN_HINTS = {
+    "--standalone": "leave it out: ranks of one machine meet by themselves",
+    "--nnodes": f"for one host leave it out; {_HOSTS}",
+    "--node-rank": _HOSTS,
+    "--master-addr": _HOSTS,
+    "--rdzv-endpoint": _HOSTS,
+    "--rdzv-backend": _HOSTS,
+    "--rdzv-id": _HOSTS,
+    "--rdzv-conf": _HOSTS,
+}
 # flags of Hugging Face's TrainingArguments; what is typed here, where VALUE is the typed value
 TRAINER_FLAGS: Mapping[str, str] = {
     "--per-device-train-batch-size": "--batch-size VALUE",
@@ -30,32 +45,30 @@ TRAINER_FLAGS: Mapping[str, str] = {
 }
 
 
-def refuse_trainer_flags(arguments: Sequence[str], own: set[str], command: str) -> None:
-    """UserError: a flag of Hugging Face's Trainer, with the flag that serves the purpose here.
+def refuse_flag(flag: str, arguments: Sequence[str], own: set[str], command: str) -> None:
+    """UserError: the flag is another tool's, and a flag of the verb serves its purpose.
 
-    own: the verb's flags. command: the verb as it is typed
+    arguments: the whole line behind the verb. own: the verb's flags. command: the verb as typed
     """
-    for at, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        here = TRAINER_FLAGS.get(dashes(name)) if dashes(name) not in own else None
-        if here is None:
-            continue
-        following = arguments[at + 1 : at + 2]
-        if not equals and following and not following[0].startswith("--"):
-            value = following[0]
-        cause = f"{name} is a flag of Hugging Face's Trainer, and `{command}` does not have it"
-        raise UserError(cause, f"in its place: {here.replace('VALUE', value or 'VALUE')}", name)
+    if flag in TORCHRUN_HINTS:
+        raise UserError(f"{flag} is torchrun's", TORCHRUN_HINTS[flag])
+    here = TRAINER_FLAGS.get(flag, "")
+    if here.partition(" ")[0] not in own:
+        return
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    at = names.index(flag)
+    _, _, value = arguments[at].partition("=")
+    following = arguments[at + 1 : at + 2]
+    if not value and following and not following[0].startswith("--"):
+        value = following[0]
+    cause = f"{flag} is a flag of Hugging Face's Trainer, and `{command}` does not have it"
+    raise UserError(cause, f"in its place: {here.replace('VALUE', value or 'VALUE')}")
 
 
-def refuse_words(words: Sequence[str], arguments: Sequence[str], command: str) -> None:
-    """UserError: words that belong to no flag.
-
-    arguments: the whole line behind the verb
-    """
-    if words:
-        word = words[0]
-        refuse_config(word, arguments, command)
-        raise UserError(f"{word} belongs to no flag", f"`{command} --help` has the flags", word)
+def refuse_word(word: str, arguments: Sequence[str], command: str) -> NoReturn:
+    """UserError: a word that belongs to no flag."""
+    refuse_config(word, arguments, command)
+    raise UserError(f"{word} belongs to no flag", f"`{command} --help` has the flags", word)
 
 
 def refuse_config(word: str, arguments: Sequence[str], command: str) -> None:
