@@ -205,6 +205,8 @@ def test_a_job_without_a_mark_is_accepted_after_a_look(
 
     monkeypatch.chdir(tmp_path)
     write_received(tmp_path / "queue", ["touch", "was run"])
+    for name in ("running", "done", "logs"):  # a folder that holds a job may hold nothing else
+        (tmp_path / "queue" / name).rmdir()
     says = "`samecurve queue accept 0123456789ab` shows what it would run"
     listed = verb("list")
     assert "foreign" in listed

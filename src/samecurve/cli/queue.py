@@ -158,7 +158,7 @@ def accept(*, job: str, yes: bool, home: Path) -> None:
 def work(*, forever: bool, home: Path) -> None:
     """Start each job when its devices are free.
 
-    It ends when no job is left but foreign ones (see accept), with exit code 1 if there are such.
+    It ends when no job is left but foreign ones (see accept), with exit code 1 if one is left.
 
     Ctrl-C ends this command, and leaves the jobs running.
     """

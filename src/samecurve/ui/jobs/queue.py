@@ -58,7 +58,7 @@ class Queue:
 
         So what was looked up there, such as the name of a new run, still holds when a job is added.
         """
-        self._make_folders()
+        self.make_folders()
         waiting = os.open(self.home / "waiting", os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(waiting, fcntl.LOCK_EX)
@@ -246,14 +246,15 @@ class Queue:
             folder=folder,
             starter=starter,
         )
-        self._make_folders()
+        self.make_folders()
         job = job.marked(self.home)
         path = self.home / folder / job.file_name
         with self._explained():
             write_json(path, job.to_json())
         return replace(job, path=path, log=self.home / "logs" / f"{job.id}.log")
 
-    def _make_folders(self) -> None:
+    def make_folders(self) -> None:
+        """Make the folders that are missing. UserError: one is a link, or can't be made."""
         with self._explained():
             for name in (*_FOLDERS, "logs"):
                 self._check_folder(name)

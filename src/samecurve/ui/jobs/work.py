@@ -26,10 +26,9 @@ _LOCK_AGAIN = 2.0  # seconds until the lock, which another worker holds, is trie
 def working(queue: Queue, what: str) -> Iterator[None]:
     """Be the queue's one worker in the block. what: this process, in words.
 
-    UserError: another process works on the queue.
+    UserError: another process works on the queue, or its folders can't be made.
     """
-    queue.home.mkdir(parents=True, exist_ok=True)
-    (queue.home / "waiting").mkdir(exist_ok=True)
+    queue.make_folders()
     with open(queue.lock, "a+", opener=regular_only) as file:
         if not _lock(file):
             raise UserError(
