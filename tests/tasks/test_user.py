@@ -389,6 +389,16 @@ def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
     assert "My.train_data() gives other values when a sample is read again" in text
 
 
+def test_what_the_message_offers_for_random_rows_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(DRAWN)
+    task = opened(config_of(f"{tmp_path / 'drawn.py'}:Drawn"))
+    assert task.facts().fingerprint == "v1"  # the rows were read again, and are the same
+    rows = task.train_data()
+    first, later = (rows.read(np.arange(7), epoch)["x"] for epoch in (0, 1))
+    assert (first[:, 1] != later[:, 1]).all()
+
+
+@pytest.mark.long  # two runs of real processes; the test above holds that the data is taken
 def test_what_the_message_offers_for_random_rows_is_one_curve_on_any_ranks(tmp_path: Path) -> None:
     """Keyed draws in the data, and draws in the loss; a fingerprint() beside them changes none."""
     (tmp_path / "drawn.py").write_text(DRAWN)

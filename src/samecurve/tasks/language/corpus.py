@@ -21,13 +21,13 @@ from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     PACKED,
     batches_of,
+    check_is_text,
     check_whole_tokens,
     files_of_source,
     id_blocks,
     no_files,
     passed_over,
 )
-from samecurve.tasks.text.decoding import check_is_text
 from samecurve.tasks.text.splits import (
     Role,
     SourceSplits,

@@ -4,6 +4,7 @@ Files of text are those that a source names (a file, a glob, a directory, the st
 Files of token ids hold one number after another: a user's `.bin`, and the cache's.
 """
 
+import codecs
 import glob
 import os
 import sys
@@ -108,6 +109,8 @@ def passed_over(sources: Sequence[str], read: Sequence[Path]) -> list[str]:
 
 
 _BLOCK = 1 << 22  # ids that are read at once
+_DECODED = 1 << 22  # bytes decoded at once: a whole file's text would take several times its size
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 Item = TypeVar("Item")
 
 
@@ -128,6 +131,51 @@ def batches_of(
             batch, total = [], 0
     if batch:
         yield batch
+
+
+def check_is_text(content: bytes, path: Path, begin: int = 0) -> None:
+    """UserError: the content has a zero byte, or is no UTF-8.
+
+    content: whole lines of the file, from the byte `begin` on
+    """
+    if content.startswith(_UTF16) and begin == 0:
+        raise UserError(
+            f"{path} is no UTF-8: it is UTF-16", _convert("utf-16", path), "data.source"
+        )
+    if b"\0" in content:
+        raise UserError(
+            f"{path} is no text: it has zero bytes",
+            "name the text files, or a glob that leaves it out; raw token ids are in .bin files",
+            "data.source",
+        )
+    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(content)
+    try:
+        for first in range(0, len(content), _DECODED):
+            decoder.decode(view[first : first + _DECODED])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise _no_utf8(content, path, begin) from None
+
+
+def _no_utf8(content: bytes, path: Path, begin: int) -> UserError:
+    start = len(content)
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        start = error.start
+    from samecurve.data.shards.json_lines import line_number  # of use to few
+
+    line = line_number(path, begin + start)
+    return UserError(
+        f"{path} is no text: the byte {content[start]:#04x} of line {line} is no UTF-8",
+        f"{_convert('latin1', path)} (latin1, or the encoding that it has); or a glob that leaves"
+        " it out",
+        "data.source",
+    )
+
+
+def _convert(encoding: str, path: Path) -> str:
+    return f"iconv -f {encoding} -t utf-8 {path} > new.txt"
 
 
 def check_whole_tokens(path: Path, dtype: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from samecurve.data.shards.json_lines import MARK, line_number, no_object
 from samecurve.tasks.huggingface.data.document_columns import Document, Kind, Learns, kind_of
 from samecurve.tasks.huggingface.data.sources import Chunk
-from samecurve.tasks.text.decoding import check_is_text
+from samecurve.tasks.text import check_is_text
 
 
 def text_of(chunk: Chunk) -> Document:
