@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +23,8 @@ from samecurve.terminal import echo
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.run.resume import Options
+
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 @click.command(cls=ConfigVerb)
@@ -115,6 +119,19 @@ def train(
     sys.exit(code)
 
 
+@contextmanager
+def _torch_silent() -> Iterator[None]:
+    """Import torch in the block, without its warnings, each of which brings 30 lines of addresses.
+
+    torch reads the variable once. The ranks do not inherit it: their logs keep all.
+    """
+    is_set = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "ERROR")
+    yield
+    if not is_set:
+        del os.environ[_LOG_LEVEL]
+
+
 def _train_on_hosts(
     flags: dict[str, Any], nnodes: str, rdzv: str | None, node_rank: int | None, *, headless: bool
 ) -> NoReturn:
@@ -128,7 +145,8 @@ def _train_on_hosts(
         if loaded.config.engine == "torch":
             warm_start.begin()
         way = way_to(hosts)
-        from samecurve.launch.host_launch import run_on_hosts  # imports torch
+        with _torch_silent():
+            from samecurve.launch.host_launch import run_on_hosts  # imports torch
 
         code = run_on_hosts(loaded, hosts, way, warm_start, headless=headless)
     sys.exit(code)

@@ -8,6 +8,7 @@ with the same global batch, hence with the same curve.
 
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -51,6 +52,8 @@ _BEAT, _MISSED = 2, 4  # between an agent's signs of life; that many missing: it
 _LOST_HOSTS = 1000  # starts again, at most, where the number of hosts may change
 _PACE = 0.1  # between an agent's looks at its ranks
 _ANSWER = timedelta(seconds=60)  # of the first host
+# torch's words where the host that serves the meeting place has gone
+_IS_GONE = re.compile(r"got 0 bytes|Connection (closed|reset|refused)|Broken pipe")
 _OPTIONS = ("--nnodes", "--rdzv", "--node-rank")
 
 
@@ -159,7 +162,7 @@ def _open_rendezvous(hosts: Hosts, way: Way) -> RendezvousHandler:
         return get_rendezvous_handler(parameters)
     except RendezvousConnectionError as error:
         if not way.is_first:
-            raise _not_met(error) from None
+            raise _not_met(error, hosts) from None
     # another agent of this machine has just begun to serve the port
     return _open_rendezvous(hosts, replace(way, is_first=False))
 
@@ -190,21 +193,24 @@ def _run(agent: HostAgent, hosts: Hosts) -> int:
     except RendezvousClosedError as error:
         code_of_all = agent.read_end()
         if code_of_all is None:
-            raise _not_met(error) from None
+            raise _not_met(error, hosts) from None
         return code_of_all
     except RendezvousError as error:
-        raise _not_met(error) from None
+        raise _not_met(error, hosts) from None
     finally:
         if closes:
             with suppress(RendezvousError):
                 agent.get_worker_group().spec.rdzv_handler.shutdown()
 
 
-def _not_met(error: Exception) -> RunError:
-    cause = str(error.__cause__ or error).splitlines()
+def _not_met(error: Exception, hosts: Hosts) -> RunError:
+    text = str(error.__cause__ or error)
+    cause = (text.splitlines() or [repr(error)])[0]
+    if _IS_GONE.search(text):
+        cause = f"the first host, {hosts.host}:{hosts.port}, has ended or can't be reached any more"
     return RunError(
-        f"the hosts did not meet: {cause[0] if cause else error!r}",
-        "the first host's terminal says why it ended, if it has; the same command goes on",
+        f"the hosts did not meet: {cause}",
+        "that host's terminal says why it ended; give the same command there, then here",
         "--rdzv",
         again=True,
     )
