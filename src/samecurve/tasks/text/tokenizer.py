@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
-from samecurve.tasks.text.stretching import MOST, stretching
 
 TokenIds = NDArray[np.uint32]
 
@@ -81,6 +80,8 @@ class LibraryTokenizer:
 
     def _check_stretching(self) -> None:
         """UserError: rules of the tokenizer make texts so long that no memory holds them."""
+        from samecurve.tasks.text.stretching import MOST, stretching
+
         for what, part in (("normalizer", self.inner.normalizer), ("decoder", self.inner.decoder)):
             factor = stretching(part)
             if factor > MOST:
