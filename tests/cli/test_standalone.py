@@ -12,7 +12,7 @@ from commands import losses, write_config
 from samecurve.cli.standalone import Standalone
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Standalone("scripts/run_hf_standalone.py", ROOT / "models/llama-3.1-8b.yaml", "ddp")
+SCRIPT = Standalone("scripts/run_hf_standalone.py", ROOT / "models/llama-3.1-8b.yaml", "auto")
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}
 
 

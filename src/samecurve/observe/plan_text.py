@@ -7,6 +7,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.units import counted, show_bytes
 
 _SAID = {  # what only some plans decide -> the words before its reason
+    "auto_strategy": "strategy ",
     "offload": "offload: ",
     "replicas": "replicas: ",
     "sentinel": "sentinel: ",

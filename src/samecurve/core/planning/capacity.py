@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.layout import FitCheck, Layout
+from samecurve.core.planning.layout import Fit, FitCheck, Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     MemoryOptions,
@@ -100,9 +100,10 @@ def memory_room(
 def fits_on(options: MemoryOptions, facts: Facts, devices: tuple[Device, ...]) -> FitCheck:
     """The check whether one device's part of the model fits, with one sample."""
 
-    def fits(spec: StrategySpec, shards: int) -> bool:
+    def fits(spec: StrategySpec, shards: int) -> Fit:
         room = memory_room(options, facts, devices, spec=spec, shards=shards)
-        return room.left >= (sample_bytes(options, facts) or 0)
+        each = sample_bytes(options, facts) or 0
+        return Fit(room.left >= each, room.needed(each), room.usable)
 
     return fits
 
@@ -203,6 +204,8 @@ def _what_needs_less(options: MemoryOptions, facts: Facts, layout: Layout) -> st
             here, flags=flags, why="shares the state out", spec=sharded, shards=num_devices
         )
         ways += _fitting(layout, [shared_out])
+        if ways and flags == f"--strategy {sharded.name}":
+            ways[0] += "; --strategy auto takes what fits"
     ways += _fitting(layout, _recomputed(here))
     ways += _fitting(layout, _offloaded(here, layout))
     if layout.devices[0].kind == "cpu" and num_devices > 1 and not options.limit:

@@ -14,8 +14,18 @@ from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes
 
+
+@dataclass(frozen=True)
+class Fit:
+    """What one device's part of the model needs under a strategy, with one sample at once."""
+
+    fits: bool
+    needed: int = 0  # bytes
+    usable: float = 0.0  # bytes of the smallest device that the plan counts on
+
+
 # (strategy, number of shards) -> whether the shard of one device fits into its memory
-FitCheck = Callable[[StrategySpec, int], bool]
+FitCheck = Callable[[StrategySpec, int], Fit]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +102,7 @@ def choose_strategy(
     UserError: the engine does not have the strategy, or it takes one device of several named ones.
     """
     if section.strategy == "auto":
-        return _choose_automatically(engine, len(devices), fits)
+        return _choose_automatically(engine, devices, fits)
     spec = STRATEGIES.get((engine, section.strategy))
     if spec is None:
         rows = (row for (_, name), row in STRATEGIES.items() if name == section.strategy)
@@ -117,18 +127,34 @@ def choose_strategy(
     return Decision(spec, reasons)
 
 
-def _choose_automatically(engine: str, num_devices: int, fits: FitCheck) -> Decision[StrategySpec]:
+def _choose_automatically(
+    engine: str, devices: tuple[Device, ...], fits: FitCheck
+) -> Decision[StrategySpec]:
+    num_devices = len(devices)
     if num_devices == 1:
         return Decision(auto_strategy(engine, "one device"), {"strategy": "one device"})
     replicated = auto_strategy(engine, "the model fits")
     sharded = auto_strategy(engine, "only a shard fits")
-    if fits(replicated, 1):
-        reason = "several devices; the whole model fits on each"
-        return Decision(replicated, {"strategy": reason})
+    whole = fits(replicated, 1)
+    if whole.fits:
+        reasons = {"strategy": "several devices; the whole model fits on each"}
+        if devices[0].kind == "cuda":
+            reasons["auto_strategy"] = (
+                f"{replicated.name} (auto): each device holds the whole model, which needs"
+                f" {show_bytes(whole.needed)} of the {show_bytes(whole.usable)} that the plan"
+                " counts on"
+            )
+        return Decision(replicated, reasons)
     reason = f"the whole model does not fit on one device; shared out among {num_devices} it does"
-    # where neither fits, the refusal that follows names what the whole model needs
-    spec = sharded if fits(sharded, num_devices) else replicated
-    return Decision(spec, {"strategy": reason})
+    part = fits(sharded, num_devices)
+    if not part.fits:  # the refusal that follows names what the whole model needs
+        return Decision(replicated, {"strategy": reason})
+    taken = (
+        f"{sharded.name} (auto): under {replicated.name} each device would need"
+        f" {show_bytes(whole.needed)}, and the plan counts on {show_bytes(whole.usable)};"
+        f" under {sharded.name} each needs {show_bytes(part.needed)}"
+    )
+    return Decision(sharded, {"strategy": reason, "auto_strategy": taken})
 
 
 def choose_layout(

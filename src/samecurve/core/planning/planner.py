@@ -39,7 +39,13 @@ from samecurve.core.planning.compute import (
 )
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
-from samecurve.core.planning.layout import Layout, choose_layout, choose_strategy, layout_warnings
+from samecurve.core.planning.layout import (
+    Fit,
+    Layout,
+    choose_layout,
+    choose_strategy,
+    layout_warnings,
+)
 from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
 from samecurve.core.planning.memory import (
     MemoryOptions,
@@ -93,7 +99,9 @@ def _layout_before_facts(
     engine, train = config.engine, config.train
     devices = choose_devices(config.devices, engine, machine).value
     precision = choose_precision(train, engine, devices).value
-    strategy = choose_strategy(config.devices, engine, devices, fits=lambda _spec, _shards: True)
+    strategy = choose_strategy(
+        config.devices, engine, devices, fits=lambda _spec, _shards: Fit(True)
+    )
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
     refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
     if train.is_exact:
