@@ -121,3 +121,24 @@ def test_rules_that_rule_nothing_are_refused(groups: Any, where: str, says: str)
         config_of(*groups).optimizer.rules.describe(NAMES, fixed=["head.weight"])
     assert refused.value.where == where
     assert says in str(refused.value)
+
+
+def test_an_optional_group_is_left_out_where_no_name_matches() -> None:
+    """A config that serves several models: the plan says what was left out. Others are refused."""
+    rules = config_of(
+        {"match": "blocks.1.*", "lr_scale": 0.5, "optional": True},
+        {"match": "encoder.*", "lr_scale": 0.1, "optional": True},
+        {"match": "cls_token", "lr_scale": 0.2, "optional": True},
+    ).optimizer.rules
+    described = rules.describe(NAMES)["groups"]
+    assert [text.partition(":")[0] for text in described] == ["encoder.*", "blocks.1.* and 1 more"]
+    assert described[1].endswith("left out (optional), no parameter has such a name")
+    with pytest.raises(UserError, match="matches none of the 4") as refused:
+        config_of({"match": "blocks.1.*", "lr_scale": 0.5}).optimizer.rules.describe(NAMES)
+    assert "optional: true" in refused.value.remedy
+    shadowed = config_of(
+        {"match": "encoder.*", "lr_scale": 0.5},
+        {"match": "encoder.0.*", "lr_scale": 0.1, "optional": True},
+    )
+    with pytest.raises(UserError, match="rules no parameter: an earlier group"):
+        shadowed.optimizer.rules.describe(NAMES)

@@ -21,11 +21,13 @@ from safetensors.torch import save_file
 
 from one_curve import check_one_curve
 from samecurve.checkpoint.format import load as load_checkpoint
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
 from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from samecurve.tasks import open_task
+from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.vision.timm_library import create
 from starts import start, train
 from tiny import MACHINE, config_of
@@ -210,3 +212,27 @@ def test_a_norm_with_an_activation_is_the_same_as_timms() -> None:
         _take_activation_out(each)
     assert torch.equal(changed(images), expected)
     assert changed.state_dict().keys() == model.state_dict().keys()
+
+
+PRESET = Path(__file__).parents[3] / "models/image-folder.yaml"
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "resnet50", "convnext_tiny"])
+def test_the_preset_s_groups_fit_other_backbones(name: str) -> None:
+    """Rates by block are for vision transformers; other models leave those groups out."""
+    with torch.device("meta"):
+        model = create(name, num_classes=3)
+    document = read_file(PRESET)
+    document.set("model.backbone", name, "--set")
+    rules = load(document, Tasks()).config.optimizer.rules
+    sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    *used, last = rules.describe(sizes)["groups"]
+    is_vit = name.startswith("vit")
+    assert len(used) == (14 if is_vit else 0)
+    assert ("left out (optional)" in last) is not is_vit
+
+
+def test_the_preset_without_pictures_says_how_to_name_them(cache: Path) -> None:
+    with pytest.raises(UserError, match="no -d names a folder of pictures") as refused:
+        open_task(load(read_file(PRESET), Tasks()).config, str(cache)).facts()
+    assert refused.value.remedy.startswith("-d DIR names your pictures")

@@ -35,6 +35,9 @@ class ParamGroup(Section):
     given"""
     freeze: bool = False
     """not trained: no gradient, no optimizer state, no part in the norm"""
+    optional: bool = False
+    """left out, with a line in the plan, where no parameter of the model has such a name; else such
+    a group is refused"""
 
     @model_validator(mode="after")
     def _something(self) -> "ParamGroup":
@@ -103,13 +106,16 @@ class ParamRules:
         )
 
     def check_names(self, names: Iterable[str]) -> None:
-        """UserError: a group matches none of these names, or nothing is left to train."""
+        """UserError: a group that is not optional matches none of these names, or nothing is left
+        to train.
+        """
         names = list(names)
         ruled = {self._number(name) for name in names}
         for number, group in enumerate(self._groups):
             if number not in ruled:
                 matched = [name for name in names if fnmatchcase(name, group.match)]
-                raise _idle(number, group, matched, names)
+                if matched or not group.optional:
+                    raise _idle(number, group, matched, names)
         if self._groups and all(map(self.is_frozen, names)):
             raise UserError(
                 f"all {len(names)} parameters are frozen: nothing is left to train",
@@ -127,13 +133,20 @@ class ParamRules:
         """
         self.check_names(sizes)
         fixed = set(fixed)
-        descriptions = []
+        descriptions, absent = [], []
         for number, group in enumerate(self._groups):
             names = [name for name in sizes if self._number(name) == number]
+            if not names:
+                absent.append(group.match)
+                continue
             scalars = sum(sizes[name] for name in names)
             descriptions.append(
                 f"{group.match}: {_what_it_does(group)} ({counted(len(names), 'parameter')},"
                 f" {scalars} scalars: {first_and_count(names)})"
+            )
+        if absent:
+            descriptions.append(
+                f"{first_and_count(absent)}: left out (optional), no parameter has such a name"
             )
         trained = {
             name: size
@@ -180,7 +193,8 @@ def _idle(
     near = difflib.get_close_matches(group.match.replace("*", ""), names, 3, 0.3)
     return UserError(
         f"{group.match!r} matches none of the {len(names)} parameters",
-        f"names are like {', '.join(near or names[:3])}; * stands for anything, dots too",
+        f"names are like {', '.join(near or names[:3])}; * stands for anything, dots too;"
+        " optional: true leaves such a group out",
         where,
     )
 

@@ -23,6 +23,7 @@ from samecurve.tasks.vision.data.pathfinder import CLASSES
 from samecurve.tasks.vision.data.sources import evaluated, open_images, stamp_images
 from samecurve.tasks.vision.layout import Grid, first_values, for_clips, grid_of
 from samecurve.tasks.vision.sections import (
+    DIGITS,
     PATHFINDER,
     TORCH_BLOCKS,
     VisionData,
@@ -162,11 +163,7 @@ class VisionTask:
         mean = images.mean if data.mean is None else data.mean
         std = images.std if data.std is None else data.std
         if len(mean) not in {1, images.shape[2]}:
-            raise UserError(
-                f"data.mean has {len(mean)} channels, and the images have {images.shape[2]}",
-                "a number for each channel, or one for all; or leave data.mean and data.std out",
-                "data.mean",
-            )
+            raise _other_channels(data.source, len(mean), images.shape[2])
         return ImageFormat(
             classes=list(images.classes),
             shape=images.shape,
@@ -291,4 +288,20 @@ def weights_path(model: VisionModel) -> Path | None:
         f"there is no {path}; a backbone's weights are never downloaded",
         "the path of a .safetensors or .pt file, of a directory with one, or of a run",
         "model.path",
+    )
+
+
+def _other_channels(source: str, given: int, there: int) -> UserError:
+    """The error for data.mean of other channels than the images have."""
+    if source == DIGITS:  # the default: most likely -d was left out
+        return UserError(
+            f"the data are {DIGITS}, of {there} channel, where no -d names a folder of pictures;"
+            f" data.mean has {given} channels",
+            f"-d DIR names your pictures; models/{DIGITS}.yaml trains on the {DIGITS}",
+            "data.source",
+        )
+    return UserError(
+        f"data.mean has {given} channels, and the images have {there}",
+        "a number for each channel, or one for all; or leave data.mean and data.std out",
+        "data.mean",
     )
