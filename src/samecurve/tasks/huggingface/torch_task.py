@@ -72,6 +72,7 @@ from samecurve.tasks.lora.quantized import (
     packed_formula,
     unpacked,
 )
+from samecurve.torch_engine.model.model_setup import unsaved_buffers_kept
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -207,7 +208,8 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def init_module(self, model: Any, module: nn.Module) -> None:
         """Set a module's first values, by the library's rules or the adapter's."""
-        first_values(model, module)
+        with unsaved_buffers_kept(module):  # Gemma's rule sets a scale that is a buffer
+            first_values(model, module)
 
     def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
         """A directory's arrays as the model holds them. A missing head gets new values."""

@@ -3,7 +3,7 @@ recompute, and real values for parameters that were made on the meta device.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -232,6 +232,31 @@ def parameters_on_meta() -> Iterator[None]:
         module_class.register_parameter = register
 
 
+def unsaved_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a module, and of the modules within it, that no checkpoint keeps, by name."""
+    found = {}
+    for place, part in module.named_modules():
+        for name in part._non_persistent_buffers_set:  # noqa: SLF001 - torch has no other way
+            buffer = part._buffers[name]  # noqa: SLF001 - too
+            if buffer is not None and not buffer.is_meta:
+                found[f"{place}.{name}".removeprefix(".")] = buffer
+    return found
+
+
+@contextmanager
+def unsaved_buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Leave the buffers that no checkpoint keeps as model() has made them.
+
+    A library's rule for first values may set them anew, and a resume, which follows no such rule,
+    would go on with other values.
+    """
+    before = {name: buffer.clone() for name, buffer in unsaved_buffers(module).items()}
+    yield
+    for name, buffer in unsaved_buffers(module).items():
+        if name in before:
+            buffer.copy_(before[name])
+
+
 class Materializer:
     """Makes a model's meta parameters real, part by part, so that a model larger than the device
     can be sharded as it comes to be. Shared parameters stay shared.
@@ -283,7 +308,9 @@ class Materializer:
             name = self._module_names[id(module)]
             own = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
             if not all(self._is_given(key.removeprefix(".")) for key in own):
+                before = {key: value.clone() for key, value in unsaved_buffers(module).items()}
                 self._initialize_module(name, module)
+                _check_unsaved_buffers(name, module, before)
         self._check_values(modules)
         for module in modules:
             for parameter in module.parameters(recurse=False):
@@ -340,3 +367,23 @@ class Materializer:
         if id(parameter) in self._shared_ids:
             self._shared[id(parameter)] = real
         return real
+
+
+def _check_unsaved_buffers(
+    name: str, module: nn.Module, before: Mapping[str, torch.Tensor]
+) -> None:
+    """UserError: a rule for first values has changed a buffer that no checkpoint keeps.
+
+    name: the module's in its model; before: the buffers before the rule
+    """
+    for key, buffer in unsaved_buffers(module).items():
+        if key not in before:
+            continue
+        changed = (buffer != before[key]) & (buffer == buffer)  # noqa: PLR0124 - a nan is none
+        if changed.any():
+            raise UserError(
+                f"the task's init_module() changes the buffer {f'{name}.{key}'.removeprefix('.')},"
+                " which no checkpoint keeps: a resumed run would go on with another value",
+                "set it where the module is made, or register it with persistent=True",
+                "task",
+            )
