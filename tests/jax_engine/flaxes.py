@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from samecurve import Mean, rng
 
@@ -247,3 +247,25 @@ class Phased(Annealed):
 
 class Scheduled(Annealed):
     def schedule(self, optimizer: Any) -> Any: ...
+
+
+class Dense(linen.Module):
+    """A model as flax's older interface has it."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(2)(jnp.tanh(linen.Dense(8)(x)))
+
+
+class Linen(Small):
+    """Its model is a linen module."""
+
+    def model(self) -> Any:  # type: ignore[override]
+        return Dense()
+
+
+class Bridged(Small):
+    """Linen, as the refusal's remedy says."""
+
+    def model(self, rngs: nnx.Rngs) -> Any:  # type: ignore[override]
+        return nnx.bridge.ToNNX(Dense(), rngs=rngs).lazy_init(np.zeros((1, 8), np.float32))

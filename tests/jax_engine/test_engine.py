@@ -279,6 +279,13 @@ def test_what_a_task_of_ones_own_gets_wrong_is_said(
     assert remedy in what_to_do
 
 
+def test_a_linen_module_is_refused_and_trains_as_the_remedy_wraps_it(pool: Pool) -> None:
+    cause, remedy = pool.run(1, jobs.failure, small(task="Linen"))[0]
+    assert cause == "Linen.model() returns Dense of flax.linen, not a flax.nnx.Module"
+    assert "return nnx.bridge.ToNNX(Dense(...), rngs=rngs).lazy_init(rows)" in remedy
+    assert pool.run(1, jobs.failure, small(task="Bridged"))[0] == ("", "")
+
+
 @pytest.mark.parametrize(
     ("name", "devices", "exact"),
     [

@@ -405,3 +405,24 @@ def test_a_clock_is_no_channel_and_the_plan_names_the_channels(tmp_path: Path, c
     )
     assert prepare_windows(TimeSeriesData(source=str(file)), cache).windows.channels == ["a", "b"]
     assert "data channels: a, b" in task_of(file, cache, validation=0.0).notes()
+
+
+def test_recordings_of_another_form_are_told_which_files_work(tmp_path: Path, cache: Path) -> None:
+    """Six channels, no subjects, no test set: .npz and .csv files take them, as the remedy says."""
+    home = write_har(tmp_path)
+    for file in home.rglob("body_acc_*"):
+        file.unlink()
+    with pytest.raises(UserError, match="UCI HAR layout") as refused_:
+        prepare_windows(TimeSeriesData(source=str(home)), cache)
+    assert "one .npz or .csv file: -d FILE" in refused_.value.remedy
+    values, labels = np.random.default_rng(0).normal(size=(12, 6, 16)), np.arange(12) % 3
+    np.savez(tmp_path / "own.npz", x=values.astype(np.float32), label=labels)
+    lines = ["window,label,a,b,c,d,e,f"]
+    for window, label in enumerate(labels):
+        lines += [f"{window},{label},{','.join(map(str, row))}" for row in values[window].T]
+    (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
+    for name in ("own.npz", "own.csv"):
+        prepared = prepare_windows(TimeSeriesData(source=str(tmp_path / name)), cache)
+        train = prepared.windows.train
+        assert (train.values.shape, prepared.windows.test) == ((12, 6, 16), None)
+        assert train.subjects is None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from samecurve.core.protocols import Part
 from samecurve.errors import UserError
 from samecurve.tasks.vision.data import pathfinder_set
 from samecurve.tasks.vision.data.pathfinder import draw_image, draw_scene
-from samecurve.tasks.vision.data.pathfinder_set import SHEET
+from samecurve.tasks.vision.data.pathfinder_set import SHEET, read_pathfinder
 from samecurve.tasks.vision.data.sources import open_images, stamp_images
 from samecurve.tasks.vision.sections import VisionData, VisionModel
 from samecurve.tasks.vision.task import VisionTask
@@ -246,7 +247,7 @@ def test_images_are_drawn_by_the_ranks_of_a_run(
     assert "60 to train on; 6 held out; 6 to test on" in planned
     assert not list(cache.rglob("pixels.npy"))
     said = samecurve("train", *line, *more, "--save-dir", "run", cwd=tmp_path).stdout
-    assert "ready  3 files made in" in said
+    assert "ready  3 files of drawn images made in" in said
     assert len(list(cache.rglob("pixels.npy"))) == 3
     confusion = json.loads((tmp_path / "run/results.json").read_text())["test"]["confusion"]
     assert np.sum(confusion) == 6
@@ -284,3 +285,21 @@ def test_a_run_is_measured_on_other_images(tmp_path: Path) -> None:
     assert confusion.sum(1).tolist() == [0, 5, 2]
     refused = samecurve("eval", "run", "-d", "more.npz", cwd=tmp_path, code=2).stderr
     assert "class ant is none of the run's: cat, dog, owl" in refused
+
+
+def test_a_plan_announces_a_long_drawing_and_not_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whatever the run trains on afterwards; an estimate from the images of the plan."""
+    data = VisionData(source="pathfinder", samples=40_000, validation=0.05)
+    ticks = iter((0.0, 0.028, 1.0, 1.028))  # the plan draws 4 images: 7 ms each
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(pathfinder_set, "time", clock)
+    monkeypatch.setattr(pathfinder_set, "_MEASURED", 4)
+    (about,) = read_pathfinder(data, tmp_path).lines[1:]
+    assert about == (
+        "44,000 images are drawn once, before the first step (about 5m08s on one core, shared among"
+        " the ranks), and kept in the cache"
+    )
+    few = VisionData(source="pathfinder", samples=400, validation=0.05)
+    assert not read_pathfinder(few, tmp_path).lines[1:]

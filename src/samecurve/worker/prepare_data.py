@@ -54,7 +54,7 @@ def prepare_data(
             if not counts or done > counts[-1][0]:
                 counts.append((done, now))
             if now - shown >= _PAUSE and len(counts) > 2:
-                record(_progress(counts, done, total))
+                record(_progress(counts, done, total, task.prepared_files))
                 shown = now
     if engine.preflight(float(is_stopping)):
         if context.is_first:
@@ -62,7 +62,8 @@ def prepare_data(
         return False
     if len(counts) > 1:
         count = counts[-1][0] - counts[0][0]
-        text = f"{counted(count, 'file')} made in {show_seconds(time.monotonic() - began)}"
+        files = f"{counted(count, 'file')}{task.prepared_files}"
+        text = f"{files} made in {show_seconds(time.monotonic() - began)}"
         record(Event("prepared", 0, {"text": text, "done": counts[-1][0], "of": counts[-1][0]}))
     return True
 
@@ -93,9 +94,12 @@ def _stop_line(task: Any, device: Any, part: Part) -> str:
     return f"{where}; the same command goes on"
 
 
-def _progress(counts: list[tuple[int, float]], done: int, total: int) -> Event:
-    """A line about the work that is done and left. The first file says nothing of the pace."""
+def _progress(counts: list[tuple[int, float]], done: int, total: int, files: str) -> Event:
+    """A line about the work that is done and left. The first file says nothing of the pace.
+
+    files: what the files hold, in words
+    """
     (first, since), (last, until) = counts[1], counts[-1]
     left = (until - since) / (last - first) * (total - done)
-    text = f"{done:,} of {total:,} files made  left {show_seconds(left)}"
+    text = f"{done:,} of {total:,} files{files} made  left {show_seconds(left)}"
     return Event("prepared", 0, {"text": text, "done": done, "of": total})

@@ -129,6 +129,13 @@ class JaxAdapter(EngineAdapter):
         if any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
             remedy = "--engine torch, which trains torch modules"
         cause = f"returns {type(model).__name__}, not a flax.nnx.Module"
+        if any(kind.__module__.startswith("flax.linen") for kind in type(model).__mro__):
+            cause = f"returns {type(model).__name__} of flax.linen, not a flax.nnx.Module"
+            remedy = (
+                "wrap it (from flax import nnx): def model(self, rngs): return nnx.bridge.ToNNX("
+                f"{type(model).__name__}(...), rngs=rngs).lazy_init(rows), where rows is an array"
+                " like those that loss() passes to the model; or write it with flax.nnx"
+            )
         raise self._wrong("model", cause, remedy)
 
     def check_loss(self, loss: object, what: str) -> None:

@@ -262,6 +262,11 @@ class TaskAdapter:
         """The class's own prepare(), which makes files that rows need; None: it has none."""
         return self._prepare if self.methods.prepare is not None else None
 
+    @property
+    def prepared_files(self) -> str:
+        """What the files of prepare() hold, in words that follow "files"; '' if it is not said."""
+        return str(getattr(self.task, "prepared_files", ""))
+
     def _prepare(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
         assert self.methods.prepare is not None
         with self.calling("prepare"):

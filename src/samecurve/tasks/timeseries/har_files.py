@@ -26,6 +26,10 @@ CHANNELS = tuple(
     f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 )
 _WHOLE = "a copy of the whole directory, as the archive of the data set unpacks it"
+_OWN = (
+    "recordings of your own, whatever their channels, with or without subjects and a test set, are"
+    " one .npz or .csv file: -d FILE (docs/timeseries.md)"
+)
 
 
 def is_one_split(home: Path) -> bool:
@@ -52,14 +56,16 @@ def files_of(home: Path) -> list[Path]:
     for file in files:
         if not file.is_file():
             name = file.relative_to(files[0].parent)
-            raise UserError(f"the data lacks the file {name}", _remedy(home), str(file))
+            raise UserError(
+                f"the data lacks the file {name} of the UCI HAR layout", _remedy(home), str(file)
+            )
     return files
 
 
 def _remedy(home: Path) -> str:
     """The remedy for a missing file: the data set may lie one directory further in."""
     inner = [place for place in sorted(home.glob("*/")) if (place / LABELS).is_file()]
-    return f"-d {shlex.quote(str(inner[0]))}" if inner else _WHOLE
+    return f"-d {shlex.quote(str(inner[0]))}" if inner else f"{_WHOLE}; or {_OWN}"
 
 
 def read_har(home: Path) -> WindowSet:

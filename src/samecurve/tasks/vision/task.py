@@ -125,6 +125,7 @@ class VisionTask:
         self._cache, self._kept, self._seed = cache, assets, seed
         if data.source == PATHFINDER and data.cached:
             self.prepare, self.metric_names = self._draw, self._metric_shapes()
+            self.prepared_files = " of drawn images"  # in the lines about them
 
     @staticmethod
     def first_weights(model: VisionModel) -> Path | None:

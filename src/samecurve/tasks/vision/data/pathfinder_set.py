@@ -5,6 +5,7 @@ Before the first step each rank draws a part of the blocks that the cache lacks.
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,12 +29,13 @@ from samecurve.tasks.vision.data.pathfinder import (
     least_size,
 )
 from samecurve.tasks.vision.sections import DRAWN_SIZE, VisionData
-from samecurve.units import counted
+from samecurve.units import counted, show_seconds
 
 SHEET = "sheet.png"
 _PIXELS, _LABELS = "pixels.npy", "labels.npy"
 _BLOCK = 500  # images of a cache entry
 _MEASURED = 200  # images whose brightness is measured
+_SAID_FROM = 20.0  # seconds of drawing that the plan announces
 _SHEET_SIDE, _SHEET_IMAGES = 192, (4, 6)  # pixels of an image on the sheet; images down, across
 _FRAMES = (70, 220)  # greys around an image, by label
 _TEST_SHARE = 0.1  # of the images to train on, in a folder
@@ -183,7 +185,9 @@ def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
         for name, count in counts.items()
         if count
     }
+    began = time.perf_counter()
     measured = rows["train"][np.arange(min(data.samples, _MEASURED))]
+    each = (time.perf_counter() - began) / len(measured["labels"])
     mean, std = ImageRows(measured["pixels"], measured["labels"]).channels()
     identity = json.dumps([stamp_pathfinder(data), counts])
     length = f"{drawing.length}, {counted(drawing.distractors, 'distractor')}"
@@ -197,9 +201,30 @@ def read_pathfinder(data: VisionData, cache: Path) -> ImageSets:
         std=std,
         sha256=hashlib.sha256(identity.encode()).hexdigest(),
         counts=[-(-data.samples // 2), data.samples // 2],
-        lines=[f"pathfinder, drawn with seed {drawing.seed}: contours of {length}"],
-        to_make=[block for each in rows.values() for block in each.blocks],
+        lines=[
+            f"pathfinder, drawn with seed {drawing.seed}: contours of {length}",
+            *_say_drawing(rows.values(), each),
+        ],
+        to_make=[block for part in rows.values() for block in part.blocks],
     )
+
+
+def _say_drawing(rows: Iterable[PathfinderRows], seconds_each: float) -> list[str]:
+    """The line about images that are drawn before the first step, where that takes a while.
+
+    seconds_each: time that an image took which the plan has drawn for itself
+    """
+    blocks = [block for part in rows for block in part.blocks]
+    if not blocks or blocks[0].is_done:
+        return []
+    count = sum(block.count for block in blocks)
+    seconds = seconds_each * count
+    if seconds < _SAID_FROM:
+        return []
+    return [
+        f"{count:,} images are drawn once, before the first step (about {show_seconds(seconds)} on"
+        " one core, shared among the ranks), and kept in the cache"
+    ]
 
 
 def _drawing(data: VisionData) -> Drawing:
