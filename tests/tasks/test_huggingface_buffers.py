@@ -105,7 +105,7 @@ def test_a_rule_of_a_task_that_sets_an_unsaved_buffer_is_refused(*, saved: bool)
         model=lambda: Scaled(saved=saved), init_module=init_module, initial=lambda *_: None
     )
     if saved:
-        assert float(started(task, resumed=False).factor) == 2
+        assert float(dict(started(task, resumed=False).named_buffers())["factor"]) == 2
         return
     with pytest.raises(
         UserError, match="changes the buffer factor, which no checkpoint keeps"
