@@ -252,7 +252,7 @@ def test_a_row_that_is_left_out_is_named_with_its_reason(tmp_path: Path, own_cac
     assert table["head"] == ["rows", "why", "where"]
     by_place = {where.rpartition(":")[2]: (count, why) for count, why, where in table["rows"]}
     assert by_place.keys() == {"3", "5", "7", "8"}
-    assert by_place["3"] == ("1", "no token to be learnt: the assistant says nothing")
+    assert by_place["3"] == ("1", "no token to be learnt: the assistant says nothing that counts")
     assert by_place["5"] == ("1", "empty: nothing to read")
     assert by_place["7"][1] == "what is to be learnt stands behind its first 64 tokens"
     assert by_place["8"][1] == "longer than 64 tokens: its end is left out"

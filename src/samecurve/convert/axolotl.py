@@ -18,6 +18,7 @@ _SERVED: Mapping[str, tuple[object, ...]] = {  # field of a data set -> values t
     "field_messages": ("messages",),
     "message_field_role": ("role",),
     "message_field_content": ("content",),
+    "message_field_training": ("train",),
     "message_property_mappings": ({"role": "role", "content": "content"},),
     "roles_to_train": (["assistant"],),
     "train_on_eos": ("turn",),

@@ -3,32 +3,50 @@
 A template can mark the spans ({% generation %}). Without marks, a span is taken only where it can
 be proved: the rendered whole must begin with the conversation before the turn, rendered with its
 generation prompt. Then either the turn's exact content and a special token follow; or the whole
-also begins with the conversation including the turn. Any other conversation is refused.
+also begins with the conversation including the turn; or the whole ends as it does with another
+text in the turn's place. Any other conversation is refused.
 """
 
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.messages import (
+    ASSISTANT,
+    Messages,
+    for_template,
+    is_learnt,
+    with_parsed_arguments,
+)
+from samecurve.units import counted
 
 if TYPE_CHECKING:
     from samecurve.tasks.huggingface.data.template_limits import LimitedTemplate
 
 Span = tuple[int, int]  # characters [begin, end)
-Messages = Sequence[Mapping[str, Any]]
 
-ASSISTANT = "assistant"
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = (
     "a template that marks them with {% generation %} ... {% endgeneration %}:"
     " data.chat_template=FILE.jinja"
 )
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    """A conversation. place: its row. learnt: of each message, whether the model learns it."""
+
+    messages: Messages
+    tools: Any
+    place: str
+    learnt: Sequence[bool]
 
 
 class ChatTemplate:
@@ -70,46 +88,109 @@ class ChatTemplate:
 
         UserError: the template refuses the messages, or does not show where a turn lies.
         """
-        with _told_errors(place, "data.chat_template=FILE.jinja in place of the template"):
-            if self._marked:
-                return self._rendered(messages, tools, marks=True)
-            return self._shown_spans(messages, tools, place)
+        from jinja2 import TemplateError
 
-    def _shown_spans(self, messages: Messages, tools: Any, place: str) -> tuple[str, list[Span]]:
-        whole = self._render(messages, tools=tools)
+        plain = for_template(messages)
+        learnt = [is_learnt(message) for message in messages]
+        talk = _Conversation(with_parsed_arguments(plain, place), tools, place, learnt)
+        with _told_errors(place, "data.chat_template=FILE.jinja in place of the template"):
+            try:
+                return self._spans(talk)
+            except (TypeError, TemplateError):
+                if talk.messages == plain:
+                    raise
+                # a template that adds the arguments to a text takes them as text alone
+                return self._spans(replace(talk, messages=plain))
+
+    def _spans(self, talk: _Conversation) -> tuple[str, list[Span]]:
+        return self._marked_spans(talk) if self._marked else self._shown_spans(talk)
+
+    def _marked_spans(self, talk: _Conversation) -> tuple[str, list[Span]]:
+        """The spans that the template marks, less those of messages that are not learnt."""
+        text, spans = self._rendered(talk.messages, talk.tools, marks=True)
+        turns = [n for n, message in enumerate(talk.messages) if message["role"] == ASSISTANT]
+        if all(talk.learnt[number] for number in turns):
+            return text, spans
+        kept, marks = [], 0
+        for number in turns:
+            first, end = self._count_marks(talk, number), self._count_marks(talk, number + 1)
+            marks += end - first
+            kept += spans[first:end] if talk.learnt[number] else []
+        if marks != len(spans):
+            raise UserError(
+                f"the chat template marks {counted(len(spans), 'part')} of this conversation, and"
+                f" {marks} where its turns are rendered one by one: it does not show which part"
+                " belongs to a turn that is not learnt (`weight` 0 or `train` false)",
+                "a template that marks every turn of the assistant:"
+                " data.chat_template=FILE.jinja; or leave the row out",
+                talk.place,
+            )
+        return text, kept
+
+    def _count_marks(self, talk: _Conversation, count: int) -> int:
+        """The number of parts that the template marks in the first `count` messages."""
+        if not count:
+            return 0
+        return len(self._rendered(talk.messages[:count], talk.tools, marks=True)[1])
+
+    def _shown_spans(self, talk: _Conversation) -> tuple[str, list[Span]]:
+        whole = self._render(talk.messages, tools=talk.tools)
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+        for number, is_turn in enumerate(talk.learnt):
+            if not is_turn:
                 continue
-            before = self._render(messages[:number], tools=tools, prompt=True)
+            before = self._render(talk.messages[:number], tools=talk.tools, prompt=True)
             end = None
             if whole.startswith(before):
-                end = self._end(whole, before, messages[: number + 1], tools)
+                end = self._end(whole, before, talk, number)
             if end is None:
                 raise UserError(
                     f"the chat template does not show which tokens turn {number} of the assistant"
                     " has: the conversation up to there is rendered otherwise than in the whole",
                     _REMEDY,
-                    place,
+                    talk.place,
                 )
             spans.append((len(before), end))
         return whole, spans
 
-    def _end(self, whole: str, before: str, messages: Messages, tools: Any) -> int | None:
-        """The end of the last message's turn, which begins after `before`; None: not provable."""
-        begin, content = len(before), messages[-1].get("content")
+    def _end(self, whole: str, before: str, talk: _Conversation, number: int) -> int | None:
+        """The end of a message's turn, which begins after `before`; None: not provable."""
+        message = talk.messages[number]
+        begin, content = len(before), message.get("content")
+        is_plain = set(message) <= {"role", "content"}
         verbatim = isinstance(content, str) and content and whole.startswith(content, begin)
         end = begin + len(content) if verbatim and isinstance(content, str) else begin
-        follows = next((token for token in self._special if whole.startswith(token, end)), "")
-        if verbatim and follows and set(messages[-1]) <= {"role", "content"}:
+        if verbatim and is_plain and (follows := self._special_at(whole, end)):
             return end + len(follows)
-        through = self._render(messages, tools=tools)
+        messages = talk.messages[: number + 1]
+        through = self._render(messages, tools=talk.tools)
         shown = len(through) > begin and whole.startswith(through)
-        if shown and not self._always_prompts(before, through, messages, tools):
+        if shown and not self._always_prompts(before, through, messages, talk.tools):
             turn = through[begin:]
             trimmed = turn.rstrip()  # the model stops before blanks after its last token
             return begin + len(trimmed if trimmed.endswith(tuple(self._special)) else turn)
+        if not is_plain:
+            return self._end_beside(whole, before, talk, number)
         return end if verbatim else None
+
+    def _end_beside(self, whole: str, before: str, talk: _Conversation, number: int) -> int | None:
+        """The end of a turn, by the whole with another text alone in the message's place.
+
+        What follows that text follows the turn too, if the rest of both is the same.
+        """
+        word = uuid.uuid4().hex
+        other = [*talk.messages]
+        other[number] = {"role": ASSISTANT, "content": word}
+        beside = self._render(other, tools=talk.tools)
+        after = beside.rpartition(word)[2]
+        end = len(whole) - len(after)
+        if not (beside.startswith(before) and whole.endswith(after) and len(before) <= end):
+            return None
+        return end + len(self._special_at(whole, end))
+
+    def _special_at(self, text: str, place: int) -> str:
+        """The special token at a place of a text; '' if there is none."""
+        return next((token for token in self._special if text.startswith(token, place)), "")
 
     def _always_prompts(self, before: str, through: str, messages: Messages, tools: Any) -> bool:
         """Whether the template always ends with the generation prompt, also where none is asked.

@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.messages import (
+    read_messages,
+    read_tools,
+    type_name,
+)
 
 Kind = Literal[  # the cache holds their index in this list
     "text",
@@ -116,7 +121,7 @@ def _label(row: Mapping[str, Any], place: str) -> str:
     if isinstance(value, str | int) and str(value):
         return str(value)
     raise UserError(
-        f"`label` is {'missing' if value is None else _type(value)}: it names no class",
+        f"`label` is {'missing' if value is None else type_name(value)}: it names no class",
         "a text or a whole number; a row that has none is left out of the file",
         place,
     )
@@ -133,9 +138,8 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
                 place,
             )
     if kind == "messages":
-        return Document(
-            kind, place, messages=_messages(row["messages"], place), tools=row.get(_TOOLS)
-        )
+        messages = read_messages(row["messages"], place)
+        return Document(kind, place, messages=messages, tools=read_tools(row.get(_TOOLS), place))
     second = _SECOND.get(kind, "")
     if second in row:
         raise UserError(
@@ -147,7 +151,7 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
     for name, text in zip(COLUMNS[kind], texts, strict=True):
         if not isinstance(text, str):
             raise UserError(
-                f"`{name}` is {_type(text)}, not text",
+                f"`{name}` is {type_name(text)}, not text",
                 "text; a conversation belongs into `messages`",
                 place,
             )
@@ -156,7 +160,8 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
         context = _optional_text(row, INPUT, place)
         return Document("completion", place, (_ask(texts[0], context), texts[1]))
     if kind == "turns":
-        return Document("messages", place, messages=_turns(row, place), tools=row.get(_TOOLS))
+        tools = read_tools(row.get(_TOOLS), place)
+        return Document("messages", place, messages=_turns(row, place), tools=tools)
     label = _label(row, place) if kind in _LABELLED else None
     return Document(kind, place, texts, label=label)
 
@@ -199,7 +204,7 @@ def _optional_text(row: Mapping[str, Any], name: str, place: str) -> str:
     """A text that a row may lack. UserError: it is something else."""
     value = row.get(name)
     if value is not None and not isinstance(value, str):
-        raise UserError(f"`{name}` is {_type(value)}, not text", "text, or none", place)
+        raise UserError(f"`{name}` is {type_name(value)}, not text", "text, or none", place)
     return value or ""
 
 
@@ -215,53 +220,6 @@ def _ask(instruction: str, given: str) -> str:
         "### Response:\n",
     ]
     return "\n\n".join(parts)
-
-
-def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list):
-        raise _no_messages(f"`messages` is {_type(value)}, not a list of messages", place)
-    for number, message in enumerate(value):
-        if not isinstance(message, dict):
-            raise _no_messages(f"message {number} of `messages` is {_type(message)}", place)
-        if not isinstance(message.get("role"), str):
-            has = ", ".join(map(str, message))
-            raise _no_messages(f"message {number} of `messages` has no `role`; it has {has}", place)
-    value = [
-        {**message, "content": _joined(message["content"], f"message {number}", place)}
-        if isinstance(message.get("content"), list)
-        else message
-        for number, message in enumerate(value)
-    ]
-    # a column of structs has every field in each message, without a value where it is unused
-    return [{name: part for name, part in message.items() if part is not None} for message in value]
-
-
-def _joined(parts: Sequence[Any], where: str, place: str) -> str:
-    """The text of a content that is a list of parts. UserError: a part is no text."""
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    whole = []
-    for part, text in zip(parts, texts, strict=True):
-        if isinstance(text, str):
-            whole.append(text)
-        else:
-            kind = part.get("type", "unknown") if isinstance(part, dict) else _type(part)
-            raise UserError(
-                f"the `content` of {where} has a part of type {kind}: only text is learnt here",
-                'parts of {"type": "text", "text": ...}, or one text; leave rows with others out',
-                place,
-            )
-    return "".join(whole)
-
-
-def _no_messages(cause: str, place: str) -> UserError:
-    remedy = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", ...}]'
-    return UserError(cause, remedy, place)
-
-
-def _type(value: Any) -> str:
-    names = {"dict": "an object", "list": "a list of other things", "str": "text"}
-    name = type(value).__name__
-    return names.get(name, f"{name} ({value})")
 
 
 def wanted_columns(names: Sequence[str], kind: Kind) -> list[str]:

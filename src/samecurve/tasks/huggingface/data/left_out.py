@@ -96,7 +96,7 @@ def _without_answer(part: SourcePart, numbers: Numbers) -> dict[str, Numbers]:
     is_conversation = part.corpus.of_kind("messages")[numbers]
     is_prompt = part.corpus.of_kind("completion")[numbers]
     return {
-        "no token to be learnt: the assistant says nothing": numbers[is_conversation],
+        "no token to be learnt: the assistant says nothing that counts": numbers[is_conversation],
         "no token to be learnt: there is no completion": numbers[is_prompt],
         "no token to be learnt: one token alone, with nothing before it": (
             numbers[~is_conversation & ~is_prompt]

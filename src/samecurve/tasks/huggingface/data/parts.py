@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from samecurve.core.system.child_process import die_with
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.chat import ASSISTANT
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
+from samecurve.tasks.huggingface.data.messages import is_learnt
 from samecurve.tasks.huggingface.data.records import documents_of
 from samecurve.tasks.huggingface.data.sources import Chunk
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
@@ -46,7 +46,7 @@ class PartNotes:
     largest_id: int = 0
     loss_tokens: int = 0  # tokens that count in the loss
     empty: int = 0  # documents without a character, left out
-    with_assistant: int = 0  # conversations in which the assistant says something
+    with_assistant: int = 0  # conversations with a turn of the assistant that is learnt
     assistant_tokens: int = 0  # tokens of conversations that count in the loss
     text_bytes: int = 0
     # classes of the part, in the order of their first rows
@@ -132,7 +132,7 @@ class _Part:
         if len(ids):
             notes.largest_id = max(notes.largest_id, int(ids.max()))
         notes.text_bytes += _characters(document)
-        notes.with_assistant += any(message["role"] == ASSISTANT for message in document.messages)
+        notes.with_assistant += any(map(is_learnt, document.messages))
         notes.loss_tokens += loss_tokens
         if document.messages:
             notes.assistant_tokens += loss_tokens

@@ -56,7 +56,7 @@ class SourceNotes:
     sha256: str  # of tokens, loss mask and documents
     partly: bool = False  # some tokens do not count in the loss: prompts, or what users say
     empty: int = 0  # documents without a character, left out
-    with_assistant: int = 0  # conversations in which the assistant says something
+    with_assistant: int = 0  # conversations with a turn of the assistant that is learnt
     assistant_tokens: int = 0  # tokens of conversations that count in the loss
     text_bytes: int = 0
     classes: Sequence[str] = ()  # classes of labelled texts, in their order
@@ -151,11 +151,12 @@ def tokenize_once(
     identity = [_FORMAT, content, tokenizer.home.name]
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
     identity += ["turns"] if turns else []
+    chunks = [chunk for file in files for chunk in chunks_of(file, learns=learns, turns=turns)]
+    # conversations once had arguments as text, and neither weights nor the ends of some turns
+    identity += ["messages 2"] if any(chunk.kind == "messages" for chunk in chunks) else []
     home = cache / "tokens" / cache_key(identity)
 
     def make(scratch: Path) -> None:
-        parts = [chunks_of(each, learns=learns, turns=turns) for each in files]
-        chunks = [chunk for part in parts for chunk in part]
         _Tokenization(chunks, tokenizer, scratch, name).run()
 
     return TokenizedSource(cache_entry(home, make, say=show_progress))
@@ -334,9 +335,10 @@ def _check_loss_tokens(notes: SourceNotes, name: str, *, has_chats: bool) -> Non
         )
     if has_chats and not notes.with_assistant:
         raise UserError(
-            f"data source {name}: no conversation has a turn of the assistant, so there is nothing"
-            " to learn",
-            'messages with "role": "assistant"; are the roles named otherwise there?',
+            f"data source {name}: no conversation has a turn of the assistant that counts, so"
+            " there is nothing to learn",
+            'messages with "role": "assistant", without "weight": 0 or "train": false; are the'
+            " roles named otherwise there?",
             "data.source",
         )
     if has_chats and not notes.assistant_tokens:
