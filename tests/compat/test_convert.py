@@ -10,7 +10,10 @@ import pytest
 
 from commands import losses, refused, samecurve
 from samecurve.cli.main import main
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
 from samecurve.run.directory.run_directory import Run
+from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[2]
 OLD = """\
@@ -77,6 +80,7 @@ def test_devices_that_a_flag_names_win_over_a_switch_that_is_off(
     shown = said(monkeypatch, capsys, *line, "--devices", "cpu:3", cwd=tmp_path)
     assert "world 3   ddp over gloo" in shown
     assert "note   --devices names several devices: it replaces strategy single" in shown
+    assert "note   --set task names a model of your own: train.recompute is none" in shown
     everything = refused(monkeypatch, capsys, *line, "--num-gpus=0", cwd=tmp_path)
     assert "no GPU found" in everything
 
@@ -145,6 +149,47 @@ def test_a_diffusion_model_says_all_that_it_lacks_at_once(
     assert "wrote  new.yaml, which is refused until" in shown.out
     assert 'remedy: "text_encoder": {"train": false} in the file' in shown.err
     assert "hf_abc" not in shown.out + shown.err + (home / "new.yaml").read_text()
+
+
+AXOLOTL = """\
+base_model: qwen
+datasets: [{path: rows, type: sharegpt}]
+chat_template: chatml
+micro_batch_size: 2
+max_steps: 4
+learning_rate: 1e-4
+fp8: true
+"""
+
+
+def test_convert_takes_the_flags_that_its_remedies_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they set is in the file that is written, which then loads as it is."""
+    (home / "axolotl.yaml").write_text(AXOLOTL)
+    line = ["convert", "axolotl.yaml", "--to"]
+    with pytest.raises(SystemExit) as left:
+        said(monkeypatch, capsys, *line, "refused.yaml", cwd=home)
+    assert left.value.code == 2
+    everything = capsys.readouterr().err
+    for remedy in ("-d FILE", "--set data.chat_template=", "--set train.float8=true"):
+        assert remedy in everything
+    flags = ["-d", "talks.jsonl", "--set", "data.chat_template=null"]
+    flags += ["--set", "train.float8=true", "--global-batch", 8]
+    printed = said(monkeypatch, capsys, *line, "new.yaml", *flags, cwd=home)
+    assert "read   -  -d talks.jsonl -> data.source" in printed
+    assert "fp8 true is train.float8 here: train.float8 is set by a flag" in printed
+    assert "wrote  new.yaml; samecurve train -f new.yaml" in printed
+    config = load(read_file(home / "new.yaml"), Tasks()).config
+    assert config.data.source == "talks.jsonl"
+    assert (config.batch.samples, config.batch.per_device) == (8, None)
+    assert config.train.float8
+    text = (home / "new.yaml").read_text()
+    assert "REFUSED" not in text
+    assert "#   fp8 true | is train.float8 here" in text
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, *line, "a.yaml", "--set", "data.no=1", cwd=home)
+    assert "data.no: unknown key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The tables of other tools are whole: each function and each group that a rule names is there."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from samecurve.cli.options import CONFIG_OPTIONS
 from samecurve.convert import convert
 from samecurve.convert.rules import _functions, _Interpreter, _read_table
 from samecurve.core.config.document import Document
@@ -50,8 +52,39 @@ def test_each_name_in_a_table_is_there(tool: str) -> None:
             assert rule["use"] in groups, rule
         for reason in rule.get("refuse_on", {}).values():
             texts = [reason] if isinstance(reason, str) else reason
-            assert len(texts) <= 2, reason  # the reason, and the remedy
+            assert len(texts) <= 3, reason  # the reason, the remedy, and the key
             assert all(isinstance(text, str) for text in texts), reason
+
+
+_FLAGS = {  # of convert, train and plan: the key that each sets
+    dashes: option.key for option in CONFIG_OPTIONS for dashes in option.opts if option.key
+}
+
+
+def refusals_in(rules: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The remedy of each refusal, and the key that settles it."""
+    for rule in rules_in(rules):
+        if "refuse" in rule or "choices" in rule:
+            yield rule.get("remedy", ""), rule.get("key", "")
+        for reason in rule.get("refuse_on", {}).values():
+            if not isinstance(reason, str):
+                yield reason[1], (*reason, rule.get("key", ""))[2]
+
+
+@pytest.mark.parametrize("tool", [*TOOLS, "hf_trainer"])
+def test_a_flag_that_a_remedy_names_settles_the_refusal(tool: str) -> None:
+    """What must be taken out of the file all the same is said first."""
+    table = _read_table(tool)
+    groups = [rules for rules in table.get("groups", table).values() if isinstance(rules, list)]
+    rules = [*table.get("rules", []), *(rule for group in groups for rule in group)]
+    for remedy, key in refusals_in([rule for rule in rules if isinstance(rule, dict)]):
+        if remedy.startswith("take it out of the file"):
+            continue
+        set_keys = re.findall(r"--set ([\w.]+)=", remedy)
+        flags = [word for word in re.findall(r"(?<!\S)--?[a-z][\w-]*", remedy) if word != "--set"]
+        for named in (*set_keys, *(_FLAGS[flag] for flag in flags)):
+            is_within = named == key or named.startswith(f"{key}.") or key.startswith(f"{named}.")
+            assert is_within, (remedy, key)
 
 
 def test_each_table_and_each_line_of_it_is_short() -> None:

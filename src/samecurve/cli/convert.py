@@ -2,14 +2,17 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
-from samecurve.cli.options import PATH, Verb
+from samecurve.cli.options import CONFIG_OPTIONS, PATH, Verb
 from samecurve.terminal import echo
 
+_FLAGS = [option for option in CONFIG_OPTIONS if option.name != "file"]
 
-@click.command(cls=Verb)
+
+@click.command(cls=Verb, params=_FLAGS)
 @click.argument("old", type=PATH)
 @click.option(
     "--to",
@@ -19,17 +22,22 @@ from samecurve.terminal import echo
     metavar="NEW.yaml",
     help="the file to write; one that exists is refused",
 )
-def convert(old: Path, new: Path) -> None:
+def convert(old: Path, new: Path, **flags: Any) -> None:
     """Another tool's config (OLD) as one of Samecurve's.
 
     YAML of axolotl, LLaMA-Factory, Oxidizr and ai-toolkit, JSON of OneTrainer and SimpleTuner, TOML
-    of kohya's sd-scripts.
+    of kohya's sd-scripts. What a flag sets is written in place of what OLD says.
     """
+    from samecurve.cli.load_config import set_flags
     from samecurve.errors import InvalidConfigError
     from samecurve.run.convert import convert as write_converted
 
-    converted, errors = write_converted(old, new)
-    echo("\n".join(converted.summary_lines()))
+    notes: list[str] = []
+    of_config = {**flags, "file": old}
+    converted, errors = write_converted(
+        old, new, lambda document: notes.extend(set_flags(document, of_config))
+    )
+    echo("\n".join([*converted.summary_lines(), *(f"note   {note}" for note in notes)]))
     if errors:
         echo(f"wrote  {new}, which is refused until what follows is settled")
         raise InvalidConfigError(errors)

@@ -36,15 +36,12 @@ def load_config(
 
     InvalidConfigError: all errors of the config, the refusals of another tool's config among them.
     """
-    from samecurve.core.config.document import parse_setting
     from samecurve.core.config.loading import load, task_needed
     from samecurve.tasks import Tasks
 
     file: Path | None = flags["file"]
     document, converted = _read(file, loud=loud)
-    for setting in flags["settings"]:
-        key, value = parse_setting(setting)
-        document.set(key, value, f"--set {key}")
+    _apply_settings(document, flags)
     typed = _typed_values(flags)
     if trains and not file and "task" not in document.value:
         from samecurve.cli.missing_config import no_config
@@ -72,6 +69,20 @@ def load_config(
         _check_is_read(loaded.config.task, key, *typed[key])
     directory = converted.run_directory if converted else None
     return replace(loaded, notes=(*loaded.notes, *notes), run_directory=directory)
+
+
+def set_flags(document: "Document", flags: Flags) -> list[str]:
+    """Set in a document that was another tool's what the flags say. Returns notes for the user."""
+    _apply_settings(document, flags)
+    return _apply(document, _typed_values(flags), converted=True)
+
+
+def _apply_settings(document: "Document", flags: Flags) -> None:
+    from samecurve.core.config.document import parse_setting
+
+    for setting in flags["settings"]:
+        key, value = parse_setting(setting)
+        document.set(key, value, f"--set {key}")
 
 
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
@@ -121,7 +132,9 @@ def _apply(document: "Document", typed: Typed, *, converted: bool) -> list[str]:
             document.set(_key_in_task(document, key), value, flag)
     if "train.precision" in typed:  # what is typed wins over what amp would choose
         document.set("train.amp", False, typed["train.precision"][1])
-    notes = [let_devices_win(document) if converted else None, apply_batch(document, typed)]
+    notes = [apply_batch(document, typed)]
+    if converted:
+        notes = [let_devices_win(document), let_task_win(document), *notes]
     return [note for note in notes if note]
 
 
@@ -175,6 +188,24 @@ def let_devices_win(document: "Document") -> str | None:
         return None
     document.set("devices.strategy", "auto", flag)
     return f"{flag} names several devices: it replaces strategy {strategy} ({switch})"
+
+
+def let_task_win(document: "Document") -> str | None:
+    """Leave out what the other tool does to its own model, where a flag names another one.
+
+    Returns a note for the user, if something was left out.
+    """
+    from samecurve.convert.converted_config import NOT_IN_THE_FILE
+
+    origin = document.origin_of(("train", "recompute"))
+    named = document.origin_of(("task",)).startswith("--")
+    if not named or not origin.startswith(NOT_IN_THE_FILE):
+        return None
+    document.set("train.recompute", "none", "--set task")
+    return (
+        "--set task names a model of your own: train.recompute is none; the file's model has"
+        " gradient checkpointing"
+    )
 
 
 def apply_batch(document: "Document", typed: Typed) -> str | None:

@@ -5,13 +5,15 @@ Every field ends in exactly one FieldReading.
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from typing import Literal, NamedTuple
 
-from samecurve.core.config.document import Document, dump
+from samecurve.core.config.document import Document, dump, join_key
 from samecurve.errors import UserError
 
-Outcome = Literal["read", "left", "refused"]
+Outcome = Literal["read", "left", "settled", "refused"]
 
 _SECTIONS = [
     "task",
@@ -28,8 +30,10 @@ _SECTIONS = [
 _HEADINGS: dict[Outcome, str] = {
     "read": "How each field was read",
     "left": "Left out, and why",
+    "settled": "Can't be honoured, and settled by a flag",
     "refused": "REFUSED: without these, this is not what was trained before",
 }
+NOT_IN_THE_FILE = "not in the file"  # begins the origin of what the other tool does by itself
 _MOST_CHARACTERS = 60  # of a value in a message
 _MOST_VALUES = 3  # of fields left out for one reason; of more, only their names are shown
 
@@ -40,6 +44,7 @@ class FieldReading(NamedTuple):
     read: the field became a key of our config
     left: our config does not need the field
     refused: the field would change what is trained, and nothing here can honour it
+    settled: the field was refused, and a flag has set the key of our config that settles it
     """
 
     outcome: Outcome
@@ -47,6 +52,7 @@ class FieldReading(NamedTuple):
     value_text: str
     explanation: str  # the key of our config, or the reason
     place: str  # file:line:column
+    key: str = ""  # the key of our config that settles a refusal when a flag sets it
 
 
 class Refusal(NamedTuple):
@@ -69,12 +75,24 @@ class ConvertedConfig:
 
     def unresolved(self, document: Document) -> list[UserError]:
         """The refusals that no flag has settled in this document."""
-        return [
-            refusal.error
-            for refusal in self.refusals
-            if not refusal.key
-            or document.origin_of(tuple(refusal.key.split("."))) == refusal.origin
+        return [refusal.error for refusal in self.refusals if not _is_settled(refusal, document)]
+
+    def after_flags(self) -> "ConvertedConfig":
+        """This config, with what flags have set in the document since it was read."""
+        settled = {each.key for each in self.refusals if _is_settled(each, self.document)}
+        readings = [
+            reading._replace(outcome="settled")
+            if reading.outcome == "refused" and reading.key in settled
+            else reading
+            for reading in self.readings
         ]
+        readings += [
+            FieldReading("read", one_line(origin), short_text(value), one_line(join_key(key)), "-")
+            for key, origin in self.document.origins.items()
+            if origin.startswith("-")
+            and not isinstance(value := reduce(getitem, key, self.document.value), dict)
+        ]
+        return replace(self, readings=tuple(readings))
 
     def summary_lines(self) -> list[str]:
         """A line for each field that was read; fields left out for one reason share a line."""
@@ -82,6 +100,11 @@ class ConvertedConfig:
             f"read   {r.place}  {r.field} {r.value_text} -> {r.explanation}"
             for r in self.readings
             if r.outcome == "read"
+        ]
+        lines += [
+            f"flag   {r.place}  {r.field} {r.value_text} {r.explanation}: {r.key} is set by a flag"
+            for r in self.readings
+            if r.outcome == "settled"
         ]
         by_reason: dict[str, list[FieldReading]] = {}
         for r in self.readings:
@@ -112,6 +135,13 @@ class ConvertedConfig:
         value = self.document.value
         ordered = {section: value[section] for section in _SECTIONS if section in value}
         return "\n".join(rows) + "\n" + dump(ordered)
+
+
+def _is_settled(refusal: Refusal, document: Document) -> bool:
+    """Whether a flag has set the key that settles the refusal."""
+    if not refusal.key:
+        return False
+    return document.origin_of(tuple(refusal.key.split("."))) != refusal.origin
 
 
 def _shortened(fields: list[str]) -> list[str]:

@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterable
 
 from samecurve.convert.companions import Companions
-from samecurve.convert.converted_config import FieldReading, Outcome, Refusal, one_line, short_text
+from samecurve.convert.converted_config import (
+    NOT_IN_THE_FILE,
+    FieldReading,
+    Outcome,
+    Refusal,
+    one_line,
+    short_text,
+)
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.errors import UserError
 
@@ -113,7 +120,7 @@ class ForeignConfig:
 
     def add_default(self, key: str, value: object, why: str) -> None:
         """Set a key to what the other tool does where its file says nothing. A flag still wins."""
-        self.document.set(key, value, f"not in the file; there: {why}")
+        self.document.set(key, value, f"{NOT_IN_THE_FILE}; there: {why}")
         explanation = f"{key} {short_text(value)}"
         self.readings.append(FieldReading("read", "(not in the file)", why, explanation, "-"))
 
@@ -127,14 +134,14 @@ class ForeignConfig:
         if self._is_open(name):
             cause = f"{one_line(name)} {self._shown(name)} {why}"
             self.refusals.append(Refusal(key, UserError(cause, remedy, self._places[name])))
-            self._record("refused", name, why)
+            self._record("refused", name, why, key)
 
     def refuse_all(self, names: Iterable[str], why: str, remedy: str, key: str = "") -> None:
         """Refuse fields for one reason: one error, at the place of the first."""
         first = ""
         for name in names:
             if first and self._is_open(name):
-                self._record("refused", name, f"as {one_line(first)}: {why}")
+                self._record("refused", name, f"as {one_line(first)}: {why}", key)
             elif self._is_open(name):
                 first = name
                 self.refuse(name, why, remedy, key)
@@ -146,7 +153,9 @@ class ForeignConfig:
         cause = f"{field} is not in the file, and then {short_text(value)}: {why}"
         self.refusals.append(Refusal(key, UserError(cause, remedy, field)))
         self.readings.append(
-            FieldReading("refused", "(not in the file)", f"{field} {short_text(value)}", why, "-")
+            FieldReading(
+                "refused", "(not in the file)", f"{field} {short_text(value)}", why, "-", key
+            )
         )
 
     def refusals_with_origins(self) -> tuple[Refusal, ...]:
@@ -183,10 +192,11 @@ class ForeignConfig:
             why = "is a field that this program does not know"
             self.refuse(name, why, suggest(name, known) or LEAVE_OUT)
 
-    def _record(self, outcome: Outcome, name: str, text: str) -> None:
+    def _record(self, outcome: Outcome, name: str, text: str, key: str = "") -> None:
         self._handled.add(name)
+        place = self._places[name]
         self.readings.append(
-            FieldReading(outcome, one_line(name), self._shown(name), text, self._places[name])
+            FieldReading(outcome, one_line(name), self._shown(name), text, place, key)
         )
 
     def _shown(self, name: str) -> str:

@@ -44,8 +44,6 @@ def onetrainer_layers(foreign: ForeignConfig) -> None:
             foreign.ignore(field, why)
         else:
             _move(foreign, field, SAME, "share of the layers", compiled="compile")
-            if again is None and foreign.value("gradient_checkpointing") is None:
-                foreign.add_default("train.recompute", "block", "gradient checkpointing is on")
 
 
 def kohya_blocks(foreign: ForeignConfig) -> None:

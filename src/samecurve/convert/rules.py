@@ -13,7 +13,8 @@ same: {FIELD: KEY} are read as they stand
 skip: FIELDS       are not needed, `why`; `lora_*` is every field that begins so, `but` one
 refuse: FIELD      can't be honoured, `why`, `remedy`; a flag that sets `key` settles that; with
                    `absent: VALUE` it is what the tool does where the file has no such field
-refuse_on: {FIELD: [WHY, REMEDY]}  are refused where they are switched on; `key` as above
+refuse_on: {FIELD: [WHY, REMEDY, KEY]}  are refused where they are switched on; a field without
+                   KEY has the rule's `key`, as above
 default: KEY       gets `value` (or `compute`, or the value of another `field`), `why`; with
                    `if_new` only if no field has set it
 run_directory: FIELD
@@ -178,8 +179,10 @@ class _Interpreter:
             if self.foreign.value(field) in (None, False, 0, "", [], {}):
                 self.foreign.ignore(field, "switched off")
             else:
-                why, remedy = (reason, LEAVE_OUT) if isinstance(reason, str) else reason
-                self.foreign.refuse(field, why, remedy, rule.get("key", ""))
+                given = [reason] if isinstance(reason, str) else reason
+                usual = [LEAVE_OUT, rule.get("key", "")]
+                why, remedy, key = (*given, *usual[len(given) - 1 :])
+                self.foreign.refuse(field, why, remedy, key)
 
     def _default(self, key: str, rule: Rule) -> None:
         if not (rule.get("if_new") and self.foreign.is_set(key)):

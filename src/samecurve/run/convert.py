@@ -4,21 +4,25 @@ Comments above the new config say what became of each field; what our config sti
 returned as errors.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from samecurve.convert import SHAPES
 from samecurve.convert import convert as read
 from samecurve.convert.converted_config import ConvertedConfig
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.system.files import write_new
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
 
-def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
+def convert(
+    old: Path, new: Path, set_flags: Callable[[Document], object]
+) -> tuple[ConvertedConfig, list[UserError]]:
     """Convert `old` and write `new`.
 
+    set_flags: sets in the converted document what flags say
     Returns what became of each field, and the errors for which our loader refuses the new config;
     the file is written all the same. UserError: nothing could be read or written.
     """
@@ -36,6 +40,8 @@ def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
             f" their shape: {known}",
             str(old),
         )
+    set_flags(converted.document)
+    converted = converted.after_flags()
     errors = converted.unresolved(converted.document)
     try:
         load(converted.document, Tasks())
