@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,13 @@ from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
 from samecurve.tasks.lora.file_names import FileNames, find_file_names
 from samecurve.tasks.lora.file_reading import is_adapter, read_adapter
 from samecurve.tasks.lora.image_models import add_adapter
-from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, Layout, file_tensors, reader_notes
+from samecurve.tasks.lora.layouts import (
+    DIFFUSERS_FILE,
+    Layout,
+    file_tensors,
+    loading_line,
+    reader_notes,
+)
 from samecurve.tasks.lora.names import BASE, MAGNITUDE, B
 from samecurve.tasks.lora.sections import Kind
 from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
@@ -38,7 +45,7 @@ class Trained:
     def of(cls, name: str, **fields: Any) -> "Trained":
         model = build(name)
         names = find_file_names(model, COMPONENTS[name])
-        adapter = Adapter(**{"rank": 3, "alpha": 4.5, "target": TARGETS[name], **fields})
+        adapter = Adapter(**{"rank": 3, "alpha": 4.5, "target": TARGETS.get(name), **fields})
         add_adapter(model, adapter)
         train(model)
         return cls(name, adapter, model.double().eval(), names)
@@ -67,15 +74,24 @@ def pipeline(name: str, model: Any) -> Any:
         "sd15": library.StableDiffusionPipeline,
         "sdxl": library.StableDiffusionXLPipeline,
         "flux": library.FluxPipeline,
+        "sd3": library.StableDiffusion3Pipeline,
+        "flux2": library.Flux2KleinPipeline,
+        "z_image": library.ZImagePipeline,
     }
     parts: dict[str, Any] = dict.fromkeys(
         ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     )
+    if name == "sd3":
+        parts |= dict.fromkeys(("text_encoder_3", "tokenizer_3"))
+    if name in ("flux2", "z_image"):
+        parts = {part: None for part in parts if not part.endswith("_2")}
     if name == "sd15":
         parts = {part: None for part in parts if not part.endswith("_2")}
         parts |= {"safety_checker": None, "feature_extractor": None}
         parts["requires_safety_checker"] = False
     scheduler = library.DDIMScheduler(steps_offset=1, clip_sample=False)
+    if name in ("sd3", "flux2", "z_image"):
+        scheduler = library.FlowMatchEulerDiscreteScheduler()
     return kinds[name](scheduler=scheduler, **parts, **{COMPONENTS[name]: model})
 
 
@@ -324,10 +340,72 @@ def test_what_is_left_out_is_said() -> None:
 
 
 def test_an_export_says_what_readers_make_of_dora() -> None:
-    (line,) = reader_notes(Adapter(kind="dora"), "kohya")
+    names = find_file_names(build("sdxl"), "unet")
+    (line,) = reader_notes(Adapter(kind="dora"), "kohya", names)
     assert "ComfyUI divides by the norms of the weights without the adapter's change" in line
-    assert not reader_notes(Adapter(kind="dora"), "diffusers")
-    assert not reader_notes(Adapter(kind="lokr"), "kohya")
+    assert not reader_notes(Adapter(kind="dora"), "diffusers", names)
+
+
+SILENT = [("sd3", "lora"), ("flux2", "lora"), ("flux", "lokr")]  # loaded without an effect
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        # eighteen models take half a minute: make test-long
+        pytest.param(name, kind, marks=[] if (name, kind) in SILENT else [pytest.mark.long])
+        for name in COMPONENTS
+        for kind in get_args(Kind)
+    ],
+)
+def test_an_export_says_where_diffusers_does_not_apply_it(
+    name: str, kind: Kind, tmp_path: Path
+) -> None:
+    """As diffusers itself shows: the weights are those that were trained, or a note says no.
+
+    Of DoRA in the layout of front ends it takes a part, which is a note of its own.
+    """
+    trained = Trained.of(name, kind=kind, target="attention")
+    base = build(name).state_dict()
+    expected = merged(trained.model.state_dict(), trained.adapter)
+    changed = [name for name in base if not torch.equal(base[name], expected[name])]
+    for layout in get_args(Layout):
+        tensors = {name: tensor.contiguous() for name, tensor in trained.tensors(layout).items()}
+        save_file(tensors, tmp_path / DIFFUSERS_FILE)
+        model = build(name)
+        loader = pipeline(name, model)
+        with suppress(Exception):  # what it refuses it does not apply
+            loader.load_lora_weights(tmp_path)
+            loader.fuse_lora()
+            loader.unload_lora_weights()
+        found = model.state_dict()
+        is_right = all(
+            name in found and torch.allclose(found[name], expected[name]) for name in changed
+        )
+        notes = " ".join(reader_notes(trained.adapter, layout, trained.names))
+        says_no = "of diffusers does not apply" in notes
+        assert is_right != (says_no or "DoRA's magnitudes" in notes), (layout, notes)
+        if not says_no and kind != "dora":
+            assert not notes
+        untouched = any(name in found and torch.equal(found[name], base[name]) for name in changed)
+        assert untouched <= says_no
+
+
+def test_lokr_of_linear_layers_is_loaded_as_an_export_shows(tmp_path: Path) -> None:
+    """By the line of the code that is printed, where load_lora_weights() refuses it."""
+    trained = Trained.of("sd3", kind="lokr", target="attention")
+    tensors = {name: tensor.contiguous() for name, tensor in trained.tensors("diffusers").items()}
+    save_file(tensors, tmp_path / DIFFUSERS_FILE)
+    model = build("sd3")
+    line = loading_line(trained.adapter, trained.names).replace("DIR", str(tmp_path))
+    exec(line, {"pipeline": pipeline("sd3", model)})
+    model.fuse_lora()
+    model.unload_lora()
+    expected = merged(trained.model.state_dict(), trained.adapter)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+    lora = Adapter(kind="lora")
+    assert loading_line(lora, trained.names) == 'pipeline.load_lora_weights("DIR")'
 
 
 def test_metadata_says_what_is_known() -> None:

@@ -44,7 +44,47 @@ _FLUX: dict[str, Any] = {
     "pooled_projection_dim": 10,
     "axes_dims_rope": (2, 2, 4),
 }
-COMPONENTS = {"sd15": "unet", "sdxl": "unet", "flux": "transformer"}
+_SD3: dict[str, Any] = {
+    "sample_size": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 40,
+    "caption_projection_dim": 16,
+    "pooled_projection_dim": 40,
+    "pos_embed_max_size": 24,
+}
+_FLUX2: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 24,
+    "timestep_guidance_channels": 16,
+    "axes_dims_rope": (4, 4, 4, 4),
+    "guidance_embeds": False,
+}
+_Z_IMAGE: dict[str, Any] = {
+    "in_channels": 4,
+    "dim": 32,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": 16,
+    "axes_dims": [4, 6, 6],
+    "axes_lens": [600, 64, 64],
+}
+_TRANSFORMERS = {
+    "flux": ("FluxTransformer2DModel", _FLUX),
+    "sd3": ("SD3Transformer2DModel", _SD3),
+    "flux2": ("Flux2Transformer2DModel", _FLUX2),
+    "z_image": ("ZImageTransformer2DModel", _Z_IMAGE),
+}
+COMPONENTS = {"sd15": "unet", "sdxl": "unet", **dict.fromkeys(_TRANSFORMERS, "transformer")}
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
@@ -54,8 +94,9 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
 
     library: Any = diffusers
     torch.manual_seed(1)
-    if name == "flux":
-        model = library.FluxTransformer2DModel(**_FLUX)
+    if name in _TRANSFORMERS:
+        kind, fields = _TRANSFORMERS[name]
+        model = getattr(library, kind)(**fields)
     else:
         fields = {**_UNET, **(_SDXL if name == "sdxl" else {})}
         model = library.UNet2DConditionModel(**fields)

@@ -30,7 +30,7 @@ _LORA_FILE = "lora.safetensors"
 _LORA_CODE = """from diffusers import DiffusionPipeline
 
 pipeline = DiffusionPipeline.from_pretrained("BASE")  # the pipeline that was trained
-pipeline.load_lora_weights("DIR")
+LOAD
 picture = pipeline("a prompt").images[0]"""
 _FRONT_END = "# copy lora.safetensors to where the front end looks: ComfyUI/models/loras"
 
@@ -135,7 +135,12 @@ class Denoiser:
         """The adapter alone. form: lora or lora-diffusers"""
         from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
         from samecurve.tasks.lora.file_names import find_file_names
-        from samecurve.tasks.lora.layouts import DIFFUSERS_FILE, file_tensors, reader_notes
+        from samecurve.tasks.lora.layouts import (
+            DIFFUSERS_FILE,
+            file_tensors,
+            loading_line,
+            reader_notes,
+        )
 
         assert self._adapter is not None
         outline = self._outline()
@@ -149,11 +154,12 @@ class Denoiser:
             prediction=self._opened.prediction,
         )
         is_of_diffusers = layout == "diffusers"
+        code = _LORA_CODE.replace("LOAD", loading_line(self._adapter, names))
         return ExportedFile(
             DIFFUSERS_FILE if is_of_diffusers else _LORA_FILE,
             file_tensors(tensors, self._adapter, names, layout),
-            _LORA_CODE if is_of_diffusers else _FRONT_END,
-            lines=reader_notes(self._adapter, layout),
+            code if is_of_diffusers else _FRONT_END,
+            lines=reader_notes(self._adapter, layout, names),
             metadata=file_metadata(outline, self._adapter, layout, about),
             whole=True,
         )

@@ -31,6 +31,10 @@ Layout = Literal["diffusers", "kohya"]
 
 ALPHA = ".alpha"
 _KOHYA = {A: ".lora_down.weight", B: ".lora_up.weight", MAGNITUDE: ".dora_scale"}
+# by their classes in diffusers 0.42, the models whose adapters load_lora_weights() applies: in the
+# second layout (others it leaves as they are, with a warning, or refuses), and LoKr in the first
+_KOHYA_IN_DIFFUSERS = ("UNet2DConditionModel", "FluxTransformer2DModel")
+_LOKR_IN_DIFFUSERS = ("Flux2Transformer2DModel", "ZImageTransformer2DModel")
 # what readers of the first layout look for in a directory
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 
@@ -48,16 +52,46 @@ def file_tensors(
     return _kohya(layers, adapter, names)
 
 
-def reader_notes(adapter: AdapterSection, layout: Layout) -> list[str]:
+def reader_notes(adapter: AdapterSection, layout: Layout, names: FileNames) -> list[str]:
     """What the user should know of the programs that read a file."""
-    if adapter.kind != "dora" or layout == "diffusers":
-        return []
+    if layout == "diffusers":
+        if _loads_by_pipeline(adapter, names):
+            return []
+        return [
+            "load_lora_weights() of diffusers does not apply LoKr of this model; the line below"
+            " does, where all layers of the adapter are linear. A whole pipeline (--format"
+            " diffusers) is right everywhere"
+        ]
+    notes = []
+    if names.model not in _KOHYA_IN_DIFFUSERS or adapter.kind == "lokr":
+        notes.append(
+            "load_lora_weights() of diffusers does not apply this file: it leaves the model as it"
+            " was, or refuses the file. This file is for ComfyUI and other front ends; in"
+            " diffusers: --format lora-diffusers, or a whole pipeline (--format diffusers)"
+        )
+    if adapter.kind != "dora":
+        return notes
     return [
+        *notes,
         "readers of this layout take DoRA's magnitudes differently: ComfyUI divides by the norms of"
         " the weights without the adapter's change, so its pictures differ a little; A1111 and"
         " older programs take them wrongly, diffusers leaves them out. A whole pipeline (--format"
-        " diffusers) is right everywhere, and --format lora-diffusers in diffusers"
+        " diffusers) is right everywhere, and --format lora-diffusers in diffusers",
     ]
+
+
+def loading_line(adapter: AdapterSection, names: FileNames) -> str:
+    """The line of Python by which a pipeline of diffusers takes the file, in a directory DIR."""
+    if _loads_by_pipeline(adapter, names):
+        return 'pipeline.load_lora_weights("DIR")'
+    part = names.component
+    return (
+        f'pipeline.{part}.load_lora_adapter("DIR", weight_name="{DIFFUSERS_FILE}", prefix="{part}")'
+    )
+
+
+def _loads_by_pipeline(adapter: AdapterSection, names: FileNames) -> bool:
+    return adapter.kind != "lokr" or names.model in _LOKR_IN_DIFFUSERS
 
 
 def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
