@@ -158,31 +158,32 @@ def test_a_training_file_and_its_data_sets(config: Path) -> None:
     assert values_of(converted, *becomes) == becomes
     assert converted.run_directory == "out"
     rows = loaded(converted).config.data.model_dump()["source"]
-    assert [(row["source"], row["repeats"], row["trigger"]) for row in rows] == [
-        ("birds", 10, "a bird"),
-        ("fish", 1, "fish of mine"),
+    assert [(row["source"], row["repeats"], row["caption"], row["trigger"]) for row in rows] == [
+        ("birds", 10, "a bird", None),
+        ("fish", 1, None, "fish of mine"),
     ]
     lines = "\n".join(converted.summary_lines())
     assert "sets.toml:14:3  datasets.0.subsets.0.num_repeats 10" in lines
     assert "train.toml:6:1  network_dim 32" in lines
 
 
-def test_class_tokens_are_the_caption_only_where_no_picture_has_one(config: Path) -> None:
-    (config.parent / "birds").mkdir()
-    (config.parent / "birds" / "one.txt").write_text("a blue bird")
-    rows = loaded(read_path(config)).config.data.model_dump()["source"]
-    assert rows[0]["trigger"] is None
+def test_a_class_word_and_a_prefix_are_both_read() -> None:
+    item = loaded(flat(class_tokens="a bird", caption_prefix="sketch")).config.data.folders[0]
+    assert (item.caption, item.trigger) == ("a bird", "sketch")
 
 
 def test_folders_whose_names_say_their_repeats(tmp_path: Path) -> None:
-    for name in ("10_a bird", "2_", "notes"):
+    """And the class words, which are all that lies behind the first underscore."""
+    for name in ("10_a bird", "3_red_bird", "2_", "7", "0_never", "notes"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
     file = tmp_path / "train.toml"
     file.write_text('pretrained_model_name_or_path = "m"\ntrain_data_dir = "pictures"\n')
     rows = loaded(read_path(file)).config.data.model_dump()["source"]
-    assert [(Path(row["source"]).name, row["repeats"], row["trigger"]) for row in rows] == [
+    assert [(Path(row["source"]).name, row["repeats"], row["caption"]) for row in rows] == [
         ("10_a bird", 10, "a bird"),
         ("2_", 2, None),
+        ("3_red_bird", 3, "red_bird"),
+        ("7", 7, None),
     ]
 
 

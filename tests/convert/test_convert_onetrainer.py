@@ -148,7 +148,7 @@ def test_a_file_for_two_gpus() -> None:
     assert values_of(converted, *becomes) == becomes
     data = loaded(converted).config.data.model_dump()
     assert data["source"] == [
-        {"source": "pictures/birds", "repeats": 3, "weight": 0.5, "trigger": None}
+        {"source": "pictures/birds", "repeats": 3, "weight": 0.5, "trigger": None, "caption": None}
     ]
     lines = "\n".join(converted.summary_lines())
     assert "concepts.0.balancing 3.0 -> data.source[0].repeats" in lines

@@ -23,7 +23,7 @@ from samecurve.convert.picture_folders import (
 from samecurve.convert.prompts import prompts_of_lines, write_prompts
 from samecurve.convert.values import as_float, is_number
 
-_REPEATED = re.compile(r"(\d+)_(.*)")  # the name of a folder below train_data_dir
+_REPEATED = re.compile(r"(\d+)(?:_(.*))?")  # the name of a folder below train_data_dir
 _SETTINGS = (
     Setting(
         "caption_extension",
@@ -80,7 +80,7 @@ def data(foreign: ForeignConfig) -> None:
     leave_out(foreign, shared, _UNREAD, "of its caches and its own scaling")
     write_sources(foreign, folders)
     if not foreign.is_set("data.captions.missing"):
-        why = "a picture without a caption has an empty one"
+        why = "a picture without a caption and a class word has an empty caption"
         foreign.add_default("data.captions.missing", "empty", why)
     _read_batch(foreign, shared)
     _read_prompts(foreign)
@@ -117,7 +117,10 @@ def _folders(foreign: ForeignConfig) -> list[Folder]:
 
 
 def _dreambooth(foreign: ForeignConfig) -> list[Folder]:
-    """The folders below train_data_dir whose names are N_CLASS: N repeats of pictures of CLASS."""
+    """The folders below train_data_dir whose names are N_CLASS: N repeats of pictures of CLASS.
+
+    CLASS is the caption of its pictures that have none.
+    """
     field = "train_data_dir"
     found = foreign.companions.names_in(foreign.value(field))
     matches = [_REPEATED.fullmatch(name) for name in (found[1] if found else [])]
@@ -125,9 +128,11 @@ def _dreambooth(foreign: ForeignConfig) -> list[Folder]:
     for match in matches:
         if found is None or match is None or not (found[0] / match[0]).is_dir():
             continue
+        if not int(match[1]):  # left out there too
+            continue
         folder = Folder(("",), {"source": str(found[0] / match[0]), "repeats": int(match[1])})
-        if match[2] and not _has_captions(foreign, folder):
-            folder.item["trigger"] = match[2]
+        if match[2]:
+            folder.item["caption"] = match[2]
         folders.append(folder)
     if folders:
         what = ", ".join(str(folder.item["source"]) for folder in folders)
@@ -138,7 +143,7 @@ def _dreambooth(foreign: ForeignConfig) -> list[Folder]:
 
 
 def _read_captions(foreign: ForeignConfig, folder: Folder) -> None:
-    """Read a folder's path and what begins its captions."""
+    """Read a folder's path, what begins its captions, and that of pictures without one."""
     if "source" in folder.item:  # of train_data_dir
         return
     folder.read(foreign, "image_dir", "source", folder.value(foreign, "image_dir"), "")
@@ -146,16 +151,9 @@ def _read_captions(foreign: ForeignConfig, folder: Folder) -> None:
     if prefix:
         folder.read(foreign, "caption_prefix", "trigger", prefix, "before the separator")
     leave_out(foreign, [folder], "caption_prefix", "no text")
-    if word and not prefix and not _has_captions(foreign, folder):
-        folder.read(foreign, "class_tokens", "trigger", word, "no picture of it has a caption")
-    leave_out(foreign, [folder], "class_tokens", "of pictures without a caption")
-
-
-def _has_captions(foreign: ForeignConfig, folder: Folder) -> bool:
-    """Whether a caption lies in the folder; False if it is not there."""
-    extension = str(folder.value(foreign, "caption_extension", ".caption"))
-    found = foreign.companions.names_in(folder.item["source"])
-    return found is not None and any(name.endswith(extension) for name in found[1])
+    if word:
+        folder.read(foreign, "class_tokens", "caption", word, "of pictures without one")
+    leave_out(foreign, [folder], "class_tokens", "no text")
 
 
 def _read_resolution(foreign: ForeignConfig, folders: Sequence[Folder]) -> None:

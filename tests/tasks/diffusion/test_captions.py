@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from picture_sets import data_of, noise, opened, pictures_of, quietly, refusal, write_folder
 
+from samecurve.convert import convert
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
+from samecurve.tasks import Tasks
 from samecurve.tasks.diffusion.data.picture_set import open_pictures
 from samecurve.tasks.diffusion.data.source import PixelRows
 from samecurve.tasks.diffusion.data.views import Views
@@ -146,6 +150,62 @@ def test_missing_captions(tmp_path: Path, cache: Path) -> None:
         captions = {p.name: p.captions for p in pictures_of(pictures.train)}
         assert captions == {"a.png": ("one",), "sub/red bird.png": caption}
         assert any("1 picture without a caption: " in line for line in pictures.lines)
+
+
+KOHYA = """\
+pretrained_model_name_or_path = "m"
+train_data_dir = "pictures"
+resolution = 64
+"""
+
+
+def test_a_picture_without_a_caption_has_its_kohya_folders_class_word(
+    tmp_path: Path, cache: Path
+) -> None:
+    """As kohya trains it, where other pictures of the folder have captions. A file beside the
+    picture wins, though it is blank.
+    """
+    files = {**{f"{name}.png": noise(16, 16, n) for n, name in enumerate("abc", 1)}}
+    files |= {"a.caption": "a blue bird", "b.caption": "\n"}
+    write_folder(tmp_path / "pictures" / "10_bird", files)
+    file = tmp_path / "train.toml"
+    file.write_text(KOHYA)
+    converted = convert(read_file(file), tmp_path)
+    assert converted is not None
+    pictures = open_pictures(load(converted.document, Tasks()).config.data, cache, say=quietly)
+    assert {p.name: p.captions for p in pictures_of(pictures.train)} == {
+        "a.png": ("a blue bird",),
+        "b.png": (),
+        "c.png": ("bird",),
+    }
+    assert any(
+        "1 picture without a caption: trained without one (b.png)" in line
+        for line in pictures.lines
+    )
+    assert any("10 times an epoch, caption bird" in line for line in pictures.lines)
+
+
+def test_a_folders_caption_is_that_of_pictures_without_one(tmp_path: Path, cache: Path) -> None:
+    """In each folder its own; a metadata.jsonl has captions too. A blank one is refused still."""
+    one = write_folder(tmp_path / "one", {"a.png": RED, "b.png": noise(16, 16, 2), "a.txt": "one"})
+    two = write_folder(
+        tmp_path / "two",
+        {
+            "c.png": noise(16, 16, 3),
+            "d.png": noise(16, 16, 4),
+            "metadata.jsonl": lines(row("three", "c.png")),
+        },
+    )
+    source = [{"source": str(one), "caption": "a bird"}, {"source": str(two), "caption": "fish"}]
+    pictures = opened(source, cache)
+    assert {p.name: p.captions for p in pictures_of(pictures.train)} == {
+        "one/a.png": ("one",),
+        "one/b.png": ("a bird",),
+        "two/c.png": ("three",),
+        "two/d.png": ("fish",),
+    }
+    write_folder(one, {"b.txt": " "})
+    assert "b.txt is blank" in refusal(source, cache).cause
 
 
 def test_two_pictures_that_share_a_caption_are_refused(tmp_path: Path, cache: Path) -> None:

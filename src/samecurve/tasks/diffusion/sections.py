@@ -187,6 +187,9 @@ class ImageFolder(Section):
         1.0, description="what a sample of it counts in the loss"
     )
     trigger: str | None = Field(None, description="in place of data.captions.trigger")
+    caption: str | None = Field(
+        None, description="of its pictures that have none; in place of data.captions.missing"
+    )
 
 
 class DiffusionData(DataSection):
@@ -204,7 +207,8 @@ class DiffusionData(DataSection):
         None,
         description=(
             "a folder of pictures with captions beside them (NAME.txt), or with a metadata.jsonl"
-            " (file_name, text); a list of these, or of {source, repeats, weight, trigger}; if not"
+            " (file_name, text); a list of these, or of {source, repeats, weight, trigger,"
+            " caption}; if not"
             " given, drawn shapes, made once in the cache"
         ),
     )

@@ -58,9 +58,9 @@ def reader_notes(adapter: AdapterSection, layout: Layout, names: FileNames) -> l
         if _loads_by_pipeline(adapter, names):
             return []
         return [
-            "load_lora_weights() of diffusers does not apply LoKr of this model; the line below"
-            " does, where all layers of the adapter are linear. A whole pipeline (--format"
-            " diffusers) is right everywhere"
+            "load_lora_weights() of diffusers does not apply LoKr of this model; the line in the"
+            " README.md beside it does, where all layers of the adapter are linear. A whole"
+            " pipeline (--format diffusers) is right everywhere"
         ]
     notes = []
     if names.model not in _KOHYA_IN_DIFFUSERS or adapter.kind == "lokr":

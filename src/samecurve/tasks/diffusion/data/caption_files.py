@@ -23,10 +23,13 @@ _EXAMPLE = '{"file_name": "a.jpg", "text": "a red bird"}'
 Texts = tuple[str, ...]
 
 
-def read_captions(files: FolderFiles, fields: Captions) -> tuple[dict[str, Texts], set[str]]:
+def read_captions(
+    files: FolderFiles, fields: Captions, usual: str | None = None
+) -> tuple[dict[str, Texts], set[str]]:
     """The captions of each picture by its name, and the names of pictures that have none.
 
-    Where captions are missing, fields.missing says what takes their place.
+    usual: the caption of pictures without a file or a line for one
+    Where captions are missing all the same, fields.missing says what takes their place.
     UserError: a file is no UTF-8, or a line is wrong; or captions are missing and are refused.
     """
     listed = _listed(files)
@@ -43,6 +46,8 @@ def read_captions(files: FolderFiles, fields: Captions) -> tuple[dict[str, Texts
                 "data.source",
             )
         captions[picture.name] = texts or of_list
+        if usual and picture.caption is None and picture.name not in listed:
+            captions[picture.name] = (usual,)
     missing = [name for name, texts in captions.items() if not texts]
     if missing and fields.missing == "refuse":
         raise _missing(files, missing, fields)

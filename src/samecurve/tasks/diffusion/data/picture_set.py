@@ -119,14 +119,18 @@ def _main_lines(scan: FolderScan, train: Samples, rest: Samples, data: Diffusion
 
 def _folder_lines(scan: FolderScan, data: DiffusionData) -> list[str]:
     """A line about each folder, where there are several, or one counts otherwise."""
-    plain = len(data.folders) < 2 and all(f.repeats == 1 and f.weight == 1 for f in data.folders)
+    plain = len(data.folders) < 2 and all(
+        f.repeats == 1 and f.weight == 1 and not f.caption for f in data.folders
+    )
     lines = []
     for number, folder in enumerate(() if plain else data.folders):
         count = sum(picture.folder == number for picture in scan.pictures)
         often = f", {folder.repeats} times an epoch" if folder.repeats > 1 else ""
         weight = f", weight {folder.weight:g}" if folder.weight != 1 else ""
         trigger = f", trigger {folder.trigger}" if folder.trigger else ""
-        lines.append(f"{folder.source}: {_count(count, 'picture')}{often}{weight}{trigger}")
+        usual = f", caption {folder.caption} where there is none" if folder.caption else ""
+        said = f"{often}{weight}{trigger}{usual}"
+        lines.append(f"{folder.source}: {_count(count, 'picture')}{said}")
     return lines
 
 

@@ -113,7 +113,13 @@ def scan_folders(
     """
     files = [list_folder(folder.source, data) for folder in folders]
     listed = [
-        _Listed(number, folder, each, *read_captions(each, data.captions), _prefix(each, files))
+        _Listed(
+            number,
+            folder,
+            each,
+            *read_captions(each, data.captions, folder.caption),
+            _prefix(each, files),
+        )
         for number, (folder, each) in enumerate(zip(folders, files, strict=True))
     ]
     pictures: list[Picture] = []
