@@ -14,6 +14,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
+from samecurve.tasks.huggingface.sections import HFData
 
 ROOT = Path(__file__).parents[2]
 OLD = """\
@@ -175,12 +176,13 @@ def test_convert_takes_the_flags_that_its_remedies_name(
     for remedy in ("-d FILE", "--set data.chat_template=", "--set train.float8=true"):
         assert remedy in everything
     flags = ["-d", "talks.jsonl", "--set", "data.chat_template=null"]
-    flags += ["--set", "train.float8=true", "--global-batch", 8]
+    flags += ["--set", "train.float8=true", "--global-batch", "8"]
     printed = said(monkeypatch, capsys, *line, "new.yaml", *flags, cwd=home)
     assert "read   -  -d talks.jsonl -> data.source" in printed
     assert "fp8 true is train.float8 here: train.float8 is set by a flag" in printed
     assert "wrote  new.yaml; samecurve train -f new.yaml" in printed
     config = load(read_file(home / "new.yaml"), Tasks()).config
+    assert isinstance(config.data, HFData)
     assert config.data.source == "talks.jsonl"
     assert (config.batch.samples, config.batch.per_device) == (8, None)
     assert config.train.float8

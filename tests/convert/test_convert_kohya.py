@@ -168,8 +168,9 @@ def test_a_training_file_and_its_data_sets(config: Path) -> None:
 
 
 def test_a_class_word_and_a_prefix_are_both_read() -> None:
-    item = loaded(flat(class_tokens="a bird", caption_prefix="sketch")).config.data.folders[0]
-    assert (item.caption, item.trigger) == ("a bird", "sketch")
+    converted = flat(class_tokens="a bird", caption_prefix="sketch")
+    (row,) = loaded(converted).config.data.model_dump()["source"]
+    assert (row["caption"], row["trigger"]) == ("a bird", "sketch")
 
 
 def test_folders_whose_names_say_their_repeats(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ Every field ends in exactly one FieldReading.
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from samecurve.core.config.document import Document, dump, join_key
+from samecurve.core.config.document import Document, Key, dump, join_key
 from samecurve.errors import UserError
 
 Outcome = Literal["read", "left", "settled", "refused"]
@@ -89,10 +87,15 @@ class ConvertedConfig:
         readings += [
             FieldReading("read", one_line(origin), short_text(value), one_line(join_key(key)), "-")
             for key, origin in self.document.origins.items()
-            if origin.startswith("-")
-            and not isinstance(value := reduce(getitem, key, self.document.value), dict)
+            if origin.startswith("-") and not isinstance(value := self._value_at(key), dict)
         ]
         return replace(self, readings=tuple(readings))
+
+    def _value_at(self, key: Key) -> object:
+        value: Any = self.document.value
+        for part in key:
+            value = value[part]
+        return value
 
     def summary_lines(self) -> list[str]:
         """A line for each field that was read; fields left out for one reason share a line."""

@@ -179,9 +179,10 @@ class _Interpreter:
             if self.foreign.value(field) in (None, False, 0, "", [], {}):
                 self.foreign.ignore(field, "switched off")
             else:
-                given = [reason] if isinstance(reason, str) else reason
-                usual = [LEAVE_OUT, rule.get("key", "")]
-                why, remedy, key = (*given, *usual[len(given) - 1 :])
+                why, remedy, key = reason, LEAVE_OUT, rule.get("key", "")
+                if not isinstance(reason, str):
+                    why, remedy, *own_key = reason
+                    key = own_key[0] if own_key else key
                 self.foreign.refuse(field, why, remedy, key)
 
     def _default(self, key: str, rule: Rule) -> None:

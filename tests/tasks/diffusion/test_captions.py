@@ -17,6 +17,7 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.diffusion.data.picture_set import open_pictures
 from samecurve.tasks.diffusion.data.source import PixelRows
 from samecurve.tasks.diffusion.data.views import Views
+from samecurve.tasks.diffusion.sections import DiffusionData
 
 RED = noise(16, 16, 1)
 
@@ -165,14 +166,16 @@ def test_a_picture_without_a_caption_has_its_kohya_folders_class_word(
     """As kohya trains it, where other pictures of the folder have captions. A file beside the
     picture wins, though it is blank.
     """
-    files = {**{f"{name}.png": noise(16, 16, n) for n, name in enumerate("abc", 1)}}
-    files |= {"a.caption": "a blue bird", "b.caption": "\n"}
-    write_folder(tmp_path / "pictures" / "10_bird", files)
+    folder = tmp_path / "pictures" / "10_bird"
+    write_folder(folder, {f"{name}.png": noise(16, 16, n) for n, name in enumerate("abc", 1)})
+    write_folder(folder, {"a.caption": "a blue bird", "b.caption": "\n"})
     file = tmp_path / "train.toml"
     file.write_text(KOHYA)
     converted = convert(read_file(file), tmp_path)
     assert converted is not None
-    pictures = open_pictures(load(converted.document, Tasks()).config.data, cache, say=quietly)
+    data = load(converted.document, Tasks()).config.data
+    assert isinstance(data, DiffusionData)
+    pictures = open_pictures(data, cache, say=quietly)
     assert {p.name: p.captions for p in pictures_of(pictures.train)} == {
         "a.png": ("a blue bird",),
         "b.png": (),
