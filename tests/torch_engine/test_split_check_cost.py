@@ -42,7 +42,7 @@ class Ring(Wide):
 
     def model(self) -> nn.Module:
         model = super().model()
-        model.forward = partial(type(model).forward, model)  # type: ignore[method-assign]
+        model.forward = partial(type(model).forward, model)
         return model
 
 
@@ -107,14 +107,14 @@ def kept_on_a_rank(index: int, group: dist.ProcessGroup) -> float:
     with opened(config_of_wide(1, "Ring", **sharded), group) as engine:
         state = engine.init()
         rows = feed_of(engine).trial_rows(5)
-        weights = sum(p.numel() * p.itemsize for p in state.model.parameters())
+        weights: int = sum(p.numel() * p.itemsize for p in state.model.parameters())
         gc.disable()
         try:
             with LiveBytes() as held:
                 _ = [local_view(parameter).view(-1) for parameter in state.model.parameters()]
                 own = held.now
                 assert not engine.check_split(state, rows)  # compared, and nothing to say
-                return (held.measured() - own) / weights
+                return float((held.measured() - own) / weights)
         finally:
             gc.enable()
 

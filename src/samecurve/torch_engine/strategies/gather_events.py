@@ -109,6 +109,7 @@ class ListOwners:
         """The lists whose owner was called since watch(), by any rank. All ranks ask together."""
         self._end_watch()
         flags = [float(path in self._called) for path in self._lists]
+        self._called.clear()
         counts = comm.all_reduce(torch.tensor(flags, dtype=torch.float64, device=device))().tolist()
         return [path for path, count in zip(self._lists, counts, strict=True) if count]
 
