@@ -6,20 +6,29 @@ Nothing is trained here. Lines that need GPUs are planned on a machine of eight.
 
 import contextlib
 import difflib
-import importlib.util
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import pytest
 
-from commands import samecurve
-from samecurve.cli.main import VERBS, cli, find_verb, main
+from page_commands import (
+    FENCE,
+    NAMES,
+    PAGES,
+    ROOT,
+    Line,
+    borrowed_files,
+    fenced_lines,
+    parsed,
+    shown_files,
+    words_after_samecurve,
+)
+from samecurve.cli.main import VERBS, find_verb, main
 from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
@@ -27,8 +36,6 @@ from samecurve.run import describe, prepare
 from samecurve.tasks import entry_of
 from samecurve.tasks import text as text_files
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "examples/README.md"]
 MACHINE = Machine(devices=(), links=(), host_bytes=int(23.53 * 2**30), cores=2, cpu="AMD EPYC")
 GPUS = Machine(
     devices=tuple(
@@ -38,42 +45,12 @@ GPUS = Machine(
     host_bytes=1 << 40,
     cores=128,
 )
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SLOW = {"huggingface-memory"}  # whose plans take long: models of billions of weights
-TRACKERS = ("wandb", "mlflow", "trackio")  # which the tests' environment may lack
 PLANNED = {"train", "plan", "verify", "bench", "profile"}
 Neutral = Callable[[str], str]  # a line without what may differ
 # in lines that are no command yet: what stands for what
 PLACEHOLDERS = {"FILE": "models/tiny.yaml", "C": "models/tiny.yaml", "N": "2"}
 UNFINISHED = (click.MissingParameter, click.BadOptionUsage)
-# files that a page speaks of and does not show; its lines that read them are only parsed
-UNSHOWN = {
-    "docs/balance.md": {"uneven.yaml"},
-    "docs/coming-from-oxidizr.md": {"tokens.bin"},
-    "docs/convert.md": {"new.yaml", "tokens.bin"},
-    "docs/data.md": {"tokens.bin", "tokens16.bin", "text/squares.txt"},
-    "docs/diffusion.md": {"PICTURES", "LORA_FILE"},
-    "docs/failures.md": {"labels.py", "memory.py", "killed.py", "network.py", "broken.py"},
-    "docs/groups.md": {"typo.yaml", "both.yaml"},
-    "docs/guarantees.md": {"drift.py"},
-    "docs/hangs.md": {"my.yaml"},
-    "docs/speed.md": {"tiny.yaml"},
-    "docs/image-classifier.md": {"PICTURES", "vit_tiny.safetensors"},
-    "docs/same-batch.md": {"same/same.yaml"},
-    "docs/sentinel.md": {"faulty.py"},
-    "docs/split-check.md": {"clip.yaml"},
-    "docs/strategies.md": {"large.yaml", "greedy.py", "unused.py"},
-    "docs/task-engines.md": {"norm.py"},
-    "docs/task-errors.md": {
-        *("mean.py", "noise.py", "typo.py", "noinit.yaml", "raises.yaml"),
-    },
-    "docs/task-optimizer.md": {"cut.py", "factors.py", "radam.py"},
-    "docs/tasks.md": {"own/ring.yaml"},
-    "docs/vision.md": {"clips.npz", "FOLDER"},
-    "docs/timeseries.md": {"UCI HAR Dataset", "another set/test"},
-    "docs/train.md": {"tiny.yaml", "w.pt", "a"},
-}
-FENCE = re.DOTALL | re.MULTILINE
 # flags of srun, of scripts and of a benchmark; those of every verb
 OF_BENCHMARKS = {"--sides", "--micro", "--limit"}
 OF_OTHERS = {
@@ -91,72 +68,21 @@ OF_OTHERS = {
 OF_PLAN = ("plan   ", "       ", "warn   ", "error: ", "  remedy: ", "note   ")
 
 
-class Line(NamedTuple):
-    """A command line of a page, and what the page shows below it."""
-
-    page: Path
-    number: int
-    words: list[str]  # after `samecurve`
-    shown: list[str]
-    is_mention: bool = False  # in a paragraph or a table: it may lack arguments and files
-
-
-def fenced_lines(page: Path) -> Iterator[Line]:
-    text = page.read_text()
-    for block in re.finditer(r"^```\w*\n(.*?)^```", text, flags=FENCE):
-        first = text.count("\n", 0, block.start()) + 2
-        lines = block[1].splitlines()
-        for at, line in enumerate(lines):
-            match = re.match(r"(?:\w*\$ )?((?:[A-Z_]+=\S+ )*)(.*)", line)
-            words = _words_after_samecurve(match[2]) if match else None
-            if words is None:
-                continue
-            below = lines[at + 1 :]
-            prompts = [number for number, text in enumerate(below) if re.match(r"\w*\$ ", text)]
-            yield Line(page, first + at, words, below[: prompts[0]] if prompts else below)
-
-
-def _words_after_samecurve(text: str) -> list[str] | None:
-    """None: no line of ours."""
-    match = re.match(r"(?:\.venv/bin/)?samecurve (.*)|(?:torchrun|srun) .*-m samecurve (.*)", text)
-    if not match:
-        return None
-    words = shlex.split(match[1] or match[2], comments=True)
-    for stop in (">", "|", "&", "&&", ";"):
-        if stop in words:
-            words = words[: words.index(stop)]
-    return words
-
-
 def inline_lines(page: Path) -> Iterator[Line]:
     """Those in a paragraph or a table; FILE, RUN and their like stand for something."""
     text = page.read_text()
     text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=FENCE)
     for match in re.finditer(r"`([^`\n]+)`", text):
-        words = _words_after_samecurve(match[1])
+        words = words_after_samecurve(match[1])
         if words and words[0] in VERBS and "..." not in words:
             number = text.count("\n", 0, match.start()) + 1
             yield Line(page, number, [PLACEHOLDERS.get(word, word) for word in words], [], True)
 
 
-def shown_files(page: Path) -> dict[str, str]:
-    """The blocks of a page that are a file: the line above ends with its name."""
-    blocks = re.finditer(r"`([\w.]+)`:\n\n```\w+\n(.*?)^```", page.read_text(), flags=FENCE)
-    return {block[1]: block[2] for block in blocks}
-
-
 def write_files(page: Path, home: Path) -> None:
-    """What its lines read: of this page, and the configs of two others that many pages use."""
-    sources = (ROOT / "docs/train.md", ROOT / "docs/tasks.md", page)
-    shown = {name: text for source in sources for name, text in shown_files(source).items()}
-    for text in (page.read_text(), shown["ring.yaml"]):
-        for name, content in shown.items():
-            if re.search(rf"(?<![\w/]){re.escape(name)}", text):
-                (home / name).write_text(content)
-    if page.name == "groups.md":
-        (groups,) = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=FENCE)
-        small = (home / "small.yaml").read_text()
-        (home / "groups.yaml").write_text(re.sub(r"optimizer: .*\n", groups, small))
+    """What its lines read: of this page, and of the pages that it takes files from."""
+    for name, content in (borrowed_files(page) | shown_files(page)).items():
+        (home / name).write_text(content)
 
 
 @pytest.fixture
@@ -221,32 +147,6 @@ def test_every_number_of_a_plan_is_as_the_page_shows(
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_lines_train(page: Path, home: Path) -> None:
-    """Two steps of each, in a run directory of its own."""
-    write_files(page, home)
-    lines = [line for line in fenced_lines(page) if line.words[0] == "train"]
-    missing = [name for name in TRACKERS if importlib.util.find_spec(name) is None]
-    for_missing = [line for line in lines if {f"--{name}" for name in missing} & {*line.words}]
-    lines = [line for line in lines if line not in for_missing]
-    for number, line in enumerate(lines):
-        flags = parsed(line.words)
-        if missing_files(flags) or flags["nnodes"] != "1" or flags["init_from"]:
-            continue
-        # an error that names a checkpoint is one of a run that another line began
-        errors = [each for each in line.shown if each.startswith("error: ")]
-        fails = any("/checkpoints/" not in each for each in errors)
-        words = [*line.words, "--stop-after", "2", "--resume", "never"]
-        done = samecurve(*words, "--save-dir", f"run-{number}", cwd=home, code=None, timeout=600)
-        if "there is no directory models/little-" in done.stderr:  # the reader's own
-            continue
-        assert (done.returncode != 0) == fails, f"{page}:{line.number}\n{done.stderr[-2000:]}"
-    if for_missing:
-        names, number = ", ".join(missing), len(for_missing)
-        pytest.skip(f"not installed: {names}; {number} lines were not run, all others were")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_flags_that_a_page_names_are_there(page: Path) -> None:
     """In paragraphs and tables; the first column of a page for other tools has theirs."""
@@ -308,8 +208,6 @@ def faults_of(
                 wrong.append(f"{place}: {error.format_message()}")
             continue
         missing = missing_files(flags)
-        if not line.is_mention and missing - UNSHOWN.get(str(page.relative_to(ROOT)), set()):
-            wrong.append(f"{place}: no page shows {', '.join(sorted(missing))}")
         if line.words[0] == "convert" and flags["old"].exists():
             text = said(line.words, monkeypatch, capsys, errors_last=True)
             wrong += [f"{place}: {fault}" for fault in compared(line, text, str)]
@@ -333,19 +231,6 @@ def is_planned(line: Line, flags: dict[str, Any]) -> bool:
     if line.words[0] in {"train", "plan"}:
         has_config = has_config or not (line.is_mention or flags["settings"])
     return line.words[0] in PLANNED and bool(has_config) and alone and not measures
-
-
-def parsed(words: list[str]) -> dict[str, Any]:
-    """The flags by name. ClickException: the verb has no such flag."""
-    if words[0] not in VERBS:
-        raise click.UsageError(f"there is no verb {words[0]}")
-    command = find_verb(words[0])
-    if isinstance(command, click.Group) and len(words) > 1:
-        if words[1] not in command.commands:
-            raise click.UsageError(f"there is no verb {words[0]} {words[1]}")
-        command, words = command.commands[words[1]], words[1:]
-    with cli.make_context("samecurve", [words[0]], resilient_parsing=True) as parent:
-        return command.make_context(words[0], list(words[1:]), parent=parent).params
 
 
 def missing_files(flags: dict[str, Any]) -> set[str]:
