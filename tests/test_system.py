@@ -4,6 +4,7 @@ What fails while a failure is handled does not hide it.
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from samecurve.core.system.installation import install_command
 from samecurve.errors import closing_all, not_hiding
 
 ROOT = Path(__file__).parents[1]
+# a line that would ask an index for this package
+BY_NAME = re.compile(r"""pip3? install (?:-\S+ )*['"]?samecurve(?![\w.-])""")
+TEXTS = {".py", ".md", ".yaml", ".toml", ".sh", ".bat", ".js", ".html", ".ipynb"}
 MODULE = "core/system/installation.py"
 ASK = (
     "from samecurve.core.system.installation import install_command; print(install_command('jax'))"
@@ -232,3 +236,32 @@ def test_a_lock_that_its_holder_removes_still_lets_one_in(tmp_path: Path) -> Non
     for thread in threads:
         thread.join()
     assert most == [1]
+
+
+def test_every_install_command_on_a_page_or_in_a_message_works() -> None:
+    """The name of this package is on no index: it is installed from a checkout or from a wheel."""
+    places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Dockerfile", ROOT / "Makefile"]
+    for folder in ("src", "docs", "scripts", "examples", "models", "benchmarks", "tests"):
+        places += [path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    places.remove(Path(__file__))
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in places
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if BY_NAME.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "works"),
+    [
+        ("pip install 'samecurve[ui]'", False),
+        ('python -m pip install -U "samecurve"', False),
+        ("uv pip install samecurve[jax]", False),
+        ("pip install -e '.[ui]'", True),
+        ("pip install samecurve-0.2.0-py3-none-any.whl", True),
+    ],
+)
+def test_a_command_that_asks_an_index_is_found(line: str, *, works: bool) -> None:
+    assert bool(BY_NAME.search(line)) is not works

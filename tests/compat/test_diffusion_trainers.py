@@ -8,7 +8,7 @@ import pytest
 
 from samecurve.cli.main import main
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 FILES = {
     "onetrainer.json": """\

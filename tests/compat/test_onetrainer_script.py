@@ -84,7 +84,7 @@ def test_the_guides_line_trains_its_json(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_its_json_trains_one_curve_on_one_and_two_devices(tmp_path: Path) -> None:
     """A whole small Stable Diffusion, from the folders of a file that the JSON names."""
-    pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+    pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
     from noise_pictures import write_pictures
     from tiny_pipelines import save_sd15
 

@@ -239,7 +239,7 @@ def test_a_page_is_made_from_bench_json_alone(corpus: Path) -> None:
 
 
 def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
+    pytest.importorskip("matplotlib", reason="pip install -e '.[report]'")
     flags = (
         "--devices",
         "cpu",

@@ -63,7 +63,7 @@ def run(tmp_path: Path, corpus: Path, cache: Path) -> Path:
 
 
 def needs(name: str) -> None:
-    pytest.importorskip(name, reason=f"{name} is not installed: pip install 'samecurve[{name}]'")
+    pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[{name}]'")
 
 
 def tracked(name: str, run: Path) -> None:

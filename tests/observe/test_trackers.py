@@ -129,7 +129,7 @@ def test_a_resume_leaves_each_step_once(run: Path) -> None:
 
 def test_wandb_has_the_journal_offline(run: Path) -> None:
     """Each step once, the first values of those trained again; one id through all starts."""
-    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'samecurve[wandb]'")
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install -e '.[wandb]'")
     wandb(run)
     first = history(run)
     assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {

@@ -65,7 +65,7 @@ def test_the_page_of_a_run_says_what_its_files_say(
         main()
         return capsys.readouterr().out
 
-    pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
+    pytest.importorskip("matplotlib", reason="pip install -e '.[report]'")
     assert samecurve("report", "one").split() == ["one/report.html"]
     paths = samecurve("report", "one", "--png").split()
     events = read_events(home / "one" / "journal.jsonl")
@@ -210,7 +210,7 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
 
 
 def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
+    pytest.importorskip("matplotlib", reason="pip install -e '.[report]'")
     lines = (home / "one" / "journal.jsonl").read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line)["kind"] for line in lines]
     trained = kinds.index("step")
@@ -301,7 +301,7 @@ def test_a_damaged_plan_is_named_and_the_journals_taken(home: Path, tmp_path: Pa
 
 def test_losses_of_any_size_are_gaps_where_they_cant_be_drawn(home: Path, tmp_path: Path) -> None:
     """A page's numbers are float32, and matplotlib's arithmetic ends at 1e100; sums don't."""
-    pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
+    pytest.importorskip("matplotlib", reason="pip install -e '.[report]'")
     run = copied(home, tmp_path / "run")
     journal = run / "journal.jsonl"
     events = [json.loads(line) for line in journal.read_text().splitlines()]

@@ -71,7 +71,7 @@ def _strict(schema: Any) -> Any:
 @pytest.mark.skipif(not SKYPILOT, reason="SKYPILOT_PYTHON names no interpreter with skypilot")
 def test_skypilot_takes_the_yaml(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus)
-    words = ("--infra", "k8s", "--no-plan", "--dry-run")
+    words = ("--infra", "k8s", "--no-plan", "--dry-run", "--setup", "pip install samecurve.whl")
     samecurve("submit", "skypilot", "-f", config.name, *JOB, *words, cwd=tmp_path)
     done = subprocess.run(
         [SKYPILOT, "-c", CHECK_TASK, "tiny.sky.yaml"],

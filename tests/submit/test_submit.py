@@ -100,11 +100,13 @@ def test_the_script_asks_slurm_for_what_the_job_needs(config: Path) -> None:
 
 def test_a_yaml_for_skypilot(config: Path) -> None:
     words = ("--nodes", "2", "--gpu-type", "H100", "--volume", "runs:/runs", "--managed")
-    samecurve("submit", "skypilot", "-f", config.name, *GPUS, *words, cwd=config.parent)
+    setup = ("--setup", "pip install samecurve.whl")
+    samecurve("submit", "skypilot", "-f", config.name, *GPUS, *words, *setup, cwd=config.parent)
     job = yaml.safe_load((config.parent / "tiny.sky.yaml").read_text())
     assert (job["num_nodes"], job["resources"]["accelerators"]) == (2, "H100:8")
     assert job["resources"]["job_recovery"] == {"recover_on_exit_codes": [75, 143]}
     assert job["volumes"] == {"/runs": "runs"}
+    assert job["setup"] == "pip install samecurve.whl"
     last = shlex.split(job["run"].splitlines()[-1])
     assert last[:6] == ["exec", "python3", "-P", "-m", "samecurve", "train"]
     assert last[-4:] == ["--nnodes", "$SKYPILOT_NUM_NODES", "--rdzv", "$first:29500"]
@@ -141,6 +143,7 @@ def test_a_train_job_for_kubernetes(config: Path) -> None:
         (["slurm", *GPUS, "--sbatch=--array=0-3"], "an array would give one run to several jobs"),
         (["slurm", *GPUS, "--time", "4 hours"], "has a blank"),
         (["skypilot", *GPUS], "SkyPilot looks for machines by their GPU"),
+        (["skypilot", *GPUS, "--gpu-type", "H100"], "a fresh machine has no Samecurve"),
         (["skypilot", *GPUS, "--nodes", "2"], "2 machines would each have a run directory"),
         (["skypilot", *GPUS, "--volume", "runs"], "--volume runs is not NAME:/PATH"),
         (["k8s", *GPUS, "--image", "i"], "lies in each pod's own file system"),

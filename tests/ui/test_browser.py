@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("playwright", reason="pip install 'samecurve[dev]'")
+pytest.importorskip("playwright", reason="pip install -e '.[dev]'")
 
 import browsing
 from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_texts, write_root

@@ -224,16 +224,15 @@ _volume_option = click.option(
 @click.option("--infra", metavar="WHERE", help="aws, gcp/us-central1, k8s; any if not given")
 @click.option(
     "--setup",
-    default="pip install samecurve",
-    show_default=True,
-    help="what a fresh machine runs first",
+    metavar="COMMAND",
+    help="what a fresh machine runs first; in a checkout `pip install -e .` if not given",
 )
 @_volume_option
 @click.option(
     "--managed", is_flag=True, help="sky jobs launch: another machine when one is taken away"
 )
 def skypilot(
-    *, infra: str | None, setup: str, volume: str | None, managed: bool, **flags: Any
+    *, infra: str | None, setup: str | None, volume: str | None, managed: bool, **flags: Any
 ) -> None:
     """Write a YAML for sky launch, and submit it."""
     from samecurve.submit.skypilot import SkyPilotOptions, skypilot_submission

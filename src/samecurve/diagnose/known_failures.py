@@ -12,7 +12,7 @@ import yaml
 from samecurve.core.system.installation import install_command
 
 Symptom = Literal["", "lost", "waited"]
-_INSTALL = re.compile(r"pip install 'samecurve\[([\w,]+)\]'")
+_INSTALL = re.compile(r"pip install -e '\.\[([\w,]+)\]'")
 
 
 @dataclass(frozen=True, kw_only=True)

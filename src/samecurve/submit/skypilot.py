@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.system.installation import checkout
 from samecurve.errors import START_AGAIN, UserError
 from samecurve.submit.engine import MADE_BY, Submission, yaml_text
 from samecurve.submit.job import AGAIN, PORT, Job
@@ -26,7 +27,7 @@ class SkyPilotOptions:
     """What only SkyPilot's job has."""
 
     infra: str | None = None  # where: aws, gcp/us-central1, k8s
-    setup: str = "pip install samecurve"
+    setup: str | None = None  # None: the copied directory is a checkout, which is installed
     volume: Volume | None = None
     managed: bool = False  # SkyPilot starts it again on another machine when one is taken away
 
@@ -45,7 +46,7 @@ def skypilot_submission(job: Job, options: SkyPilotOptions, path: Path | None) -
         "resources": _resources(job, options),
         "workdir": str(job.directory),
         "envs": {"SAMECURVE_LEAVE_SECONDS": str(job.leave_seconds)},
-        "setup": options.setup,
+        "setup": options.setup or _setup_of_checkout(),
         "run": _HERE + run,
     }
     if options.volume:
@@ -58,6 +59,18 @@ def skypilot_submission(job: Job, options: SkyPilotOptions, path: Path | None) -
         argv=(*launch, "--yes", "--detach-run", str(path)),
         install=_INSTALL,
         streams=True,
+    )
+
+
+def _setup_of_checkout() -> str:
+    """What installs the directory that is copied. UserError: it has no Samecurve."""
+    if checkout() == Path.cwd().resolve():
+        return "pip install -e ."
+    raise UserError(
+        "a fresh machine has no Samecurve, and the directory that is copied to it has none either",
+        "start this in the checkout of Samecurve; or copy a wheel of it into this directory"
+        " (`make dist` builds one), and --setup 'pip install NAME.whl'",
+        "--setup",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 import full_size_pipelines
 import torch

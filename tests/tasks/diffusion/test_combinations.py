@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from noise_pictures import write_pictures
 from test_pipelines import values

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 import torch
 from noise_pictures import write_pictures

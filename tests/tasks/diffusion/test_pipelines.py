@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from noise_pictures import write_pictures
 

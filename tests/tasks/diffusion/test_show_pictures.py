@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from picture_sets import mixed, write_folder
 from tiny_pipelines import save_sd15

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("diffusers", reason="pip install 'samecurve[diffusion]'")
+pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from commands import samecurve, started, until
 from samecurve.observe.journal import read_events
