@@ -16,6 +16,7 @@ from samecurve import Initial, Mean
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.fixed import is_same_data
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
@@ -320,14 +321,22 @@ def test_the_fingerprint_follows_the_data(write: Callable[..., Config]) -> None:
         )
         == 3
     )
-    assert (
-        opened(
-            write(
-                "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'mine-1'\n"
-            )
-        ).fingerprint()
-        == "mine-1"
-    )
+    own = ("class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'mine-1'\n")
+    assert opened(write(*own)).fingerprint() == f"mine-1, and by rows: {first}"
+
+
+def test_data_drawn_anew_in_each_process_is_no_run_s_data(write: Callable[..., Config]) -> None:
+    """Its rows repeat within a process, and its own fingerprint() says nothing of them. A run of a
+    version that kept that fingerprint alone goes on.
+    """
+    drawn = ("+ shift", "+ np.random.default_rng().random((count, 3)).astype(np.float32)")
+    known = WHOLE.replace("class My:\n", "class My:\n" + KNOWN)
+    first, second = (opened(write(*drawn, text=known)).fingerprint() for _ in range(2))
+    assert not is_same_data(first, second)
+    steady = opened(write(text=known)).fingerprint()
+    assert is_same_data(steady, opened(write(text=known)).fingerprint())
+    assert is_same_data("v1", steady)
+    assert not is_same_data("v2", steady)
 
 
 def test_data_drawn_from_global_generators_is_the_same_in_every_process(
@@ -375,7 +384,7 @@ def test_rows_that_change_are_refused_whatever_names_the_data(
     assert "samecurve.rng(batch)" in message
     assert "A fingerprint() does not help" in message
     steady = opened(write(text=text)).facts().fingerprint
-    assert (steady == "v1") == bool(known[0])
+    assert steady.startswith("v1, and by rows: 16 rows: ") == bool(known[0])
 
 
 def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
@@ -392,7 +401,7 @@ def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
 def test_what_the_message_offers_for_random_rows_is_taken(tmp_path: Path) -> None:
     (tmp_path / "drawn.py").write_text(DRAWN)
     task = opened(config_of(f"{tmp_path / 'drawn.py'}:Drawn"))
-    assert task.facts().fingerprint == "v1"  # the rows were read again, and are the same
+    assert task.facts().fingerprint.startswith("v1, ")  # the rows were read again, and are the same
     rows = task.train_data()
     first, later = (rows.read(np.arange(7), epoch)["x"] for epoch in (0, 1))
     assert (first[:, 1] != later[:, 1]).all()

@@ -17,6 +17,7 @@ from samecurve.checkpoint.format import load
 from samecurve.core.evaluation.early_stop import check_goals
 from samecurve.core.events import stop_signals
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
+from samecurve.core.planning.fixed import is_same_data
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Checkpoint,
@@ -272,7 +273,8 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
 def _check_data(task: Task, plan: Plan) -> None:
     """Compare the data with the plan's. UserError: the plan was made for other data."""
-    if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
+    is_same = is_same_data(plan.fixed.fingerprint, task.fingerprint())
+    if not is_same or len(task.train_data()) != plan.samples:
         raise UserError(
             "the data of this process is not what the plan was made for: its files changed while"
             " the run was starting, or it is made of what differs from process to process: the"

@@ -13,6 +13,7 @@ from samecurve.errors import UserError
 
 T = TypeVar("T")
 _MOST_SAMPLES = 1 << 53
+ROWS_BESIDE = ", and by rows: "  # in a fingerprint, between what the user's code gives and a hash
 CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
 _KEYS_ON_DISK = {
     "global_batch_size": "batch",
@@ -113,6 +114,14 @@ def make_order(
     return BucketOrder(samples, global_batch_size, fixed.seed, fixed.anchor, sizes)
 
 
+def is_same_data(kept: str, now: str) -> bool:
+    """Whether data is that of a run. An earlier version kept no rows beside a fingerprint().
+
+    kept: the fingerprint in the run's plan; now: the fingerprint of the data
+    """
+    return now == kept or now.rpartition(ROWS_BESIDE)[0] == kept
+
+
 def check_same_run(fixed: Fixed | None, samples: int, fingerprint: str, seed: int) -> None:
     """UserError: there is no data, or the run began with other data or another seed."""
     if samples < 1:
@@ -121,7 +130,7 @@ def check_same_run(fixed: Fixed | None, samples: int, fingerprint: str, seed: in
         )
     if fixed is None:
         return
-    if fixed.fingerprint != fingerprint:
+    if not is_same_data(fixed.fingerprint, fingerprint):
         raise UserError(
             "the data, or how this version reads it, has changed since this run began",
             "bring the old data back; data.too_long as it was; data.split=all, where an earlier"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.planning.fixed import ROWS_BESIDE
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import (
     Columns,
@@ -158,10 +159,18 @@ class Rows:
         """
         if self._own_fingerprint:
             return str(self._own_fingerprint())
-        by_rows = f"{_KNOWN_BY} rows: {self._digest(0)}"
+        by_rows = self._by_rows()
         if is_from(self._data, _SHARDS):  # what they hold; the rows tell what is made of it
             return f"{self._data.fingerprint()}, {by_rows}"
         return by_rows
+
+    def with_rows(self, fingerprint: str) -> str:
+        """A fingerprint of this data, with the hash over its rows beside it."""
+        by_rows = self._by_rows()
+        return fingerprint if by_rows in fingerprint else f"{fingerprint}{ROWS_BESIDE}{by_rows}"
+
+    def _by_rows(self) -> str:
+        return f"{_KNOWN_BY} rows: {self._digest(0)}"
 
     def check(self) -> None:
         """UserError: a row changes when it is read again or alone, or with collate()'s order.

@@ -208,13 +208,19 @@ class TaskAdapter:
         """The fingerprint of the training data: the class's own, or else the data's own.
 
         Without either, a hash over the number of samples and up to 16 of them, spread over the
-        data.
+        data. Code of a user has that hash beside its own fingerprint, so that each process tells
+        whether its rows are those of the plan. Rows whose files prepare() makes can't be read yet.
         """
-        if self.methods.fingerprint is not None:
+        if self.methods.fingerprint is None:
+            with self.calling("train_data"):
+                own = self.train_data().fingerprint()
+        else:
             with self.calling("fingerprint"):
-                return str(self.methods.fingerprint())
+                own = str(self.methods.fingerprint())
+        if self._file is None or self.methods.prepare is not None:
+            return own
         with self.calling("train_data"):
-            return self.train_data().fingerprint()
+            return self.train_data().with_rows(own)
 
     def train_data(self) -> Rows:
         assert self._train is not None, "opened to use a trained model, without data"
