@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from serving import make_run, planned, serving, step
 
 from samecurve.cli.queue import queue as verbs
+from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
 from samecurve.run.directory.attempt import _commit
 from samecurve.ui.form.answers import Answers, RefusedError
@@ -230,10 +230,10 @@ def test_a_job_without_a_mark_is_accepted_after_a_look(
 
 def test_what_is_shown_is_made_from_what_is_run(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "queue")
-    own = replace(new(tmp_path, [sys.executable, "-m", "samecurve", "train", "-f", "a b.yaml"]))
-    assert queue.add(own).command == "samecurve train -f 'a b.yaml'"
-    safe = [sys.executable, "-P", "-m", "samecurve", "eval", "x"]
-    assert queue.add(new(tmp_path, safe)).command == "samecurve eval x"
+    own = python_module("samecurve", "train", "-f", "a b.yaml")
+    assert queue.add(new(tmp_path, own)).command == "samecurve train -f 'a b.yaml'"
+    here_first = [sys.executable, "-m", "samecurve", "eval", "x"]  # it searches the job's folder
+    assert queue.add(new(tmp_path, here_first)).command.startswith(sys.executable)
     other = ["/tmp/python", "-m", "samecurve", "train"]
     assert queue.add(new(tmp_path, other)).command == "/tmp/python -m samecurve train"
     option = [sys.executable, "-c", "evil", "-m", "samecurve"]

@@ -6,13 +6,13 @@ runs, its shepherd alone writes the file.
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import read_file_bytes, regular_only
 from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
@@ -81,8 +81,7 @@ class Job:
     def command(self) -> str:
         """What is run, as somebody would type it: made from the command itself."""
         words = list(self.argv)
-        options = [word for word in words[1:3] if word in {"-P", "-I"}]
-        own = [sys.executable, *options, "-m", "samecurve"]
+        own = python_module("samecurve")
         if words[: len(own)] == own:
             words = ["samecurve", *words[len(own) :]]
         return shlex.join(words)
