@@ -11,8 +11,8 @@ _FIRST = sys.path[0]
 if not sys.flags.safe_path and os.path.isdir(_FIRST) and os.path.samefile(_FIRST, "."):
     del sys.path[0]  # before any other module is imported
     if os.path.samefile(_FIRST, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))):
-        given = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([_FIRST, given] if given else [_FIRST])
+        places = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([_FIRST, places] if places else [_FIRST])
 
 from samecurve.cli.entry import run  # noqa: E402 - with the search as it is from here on
 

@@ -132,12 +132,12 @@ def accept(*, job: str, yes: bool, home: Path) -> None:
     from samecurve.ui.jobs.queue import Queue
 
     jobs = Queue(home)
-    found = jobs.find(job)
-    if not found.foreign:
-        raise UserError(f"job {found.name} is marked already", "nothing is to be done", "JOB")
-    echo(f"foreign  job {found.id}  {found.name}: {found.foreign}")
-    echo(f"  command  {found.command}")
-    echo(f"  folder   {found.cwd}")
+    received = jobs.find(job)
+    if not received.foreign:
+        raise UserError(f"job {received.name} is marked already", "nothing is to be done", "JOB")
+    echo(f"foreign  job {received.id}  {received.name}: {received.foreign}")
+    echo(f"  command  {received.command}")
+    echo(f"  folder   {received.cwd}")
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UserError(
@@ -148,8 +148,8 @@ def accept(*, job: str, yes: bool, home: Path) -> None:
         if not click.confirm("Run this command in its turn?"):
             echo("left as it is")
             return
-    jobs.accept(found)
-    echo(f"accepted job {found.id}  {found.name}")
+    jobs.accept(received)
+    echo(f"accepted job {received.id}  {received.name}")
 
 
 @queue.command(cls=Verb)
