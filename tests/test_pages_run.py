@@ -42,9 +42,10 @@ SETTINGS = ("task=", "model.path=", "data.source=", "data.tokenizer=")
 NO_FILES = {"python-stdlib", "auto", "bpe"}  # data and tokenizers by their names
 # what a shell does, what measures memory, and what shows how it was started
 AFRESH = {">", "|", "&&", ";", "--probe-batch", "run", "init"}
-# verbs whose output is the machine's or the model's own; lines that come when a run is slow
+# verbs whose output is the machine's or the model's own; lines that come when a run is slow, or
+# that follow the memory of each try
 MEASURING = {"bench", "check", "profile", "sample"}
-INCIDENTAL = ("...", "  | ", "load   ", "slow   ")
+INCIDENTAL = ("...", "  | ", "load   ", "slow   ", "probe  ")
 INSTALLERS = {"pip", "make"}  # they change the environment that the tests run in
 TRACKERS = ("wandb", "mlflow", "trackio")  # which the tests' environment may lack
 
@@ -68,6 +69,7 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     for name in SHIPPED:
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
+    (tmp_path / ".venv").symlink_to(sys.prefix)  # as the README's lines begin
     faults, left_out = [], []
     for command in commands(page):
         for name, text in (borrowed_files(page) | shown_files(page, command.at)).items():
@@ -264,7 +266,7 @@ def faults_of_run(command: Command, home: Path) -> Iterator[str]:
 
 def without_measures(line: str) -> str:
     """Without numbers, their units and hashes, which differ with the machine."""
-    line = re.sub(r"\b[0-9a-f]{16}\b|\b\d{8}-\d{6}\b", "N", line)
+    line = re.sub(r"\b([0-9a-f]{12}|[0-9a-f]{16}|\d{8}-\d{6})\b", "N", line)
     line = re.sub(r"\b(\d+h)?\d+m\d+s\b", "N", line)
     number = r"\d[\d.]*(e[-+]?\d+)?"
     line = re.sub(rf"{number}( ?(ms|s|m|min|h|[KMGT]iB|B|[kMGT]))?(?!\w)", "N", line)
