@@ -337,6 +337,7 @@ def test_data_drawn_anew_in_each_process_is_no_run_s_data(write: Callable[..., C
     assert is_same_data(steady, opened(write(text=known)).fingerprint())
     assert is_same_data("v1", steady)
     assert not is_same_data("v2", steady)
+    assert not is_same_data("", "other rows")
 
 
 def test_data_drawn_from_global_generators_is_the_same_in_every_process(

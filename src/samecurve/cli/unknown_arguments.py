@@ -44,6 +44,14 @@ TRAINER_FLAGS: Mapping[str, str] = {
     "--gradient-checkpointing": "--set train.recompute=block",
 }
 
+# values of these flags that have another name here
+TRAINER_VALUES = {
+    "constant_with_warmup": "constant",
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_bnb_8bit": "adamw8bit",
+}
+
 
 def refuse_flag(flag: str, arguments: Sequence[str], own: set[str], command: str) -> None:
     """UserError: the flag is another tool's, and a flag of the verb serves its purpose.
@@ -62,6 +70,7 @@ def refuse_flag(flag: str, arguments: Sequence[str], own: set[str], command: str
     if not value and following and not following[0].startswith("--"):
         value = following[0]
     cause = f"{flag} is a flag of Hugging Face's Trainer, and `{command}` does not have it"
+    value = TRAINER_VALUES.get(value, value)
     raise UserError(cause, f"in its place: {here.replace('VALUE', value or 'VALUE')}")
 
 
@@ -75,7 +84,14 @@ def refuse_config(word: str, arguments: Sequence[str], command: str) -> None:
     """UserError: the word is a config that stands alone, or beside another one."""
     if Path(word).suffix.lower() not in {".yaml", ".yml", ".json", ".toml"}:
         return
-    if {"-f", "--file", "--config-path"} & set(arguments):
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if {"-d", "--data"} & flags:
+        raise UserError(
+            f"{word} belongs to no flag",
+            "-d takes one file, folder or pattern in quotes ('data/*.json'); -f names a config",
+            word,
+        )
+    if {"-f", "--file", "--config-path"} & flags:
         raise UserError(f"{word} is a second config", "give one; --set changes values", word)
     at = list(arguments).index(word)
     line = [*command.split(), *arguments[:at], "-f", *arguments[at:]]

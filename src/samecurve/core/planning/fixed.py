@@ -119,7 +119,8 @@ def is_same_data(kept: str, now: str) -> bool:
 
     kept: the fingerprint in the run's plan; now: the fingerprint of the data
     """
-    return now == kept or now.rpartition(ROWS_BESIDE)[0] == kept
+    own, beside, _ = now.rpartition(ROWS_BESIDE)
+    return now == kept or (bool(beside) and own == kept)
 
 
 def check_same_run(fixed: Fixed | None, samples: int, fingerprint: str, seed: int) -> None:

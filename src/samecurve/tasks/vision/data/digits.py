@@ -44,7 +44,8 @@ def _check_installed() -> None:
         metadata.version("scikit-learn")
     except metadata.PackageNotFoundError:
         raise UserError(
-            "data.source: digits needs scikit-learn, which is not installed",
-            install_command("vision"),
+            "the data are digits where no -d names a folder of pictures, and digits need"
+            " scikit-learn, which is not installed",
+            f"-d DIR names your pictures; for the digits {install_command('vision')}",
             "data.source",
         ) from None
