@@ -1,6 +1,7 @@
 """The page's Data shows no file from outside of the page's folders, however a link leads there."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from PIL import Image
 
 from samecurve.errors import UserError
 from samecurve.ui.form.links import check_links
-from samecurve.ui.form.places import Roots
+from samecurve.ui.form.places import Roots, check_places
 from samecurve.ui.form.plan_worker import PlanRefusedError
 from samecurve.ui.form_routes import _data
 
@@ -76,6 +77,36 @@ def test_other_links_stay(tmp_path: Path) -> None:
         check_links({"data": {"source": source, "prompts": ["x"]}}, Roots.of([root]), root)
     with pytest.raises(UserError, match=r"model\.path"):
         check_links({"model": {"path": "x"}}, Roots.of([root]), root)
+
+
+def test_a_folder_that_cannot_be_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so are links in a circle; links beside them are still found."""
+    root, outside = make_folders(tmp_path, {"texts/a": "b", "texts/b": "a"})
+    (root / "texts" / "closed").mkdir()
+    listed = os.scandir
+
+    def scandir(folder: Path) -> object:  # root, who may run the tests, can list any folder
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    values = {"data": {"source": "texts"}}
+    check_links(values, Roots.of([root]), root)
+    (root / "texts" / "z").symlink_to(outside)
+    with pytest.raises(UserError, match="texts/z is a link"):
+        check_links(values, Roots.of([root]), root)
+
+
+def test_a_caption_may_begin_with_a_slash(tmp_path: Path) -> None:
+    """The words of a folder in a list are no paths; its source is one."""
+    folder = {"source": "pics", "caption": "/bird", "trigger": "/sks"}
+    assert check_places({"data": {"source": [folder]}}, Roots.of([tmp_path]), tmp_path) == []
+    values = {"data": {"source": [{**folder, "source": "/elsewhere"}]}}
+    (error,) = check_places(values, Roots.of([tmp_path]), tmp_path)
+    assert error.where == "data.source.source"
 
 
 class _Desk:

@@ -248,6 +248,14 @@ def test_a_choice_between_yes_no_and_the_plans_own() -> None:
     assert read == ["auto", True, False]
 
 
+def test_yes_is_no_number() -> None:
+    """It stays a text, which loading the config refuses: to Python, True is the number 1."""
+    fields = form_fields("language", "torch", {})
+    for key in ("train.steps", "optimizer.lr"):
+        read = read_values({key: "true"}, fields)
+        assert read == {key: "true"}
+
+
 @pytest.mark.parametrize("task", built_in())
 def test_the_text_of_each_control_stands_for_its_value(task: str) -> None:
     """What is shown is what is sent: a text that comes back unchanged gives the same value."""

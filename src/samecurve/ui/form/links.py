@@ -28,13 +28,20 @@ def check_links(values: Mapping[str, Any], roots: Roots, home: Path) -> None:
     for key, text in config_texts(values):
         for path in _named(text, home):
             for place in (path, *_links_below(path)):
-                if roots.root_of(place) is None:
+                if _leads_out(place, roots):
                     raise UserError(
                         f"{key}: {place} is a link to {place.resolve()}, outside of the page's"
                         " folders",
                         _REMEDY,
                         key,
                     )
+
+
+def _leads_out(place: Path, roots: Roots) -> bool:
+    try:
+        return roots.root_of(place) is None
+    except (OSError, RuntimeError):  # links in a circle: nothing is read there
+        return False
 
 
 def _named(text: str, home: Path) -> Iterator[Path]:
@@ -51,7 +58,10 @@ def _named(text: str, home: Path) -> Iterator[Path]:
 
 
 def _links_below(folder: Path) -> Iterator[Path]:
-    """The links below a folder, and in the folders that such links lead to."""
+    """The links below a folder, and in the folders that such links lead to.
+
+    A folder that can't be listed is passed over: no task can list it either.
+    """
     waiting, seen = [folder], set()
     while waiting:
         where = waiting.pop()
@@ -59,11 +69,15 @@ def _links_below(folder: Path) -> Iterator[Path]:
         if real in seen or not os.path.isdir(real):
             continue
         seen.add(real)
-        with os.scandir(where) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_symlink():
-                    yield where / entry.name
-                if entry.is_dir():
-                    waiting.append(where / entry.name)
+        try:
+            with os.scandir(where) as listed:
+                entries = list(listed)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                yield where / entry.name
+            if os.path.isdir(where / entry.name):  # False, too, for links in a circle
+                waiting.append(where / entry.name)

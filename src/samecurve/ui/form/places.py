@@ -22,6 +22,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 _NO_PATHS = {  # texts that may begin with a slash
     *("data.prompts", "data.negative_prompt"),
     *("data.captions.trigger", "data.captions.separator"),
+    *("data.source.caption", "data.source.trigger"),  # of a folder in the list
 }
 _REMEDY = "move it below one of these folders, or start the page with `samecurve ui . FOLDER`"
 

@@ -55,7 +55,7 @@ def _read(field: Field, value: Any) -> Any:
         return _chosen(field, text)
     if field.kind in {"number", "integer"}:
         number = _yaml(text, field.key)
-        if not isinstance(number, int | float) or "#" in text:
+        if isinstance(number, bool) or not isinstance(number, int | float) or "#" in text:
             return text
         return _whole(number) if field.kind == "integer" else number
     if field.kind == "list" and not text.startswith("["):
