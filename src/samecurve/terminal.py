@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda hidden: hidden[0].encode("unicode_escape").decode(), text)
 
 
+def printable_line(text: str) -> str:
+    """As printable(), with line breaks and tabs as escapes too: what comes next is not faked."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def shorten(text: str, most: int, most_lines: int = 24) -> str:
     """The text, cut to so many characters and lines; the cut keeps its end."""
     lines = text[: most + 1].splitlines()

@@ -10,7 +10,7 @@ import click
 from samecurve.cli.load_config import load_config
 from samecurve.cli.options import PATH, ConfigVerb, Verb, VerbGroup, save_dir_option
 from samecurve.errors import UserError, keeping
-from samecurve.terminal import echo
+from samecurve.terminal import echo, printable_line
 
 if TYPE_CHECKING:
     from samecurve.ui.jobs.busy import Devices
@@ -94,13 +94,14 @@ def list_jobs(*, as_json: bool, home: Path) -> None:
     if as_json:
         echo(json.dumps({"jobs": rows, "paused": not has_worker(jobs)}, indent=1))
         return
+    for file in jobs.broken():
+        echo(f"{printable_line(str(file))} is no job: its content can't be read; delete the file")
     if not rows:
         echo(f"{home} has no job")
         return
     columns = [Column(name) for name in ("job", "name", "state", "devices", "")]
-    shown = [
-        [row["id"], row["name"], row["state"], row["devices"], row.get("why", "")] for row in rows
-    ]
+    keys = ("id", "name", "state", "devices", "why")
+    shown = [[printable_line(row.get(key, "")) for key in keys] for row in rows]
     echo(table_text(columns, shown))
 
 
@@ -117,7 +118,7 @@ def remove(*, job: str, home: Path) -> None:
     jobs = Queue(home)
     removed = jobs.find(job)
     jobs.remove(removed)
-    echo(f"removed job {removed.id}  {removed.name}")
+    echo(f"removed job {removed.id}  {printable_line(removed.name)}")
 
 
 @queue.command(cls=Verb)
@@ -135,9 +136,10 @@ def accept(*, job: str, yes: bool, home: Path) -> None:
     received = jobs.find(job)
     if not received.foreign:
         raise UserError(f"job {received.name} is marked already", "nothing is to be done", "JOB")
-    echo(f"foreign  job {received.id}  {received.name}: {received.foreign}")
-    echo(f"  command  {received.command}")
-    echo(f"  folder   {received.cwd}")
+    name = printable_line(received.name)
+    echo(f"foreign  job {received.id}  {name}: {received.foreign}")
+    echo(f"  command  {printable_line(received.command)}")
+    echo(f"  folder   {printable_line(str(received.cwd))}")
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UserError(
@@ -149,7 +151,7 @@ def accept(*, job: str, yes: bool, home: Path) -> None:
             echo("left as it is")
             return
     jobs.accept(received)
-    echo(f"accepted job {received.id}  {received.name}")
+    echo(f"accepted job {received.id}  {name}")
 
 
 @queue.command(cls=Verb)
@@ -168,7 +170,8 @@ def work(*, forever: bool, home: Path) -> None:
 
     def say(what: str, job: "Job") -> None:
         reason = job.outcome().why
-        echo(f"{what:8} job {job.id}  {job.name}{f': {reason}' if reason else ''}")
+        name = printable_line(job.name)
+        echo(f"{what:8} job {job.id}  {name}{f': {reason}' if reason else ''}")
         if what == "failed":
             echo("\n".join(f"  {line}" for line in job.log_tail().splitlines()))
 

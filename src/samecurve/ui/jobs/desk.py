@@ -111,7 +111,7 @@ class Desk:
         )
         queue = self._queue()
         with queue.held():
-            jobs = [job for job in queue.jobs() if not job.foreign]
+            jobs = [job for job in queue.jobs() if job.keeps_devices]
             runs = {job.run for job in jobs if job.outcome().state not in ENDED}
             if command.run in runs - {None}:
                 raise UserError(

@@ -5,6 +5,8 @@ runs, its shepherd alone writes the file.
 """
 
 import json
+import math
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -96,6 +98,13 @@ class Job:
         """The job with the mark of this user. UserError: the user's secret can't be used."""
         return replace(self, mark=mark_of(self.marked_content, queue), foreign="")
 
+    @property
+    def keeps_devices(self) -> bool:
+        """Whether its devices and its run are taken while it goes on: a foreign job's, as long as
+        its process lives. An older version may have started that one.
+        """
+        return not self.foreign or (self.process is not None and self.process.is_alive)
+
     def outcome(self) -> "Outcome":
         """The job's state now, from its file, its process and its run's journal."""
         if self.folder == "waiting" and self.foreign:
@@ -185,35 +194,51 @@ def read_job(path: Path, folder: Folder) -> Job | None:
     try:
         values = json.loads(read_file_bytes(path, _MOST_BYTES))
         job = _of_json(values)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     foreign = why_foreign(job.mark, job.marked_content, queue)
     return replace(job, folder=folder, path=path, log=log, foreign=foreign)
 
 
 def _of_json(values: Mapping[str, Any]) -> Job:
-    """ValueError, KeyError, TypeError: the values are no job's."""
-    argv = [str(word) for word in values["argv"]]
-    if not argv:
-        raise ValueError("no command")
+    """ValueError, KeyError, TypeError, OverflowError: the values are no job's."""
+    argv = [_text(word) for word in values["argv"]]
+    job_id = str(values["id"])
+    if not argv or not (job_id.isascii() and job_id.isalnum()):
+        raise ValueError("no command, or no id")
     return Job(
-        id=str(values["id"]),
-        name=str(values["name"]),
+        id=job_id,
+        name=_text(values["name"]),
         argv=argv,
-        cwd=Path(values["cwd"]),
-        devices=tuple(str(device) for device in values["devices"]),
-        added=float(values["added"]),
+        cwd=Path(_text(values["cwd"])),
+        devices=tuple(_text(device) for device in values["devices"]),
+        added=_finite(values["added"]),
         order=int(values["order"]),
-        run=Path(values["run"]) if values.get("run") else None,
+        run=Path(_text(values["run"])) if values.get("run") else None,
         starter=ProcessName.of_json(values.get("starter")),
         process=ProcessName.of_json(values.get("process")),
-        started=_number(values.get("started")),
+        started=_time(values.get("started")),
         exit=None if values.get("exit") is None else int(values["exit"]),
         run_ended=str(values.get("run_ended") or ""),
-        ended=_number(values.get("ended")),
+        ended=_time(values.get("ended")),
         mark=str(values.get("mark") or ""),
     )
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _text(value: Any) -> str:
+    """A text that a command or a path may have. ValueError: a zero byte, half a character."""
+    text = str(value)
+    if b"\0" in os.fsencode(text):
+        raise ValueError("a zero byte")
+    return text
+
+
+def _time(value: Any) -> float | None:
+    return None if value is None else _finite(value)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("no finite number")
+    return number

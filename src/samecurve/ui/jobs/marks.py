@@ -37,7 +37,7 @@ def why_foreign(mark: object, content: Mapping[str, object], queue: Path) -> str
         own = mark_of(content, queue)
     except UserError as error:
         return f"{error.cause}; {error.remedy}"
-    is_own = isinstance(mark, str) and hmac.compare_digest(mark.encode(), own.encode())
+    is_own = isinstance(mark, str) and mark.isascii() and hmac.compare_digest(mark, own)
     return "" if is_own else "it has no mark of yours: it came with the folder, or is an old job"
 
 

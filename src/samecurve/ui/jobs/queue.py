@@ -106,6 +106,12 @@ class Queue:
         done = sorted(by_folder["done"], key=lambda job: job.ended or job.added, reverse=True)
         return [*by_folder["running"], *by_folder["waiting"], *done]
 
+    def broken(self) -> list[Path]:
+        """The files that wait in the queue and are no job."""
+        folder = self.home / "waiting"
+        files = [] if folder.is_symlink() else sorted(folder.glob("*.json"))
+        return [file for file in files if not read_job(file, "waiting") and file.exists()]
+
     def find(self, job_id: str) -> Job:
         """The job of an id, of a name, or of the beginning of an id, whichever comes first.
 
@@ -187,9 +193,9 @@ class Queue:
     def waiting(self, devices: Devices) -> list[tuple[Job, str]]:
         """The waiting jobs, each with what it waits for in words; '': nothing.
 
-        A foreign job waits for nothing, and keeps no devices.
+        A foreign job waits for nothing, and keeps no devices while it waits.
         """
-        taken = devices.busy([job for job in self._in("running") if not job.foreign])
+        taken = devices.busy([job for job in self._in("running") if job.keeps_devices])
         rows = []
         for job in self._in("waiting"):
             if job.foreign:
