@@ -45,6 +45,25 @@ def test_rules_multiply(part: Any, factor: float) -> None:
     assert stretching(part) == factor > MOST
 
 
+def test_clean_up_that_can_only_shorten_a_text_is_not_counted() -> None:
+    rules = [r"\s+", " {2,}", r"[\r\n]+", r"^\s+|\s+$", r"\p{Mn}", r" *\n", r"(?<=a)\s+(?=\.)"]
+    assert (
+        stretching(normalizers.Sequence([normalizers.Replace(Regex(r), " ") for r in rules])) == 1
+    )
+    assert stretching(normalizers.Replace(Regex(r"\d"), "<digit>")) == 7
+
+
+MAY_BE_EMPTY = r"b* b? a| |a a|b* \b ^ $ (?=x) (?<=a)(?=b) (a|b*) (?:ab)* a{0,2} a{2}? a*? \Bx*"
+UNKNOWN = r"[[:space:]]* [a&&b]* (?i)b* \p{L}* [\]]* (?#a)"
+
+
+@pytest.mark.parametrize("expression", [*MAY_BE_EMPTY.split(), *UNKNOWN.split()])
+def test_an_expression_that_may_match_the_empty_text_writes_between_all_characters(
+    expression: str,
+) -> None:
+    assert stretching(normalizers.Replace(Regex(expression), "xx")) == 3
+
+
 def test_a_map_of_characters_counts_by_its_longest_text() -> None:
     texts = b"fi\0" + "ﷺ".encode() * 1800 + b"\0"
 

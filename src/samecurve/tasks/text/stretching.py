@@ -6,11 +6,21 @@ longer: fifteen that write ten letters for one fill any memory from a single let
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 MOST = 64.0  # times as long: a text of 1 MiB then takes about 1 GiB while it is tokenized
 _NFKC = 18  # characters that Unicode's own form has for one, in the longest case
+
+_SET = r"\[\^?(?:\\.|[^\[\]\\&])+\]"
+_PART = re.compile(  # of an expression: with the sign of how often it is taken
+    r"(?P<one>\\[sSdDwWhHtnr]|\\[pP]\{\^?\w+\}|\\u[0-9a-fA-F]{4}|\\[^\w\s`'<>]"
+    rf"|{_SET}|[^\\\[\](){{}}|*+?^$])(?:(?P<perhaps>[*?]\??)|\+[?+]?|\{{[1-9]\d*(?:,\d*)?\}})?"
+    r"|(?P<either>\|)|[\^$]"
+    rf"|\((?:\?(?:[:=!>]|<[=!])|(?!\?))(?:\\.|{_SET}|[^\\\[\]()])*\)[*+?]?",
+    re.DOTALL,
+)
 
 
 def stretching(part: Any) -> float:
@@ -39,12 +49,29 @@ def _factor(rule: dict[str, Any]) -> float:
         written, pattern = len(rule["content"]), rule["pattern"]
         if "String" in pattern:
             return max(1.0, written / max(1, len(pattern["String"])))
-        return 1.0 + written  # an expression may match between any two characters
+        if _takes_a_character(pattern["Regex"]):
+            return max(1.0, written)
+        return 1.0 + written  # the expression may match between any two characters
     if kind == "Prepend":  # to each text between two special tokens, which may be one character
         return 1.0 + len(rule["prepend"])
     if kind == "Precompiled":
         return max(1.0, _longest_of_map(rule["precompiled_charsmap"]) / _NFKC)
     return 1.0
+
+
+def _takes_a_character(expression: str) -> bool:
+    """Whether an expression can be seen to match no empty text: each alternative has a character.
+
+    False of one that has other signs than these: their meaning is the library's.
+    """
+    place, takes = 0, False
+    while place < len(expression):
+        part = _PART.match(expression, place)
+        if part is None or (part["either"] and not takes):
+            return False
+        takes = not part["either"] and (takes or bool(part["one"] and not part["perhaps"]))
+        place = part.end()
+    return takes
 
 
 def _longest_of_map(charsmap: str) -> int:
