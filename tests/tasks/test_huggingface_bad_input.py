@@ -12,6 +12,8 @@ from test_huggingface_weights import library_model
 
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import InvalidConfigError, UserError
+from samecurve.tasks.huggingface.library import read_config
+from samecurve.tasks.huggingface.sections import HFModel
 from starts import start
 
 Values = dict[str, Any]
@@ -350,6 +352,26 @@ def test_bad_input_is_refused_and_nothing_is_written(
 def test_the_same_input_without_a_fault_is_taken(base: Path, tmp_path: Path, cache: Path) -> None:
     start(tmp_path / "run", values(tmp_path, model={"path": str(base)}), cache)
     assert (tmp_path / "run" / "plan.json").exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_5_vl", "qwen3_5"])
+def test_the_librarys_own_config_is_taken(name: str) -> None:
+    """Parts that see pictures have rotary positions of a kind that other models have not: axial."""
+    fields = HFModel.model_validate({"architecture": name, "objective": "embed"})
+    assert read_config(fields).model_type == name
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "kind"),
+    [("qwen2_5_vl", "vision_config", "wobbly"), ("qwen2_5_vl", "text_config", "axial")],
+)
+def test_a_part_with_rotary_positions_that_it_has_not_is_refused(
+    name: str, part: str, kind: str
+) -> None:
+    values = {part: {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4}}}
+    fields = HFModel.model_validate({"architecture": name, "objective": "embed", **values})
+    with pytest.raises(UserError, match=f"{part}: the installed .* knows no rope_type {kind}"):
+        read_config(fields)
 
 
 @pytest.mark.parametrize(
