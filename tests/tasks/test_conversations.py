@@ -28,6 +28,8 @@ CALLS = (
 )
 # as DeepSeek's template does, it adds the arguments to a text
 JOINED = CALLS.replace("{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}")
+PRINTED = CALLS.replace("c.function.arguments | tojson", "c.function.arguments")
+TILDE = CALLS.replace("c.function.arguments | tojson", "'' ~ c.function.arguments")
 FORGETFUL_CALLS = CALLS.replace(
     "{{ m.content or '' }}",
     "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content or '' }}",
@@ -52,12 +54,12 @@ def learnt(template: str, talk: list[dict[str, Any]], tools: Any = None) -> list
     return [text[begin:end] for begin, end in spans]
 
 
-@pytest.mark.parametrize("template", [CALLS, JOINED, FORGETFUL_CALLS])
+@pytest.mark.parametrize("template", [CALLS, JOINED, PRINTED, TILDE, FORGETFUL_CALLS])
 @pytest.mark.parametrize("content", [None, "Let me see."])
 def test_arguments_that_are_a_json_text_are_learnt_as_json(
     template: str, content: str | None
 ) -> None:
-    """OpenAI's `arguments` is a text. A template that adds it to a text gets it as it stands."""
+    """OpenAI's `arguments` is a text. A template that prints it gets it as it stands."""
     talk = called('{"city": "Rome", "days": 2}')
     talk[1]["content"] = content
     call = CALL.replace("{{ c.function.name }}", "rain") % '{"city": "Rome", "days": 2}'
@@ -65,6 +67,47 @@ def test_arguments_that_are_a_json_text_are_learnt_as_json(
     if template is FORGETFUL_CALLS:
         turns[1] = "<think></think>It is dry.<|im_end|>"
     assert learnt(template, talk) == turns
+
+
+def test_no_argument_is_learnt_as_python() -> None:
+    """Also where a turn says the same in Python's form and in JSON."""
+    arguments = '{"city": "Rome", "ok": true, "days": [1,2], "at": null}'
+    said = f"{json.loads(arguments)} is {arguments}. "
+    for template in (PRINTED, TILDE):
+        talk = called(arguments)
+        talk[1]["content"] = said
+        assert learnt(template, talk)[0] == said + (
+            f'<tool_call>{{"name": "rain", "arguments": {arguments}}}</tool_call><|im_end|>'
+        )
+    talk = called(arguments)
+    talk[1]["content"] = said
+    as_json = arguments.replace("[1,2]", "[1, 2]")  # as the template writes an object
+    assert f'"arguments": {as_json}}}</tool_call>' in learnt(CALLS, talk)[0]
+
+
+@pytest.mark.parametrize("arguments", ["{ }", "[1,2]", '{"it\'s":1}', "true"])
+def test_arguments_that_python_prints_as_json_stay_objects(arguments: str) -> None:
+    assert learnt(CALLS, called(arguments)) == learnt(CALLS, called(json.loads(arguments)))
+
+
+def test_arguments_that_are_read_one_by_one_stay_objects() -> None:
+    each = "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}{% endfor %}"
+    talk = called('{"city": "Rome"}')
+    talk[1]["content"] = "{'city': 'Rome'}"
+    turn = learnt(CALLS.replace("{{ c.function.arguments | tojson }}", each), talk)[0]
+    assert "<city>Rome" in turn
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_one_call_of_an_older_form_is_read_alike(*, as_json: bool) -> None:
+    """OpenAI's `function_call`, from before a message could have several calls."""
+    one = "{% if m.function_call %}{{ m.function_call.arguments }}{% endif %}"
+    one = one.replace("arguments", "arguments | tojson") if as_json else one
+    template = CALLS.replace("<|im_end|>", one + "<|im_end|>")
+    talk = called("{}")
+    call = talk[1].pop("tool_calls")[0]["function"]
+    talk[1]["function_call"] = {**call, "arguments": '{"city": "Rome", "ok": true}'}
+    assert learnt(template, talk)[0] == '{"city": "Rome", "ok": true}<|im_end|>'
 
 
 def test_tools_and_their_parameters_may_be_json_texts() -> None:

@@ -246,10 +246,10 @@ def _check_rope(config: "PretrainedConfig", what: str) -> None:
     if not isinstance(rope, dict):
         return
     by_layer = [value for value in rope.values() if isinstance(value, dict)]
-    # parts that see pictures have a default of their own: axial
-    known = list(dict.fromkeys([getattr(config, "default_rope_type", "default"), "default", *ROPE_INIT_FUNCTIONS]))
+    usual = getattr(config, "default_rope_type", "default")  # axial of a part that sees pictures
+    known = list(dict.fromkeys([usual, "default", *ROPE_INIT_FUNCTIONS]))
     for parameters in by_layer or [rope]:
-        kind = parameters.get("rope_type", known[0])
+        kind = parameters.get("rope_type", usual)
         if kind not in known:
             raise UserError(
                 f"{what}: the installed transformers knows no rope_type {kind} (rope_parameters, or"

@@ -23,6 +23,7 @@ from samecurve.tasks.huggingface.data.messages import (
     Messages,
     for_template,
     is_learnt,
+    python_forms,
     with_parsed_arguments,
 )
 from samecurve.units import counted
@@ -95,12 +96,35 @@ class ChatTemplate:
         talk = _Conversation(with_parsed_arguments(plain, place), tools, place, learnt)
         with _told_errors(place, "data.chat_template=FILE.jinja in place of the template"):
             try:
-                return self._spans(talk)
+                text, spans = self._spans(talk)
             except (TypeError, TemplateError):
                 if talk.messages == plain:
                     raise
-                # a template that adds the arguments to a text takes them as text alone
-                return self._spans(replace(talk, messages=plain))
+            else:
+                if not self._prints_python(text, talk, plain):
+                    return text, spans
+            # a template that adds the arguments to a text, or prints them, takes text alone
+            return self._spans(replace(talk, messages=plain))
+
+    def _prints_python(self, text: str, talk: _Conversation, plain: Messages) -> bool:
+        """Whether the template writes arguments as Python, and as their JSON where they are text.
+
+        text: the conversation with the arguments as objects. plain: the messages with them as texts
+        """
+        from jinja2 import TemplateError
+
+        forms = [pair for pair in python_forms(plain, talk.messages) if pair[1] in text]
+        if not forms:
+            return False
+        try:
+            other = self._render(plain, tools=talk.tools)
+        except (TypeError, TemplateError):  # it reads the arguments one by one
+            return False
+        # what a message says in one of these forms is in both
+        return any(
+            text.count(python) > other.count(python) and other.count(json) > text.count(json)
+            for json, python in forms
+        )
 
     def _spans(self, talk: _Conversation) -> tuple[str, list[Span]]:
         return self._marked_spans(talk) if self._marked else self._shown_spans(talk)

@@ -5,7 +5,7 @@ OpenAI has it, and `train`), and the JSON of a tool's arguments as text.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from samecurve.errors import UserError
@@ -58,12 +58,38 @@ def with_parsed_arguments(messages: Messages, place: str) -> list[dict[str, Any]
     parsed = []
     for number, message in enumerate(messages):
         parsed.append(dict(message))
+        subject = f"the arguments of the call of {{name!r}} in message {number} are"
         calls = message.get("tool_calls")
         if isinstance(calls, list):
-            subject = f"the arguments of the call of {{name!r}} in message {number} are"
             calls = [_parsed(call, "arguments", subject, place) for call in calls]
             parsed[-1]["tool_calls"] = calls
+        if "function_call" in message:  # a call as it was written before there were several
+            call = _parsed(message["function_call"], "arguments", subject, place)
+            parsed[-1]["function_call"] = call
     return parsed
+
+
+def python_forms(texts: Messages, parsed: Messages) -> Iterator[tuple[str, str]]:
+    """The JSON text of each call's arguments, and what Python prints of the object, if no JSON.
+
+    texts: the messages as the row has them. parsed: by `with_parsed_arguments`
+    """
+    for before, after in zip(map(_arguments, texts), map(_arguments, parsed), strict=True):
+        for text, value in zip(before, after, strict=True):
+            if text is not value and str(value) != json.dumps(value, ensure_ascii=False):
+                yield text.strip(), str(value)
+
+
+def _arguments(message: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a message's calls; None of a call that has none."""
+    calls = message.get("tool_calls")
+    calls = [*(calls if isinstance(calls, list) else []), message.get("function_call")]
+    found = []
+    for call in calls:
+        inner = call.get("function") if isinstance(call, dict) else None
+        function = inner if isinstance(inner, dict) else call
+        found.append(function.get("arguments") if isinstance(function, dict) else None)
+    return found
 
 
 def read_tools(tools: Any, place: str) -> Any:

@@ -152,8 +152,8 @@ def tokenize_once(
     identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
     identity += ["turns"] if turns else []
     chunks = [chunk for file in files for chunk in chunks_of(file, learns=learns, turns=turns)]
-    # conversations once had arguments as text, and neither weights nor the ends of some turns
-    identity += ["messages 2"] if any(chunk.kind == "messages" for chunk in chunks) else []
+    # conversations once had arguments as text or as Python, and neither weights nor some ends
+    identity += ["messages 3"] if any(chunk.kind == "messages" for chunk in chunks) else []
     home = cache / "tokens" / cache_key(identity)
 
     def make(scratch: Path) -> None:
