@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caches import unmark_checked
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.data import IGNORED
 from samecurve.errors import InvalidConfigError, RunError, UserError
 from samecurve.tasks import Tasks
+from samecurve.tasks.huggingface.data import lines
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
 from samecurve.tasks.huggingface.data.packing import pack
 from samecurve.tasks.huggingface.data.prepared_data import (
@@ -683,6 +685,25 @@ def test_an_empty_parquet_column(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="`text` is empty") as refused:
         prepared(str(tmp_path / "t.parquet"), tmp_path)
     assert refused.value.where.endswith("t.parquet: row 1")
+
+
+def test_bytes_that_are_no_text_are_refused_of_an_older_cache_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = tmp_path / "a.txt", tmp_path / "b.txt"
+    bad.write_bytes(b"rain\0" * 40)
+    good.write_bytes(b"rain " * 40)
+    with monkeypatch.context() as older:
+        older.setattr(lines, "check_is_text", lambda *_: None)
+        prepared(str(bad), tmp_path)
+        known = prepared(str(good), tmp_path).fingerprint
+    unmark_checked(tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(UserError, match="is no text: it has zero bytes"):
+            prepared(str(bad), tmp_path)
+    assert prepared(str(good), tmp_path).fingerprint == known
+    monkeypatch.setattr(lines, "check_is_text", lambda *_: pytest.fail("checked again"))
+    assert prepared(str(good), tmp_path).fingerprint == known
 
 
 def test_what_can_be_no_source_or_tokenizer(tmp_path: Path, tokenizer: Path) -> None:

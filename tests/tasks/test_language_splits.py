@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caches import unmark_checked
 from commands import samecurve, write_config
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
@@ -16,6 +17,7 @@ from samecurve.errors import UserError
 from samecurve.launch.rank_agreement import identity
 from samecurve.observe.journal import read_events
 from samecurve.tasks import Tasks
+from samecurve.tasks.language import corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.tasks.text.splits import use_splits
@@ -172,6 +174,26 @@ def test_bytes_that_are_no_text_are_refused(
     assert cause in error.value.cause
     assert remedy in error.value.remedy
     assert error.value.where == "data.source"
+
+
+def test_bytes_that_are_no_text_are_refused_of_an_older_cache_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"rain \xe9" * 40)
+    (tmp_path / "b.txt").write_bytes(b"rain " * 40)
+    with monkeypatch.context() as older:
+        older.setattr(corpus, "check_is_text", lambda *_: None)
+        task(tmp_path, str(tmp_path / "a.txt")).fingerprint()
+        known = task(tmp_path, str(tmp_path / "b.txt")).fingerprint()
+    unmark_checked(tmp_path / ".cache")
+    for _ in range(2):
+        with pytest.raises(UserError, match="0xe9 of line 1 is no UTF-8"):
+            task(tmp_path, str(tmp_path / "a.txt")).train_data()
+    made = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("tokens.bin")}
+    assert task(tmp_path, str(tmp_path / "b.txt")).fingerprint() == known
+    monkeypatch.setattr(corpus, "check_is_text", lambda *_: pytest.fail("checked again"))
+    assert task(tmp_path, str(tmp_path / "b.txt")).fingerprint() == known
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("tokens.bin")} == made
 
 
 def test_text_is_utf8_of_any_language_and_ids_are_any_bytes(tmp_path: Path) -> None:

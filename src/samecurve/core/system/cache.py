@@ -21,6 +21,7 @@ from samecurve.core.system.files import directory_made_once, one_at_a_time, writ
 from samecurve.errors import UserError
 
 MANIFEST = "checksums.json"
+CHECKED = "checked"  # of an entry: a file that says that its input has been checked
 _PIECE = 1 << 20  # bytes with one checksum
 _AT_OPEN = 64  # pieces of a file that are checked each time, if its time has not changed
 
@@ -63,6 +64,17 @@ def cache_entry(
             make(scratch)
             _seal(scratch)
     return home
+
+
+def check_once(home: Path, check: Callable[[], None]) -> None:
+    """Check what an entry is made from, if its maker did not: a program before this one.
+
+    A maker that checks writes the file CHECKED into the entry.
+    """
+    if not (home / CHECKED).exists():
+        check()
+        with suppress(OSError):  # a cache that can't be written to serves as it is
+            (home / CHECKED).touch()
 
 
 def entry_fault(home: Path) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
+from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once, stamp_file
 from samecurve.core.system.files import write_json
 from samecurve.errors import Refusals, UserError
 from samecurve.probe.progress import show_progress
@@ -126,8 +126,14 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
 
     def make(scratch: Path) -> None:
         _tokenize(files, tokenizer, home, scratch).write(scratch / "corpus.json")
+        (scratch / CHECKED).touch()
+
+    def check() -> None:
+        for file in files:
+            _text(file)
 
     cache_entry(home, make, say=show_progress)
+    check_once(home, check)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
     trained_tokenizer = home / "tokenizer.json"
     if trained_tokenizer.exists():

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_entry, cache_key
+from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once
 from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
+from samecurve.tasks.huggingface.data.lines import text_of
 from samecurve.tasks.huggingface.data.parts import (
     COUNTS,
     PartNotes,
@@ -158,8 +159,16 @@ def tokenize_once(
 
     def make(scratch: Path) -> None:
         _Tokenization(chunks, tokenizer, scratch, name).run()
+        (scratch / CHECKED).touch()
 
-    return TokenizedSource(cache_entry(home, make, say=show_progress))
+    def check() -> None:
+        for chunk in texts:
+            text_of(chunk)
+
+    cache_entry(home, make, say=show_progress)
+    if texts := [chunk for chunk in chunks if chunk.form == "text"]:
+        check_once(home, check)
+    return TokenizedSource(home)
 
 
 def has_column(
