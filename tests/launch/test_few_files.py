@@ -11,6 +11,7 @@ from samecurve.core.config.sections import Devices
 from samecurve.errors import RunError, UserError
 from samecurve.launch import launchers, local
 from samecurve.run.preconditions import check_open_files
+from samecurve.watch import clear_hang_files, have_met, meeting, num_waiting
 from starts import start, values
 
 
@@ -32,10 +33,21 @@ def test_what_may_suffice_is_not_refused(
     check_open_files(ranks)
 
 
-@pytest.mark.parametrize("have_met", [False, True])
+@pytest.mark.parametrize(
+    ("signs", "may_import", "is_given_up"),
+    [
+        (["meeting-0", "meeting-1"], True, True),
+        (["meeting-0"], True, False),  # the other is still importing: the machine is busy
+        (["meeting-0"], False, True),
+        ([], False, True),
+        (["meeting-0", "met-1"], False, False),  # a task may take long to make, without a heartbeat
+    ],
+)
 def test_a_stop_ends_ranks_that_do_not_meet(
     *,
-    have_met: bool,
+    signs: list[str],
+    may_import: bool,
+    is_given_up: bool,
     tmp_path: Path,
     corpus: Path,
     cache: Path,
@@ -44,19 +56,47 @@ def test_a_stop_ends_ranks_that_do_not_meet(
 ) -> None:
     """Ranks that have met save first; ranks that wait for each other have nothing to save."""
     prepared = start(tmp_path / "run", values(corpus, "ddp:2"), cache)
-    if have_met:
-        (prepared.run.logs / "heartbeat-0").touch()
+    for name in signs:
+        (prepared.run.logs / name).touch()
     monkeypatch.setattr(local, "_MEETS", 0.0)
+    monkeypatch.setattr(local, "_IMPORTS", 1e9 if may_import else 0.0)
     killed = RunError("rank 0 was killed")
 
     def ranks(*_: Any, gives_up: Callable[[], bool], **__: Any) -> RunError:
         assert not gives_up()
         launcher.stop()
-        assert gives_up() is not have_met
+        gives_up()  # sees that all wait
+        assert gives_up() is is_given_up
         return killed
 
     monkeypatch.setitem(launchers.LAUNCHERS, "direct", ranks)
     launcher = local._Launcher(prepared, Devices(), None, headless=True)
     failure = launcher._start()
-    assert failure is (killed if have_met else None)
-    assert ("did not meet; nothing to save" in capfd.readouterr().err) is not have_met
+    assert failure is (None if is_given_up else killed)
+    assert ("did not meet; nothing to save" in capfd.readouterr().err) is is_given_up
+
+
+def test_a_failure_is_told_where_the_launcher_killed_nobody(
+    tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that fail by themselves after a stop, before they meet, have failed."""
+    prepared = start(tmp_path / "run", values(corpus, "ddp:2"), cache)
+    failed = RunError("rank 0 failed")
+
+    def ranks(*_: Any, **__: Any) -> RunError:
+        launcher.stop()
+        return failed
+
+    for name in ("_MEETS", "_IMPORTS"):
+        monkeypatch.setattr(local, name, 0.0, raising=False)
+    monkeypatch.setitem(launchers.LAUNCHERS, "direct", ranks)
+    launcher = local._Launcher(prepared, Devices(), None, headless=True)
+    assert launcher._start() is failed
+
+
+def test_a_rank_shows_whether_it_has_met_the_others(tmp_path: Path) -> None:
+    with meeting(tmp_path, 1):
+        assert (num_waiting(tmp_path), have_met(tmp_path)) == (1, False)
+    assert (num_waiting(tmp_path), have_met(tmp_path)) == (0, True)
+    clear_hang_files(tmp_path)
+    assert not have_met(tmp_path)

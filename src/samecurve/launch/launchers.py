@@ -98,7 +98,7 @@ def direct(
             )
 
             def look(_: Mapping[int, int]) -> None:
-                if gives_up() or (not group.has_failed and start.find_hang()):
+                if not group.has_failed and (gives_up() or start.find_hang()):
                     group.kill()
 
             try:
@@ -230,9 +230,9 @@ def _run_beside(
     try:
         while thread.is_alive():
             thread.join(OFTEN)
-            if gives_up():
-                start.watch.kill()
             if failed_at is None:
+                if gives_up():
+                    start.watch.kill()
                 start.find_hang()
                 if any(prepared.run.logs.glob("failure-*.json")):
                     failed_at = time.monotonic()

@@ -25,13 +25,15 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
-from samecurve.watch import HangLimit
+from samecurve.watch import HangLimit, have_met, num_waiting
 from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:
     from samecurve.launch.restarts import RestartBudget
 
-_MEETS = 10.0  # seconds after a stop in which ranks that are starting still meet
+# Seconds after a stop in which ranks still meet: once all of them wait for each other, and where
+# some are still importing their libraries, which takes long on a busy machine.
+_MEETS, _IMPORTS = 10.0, 60.0
 
 
 def launch(
@@ -122,6 +124,9 @@ class _Launcher:
         # an evaluation may take as long as it likes between two heartbeats
         self._limit = HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
         self._asked_at: float | None = None  # when the first signal came
+        # since when all ranks were seen to wait for each other after that
+        self._all_wait_since: float | None = None
+        self._gave_up = False
 
     def train(self, signals: Signals) -> SamecurveError | None:
         """Train to the end, with restarts. Returns why the run failed in the end, if it did."""
@@ -156,17 +161,28 @@ class _Launcher:
             server=self._server,
             gives_up=self._gives_up,
         )
-        if not self._gives_up():
+        if not self._gave_up:
             return failure
         with suppress(OSError):  # the terminal is closed
             os.write(2, b"stopped before the first step: the ranks did not meet; nothing to save\n")
         return None
 
     def _gives_up(self) -> bool:
-        """Whether ranks that were asked to stop some time ago have not met: they hear nothing."""
-        if self._asked_at is None or time.monotonic() - self._asked_at < _MEETS:
+        """Whether ranks that were asked to stop some time ago have not met: they hear nothing.
+
+        The launcher then ends them.
+        """
+        logs = self.prepared.run.logs
+        if self._asked_at is None or have_met(logs):
             return False
-        return not any(self.prepared.run.logs.glob("heartbeat-*"))
+        now = time.monotonic()
+        if self._all_wait_since is None:
+            if num_waiting(logs) == self.prepared.plan.layout.world_size:
+                self._all_wait_since = now
+            self._gave_up = now - self._asked_at >= _IMPORTS
+        else:
+            self._gave_up = now - self._all_wait_since >= _MEETS
+        return self._gave_up
 
     def _prepare_restart(
         self, failure: SamecurveError, began: float, budget: "RestartBudget"

@@ -82,9 +82,30 @@ def live_ranks(logs: Path, foreign: set[str] | None = None) -> dict[int, int]:
 
 def clear_hang_files(logs: Path) -> None:
     """Remove the files by which an earlier start's ranks were watched."""
-    for kind in ("heartbeat-*", "stack-*.txt", "collectives-*", "asked"):
+    for kind in ("heartbeat-*", "meeting-*", "met-*", "stack-*.txt", "collectives-*", "asked"):
         for path in logs.glob(kind):
             path.unlink()
+
+
+@contextmanager
+def meeting(logs: Path, rank: int) -> Iterator[None]:
+    """Show in the logs that this rank waits for the others, and after the block that it has met
+    them.
+    """
+    waits = logs / f"meeting-{rank}"
+    waits.touch()
+    yield
+    waits.rename(logs / f"met-{rank}")
+
+
+def have_met(logs: Path) -> bool:
+    """Whether some rank of this start has met the others."""
+    return any(logs.glob("met-*"))
+
+
+def num_waiting(logs: Path) -> int:
+    """How many ranks wait for the others: each has imported its libraries."""
+    return len(list(logs.glob("meeting-*")))
 
 
 ASK_SIGNAL = signal.SIGUSR2

@@ -39,7 +39,7 @@ from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machi
 from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.watch import announce, answering
+from samecurve.watch import announce, answering, meeting
 from samecurve.worker.cluster_env import LAUNCHER, rank_from
 from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
@@ -82,7 +82,11 @@ def run_rank(
         announce(run.logs, rank.index)
         with clock.part("import"):
             import_engine(plan)
-        with clock.part("rendezvous"), _meeting_limit(context, speaks=speaks):
+        with (
+            clock.part("rendezvous"),
+            _meeting_limit(context, speaks=speaks),
+            meeting(run.logs, rank.index),
+        ):
             session = join(plan, rank, rendezvous, attempt.coordinator)
         task = open_task(context.config, str(cache_home()))
         engine = session.make_engine(task, context.config.optimizer)
