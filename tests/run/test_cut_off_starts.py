@@ -16,7 +16,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.errors import RunError, UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.preconditions import make_home
+from samecurve.run.preconditions import make_home, remove_cut_off
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
@@ -132,7 +132,10 @@ def test_what_another_config_has_left_is_not_taken_over(
     run = Run(tmp_path / "run")
     run.initial.mkdir(parents=True)
     (run.home / "lock").touch()
-    for path in (run.base, run.remote, run.config, run.home / "plan.json.7.ab.part"):
+    (run.initial / "weights-00001.safetensors").touch()
+    run.base.write_text('{"path": "base", "files": {}}')
+    run.remote.write_text('{"url": "s3://bucket/run", "copy": "1"}')
+    for path in (run.config, run.home / "plan.json.7.ab.part"):
         path.write_text("{}")
     begin(run.home, values(corpus), facts)
     assert not run.initial.exists()
@@ -152,6 +155,31 @@ def test_files_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
     (home / "notes.txt").touch()
     with pytest.raises(UserError, match=r"it holds notes\.txt"):
         make_home(home)
+
+
+@pytest.mark.parametrize(
+    ("lock", "name"),
+    [
+        ("version 3", "config.yaml"),
+        ("", "initial/condition.csv"),
+        ("", "source/main.c"),
+        ("", "movie.mp4.part"),
+        ("", "base.json"),
+        ('{"host": "here", "pid": 7}', "remote.json"),
+    ],
+)
+def test_a_name_of_ours_does_not_make_a_file_ours(lock: str, name: str, tmp_path: Path) -> None:
+    """A start neither begins among the files of another program nor removes them."""
+    home = tmp_path / "mine"
+    file = home / name
+    file.parent.mkdir(parents=True)
+    file.write_text('{"precious": 1}')
+    (home / "lock").write_text(lock)
+    with pytest.raises(UserError, match=f"it holds {name.partition('/')[0]}"):
+        make_home(home)
+    remove_cut_off(Run(home))
+    assert file.read_text() == '{"precious": 1}'
+    assert (home / "lock").read_text() == lock
 
 
 @pytest.mark.parametrize("left", ["checkpoints/step-00000002", "journal.jsonl"])

@@ -3,6 +3,7 @@
 UserError: one of them is not met.
 """
 
+import json
 import os
 import re
 import resource
@@ -13,15 +14,17 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
+from samecurve.core.system.files import read_file_bytes
 from samecurve.errors import UserError
-from samecurve.run.directory.lock import Lock, is_live
+from samecurve.run.directory.lock import Lock, is_live, is_own_lock
 from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run, unwritable
-from samecurve.tasks.user_class.class_place import SOURCES, TASK_PICKLE
+from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
 
 # files that the first rank has open at least, and more of them for each rank: counted with Gloo
@@ -30,7 +33,13 @@ _WRITABLE = ".writable-"  # a file that is made to see whether that is possible
 # What a start writes before plan.json. The next start writes the first ones anew: its own config
 # may lie there. It removes the others, since it may have no base, no first weights and no store.
 _KEPT = {"lock", "checkpoints", "logs", "config.yaml", TASK_PICKLE}
-_CUT_OFF = re.compile(rf"initial|{SOURCES}|(base|remote)\.json|[\w.]+\.part")
+_WHOLE = r"(plan|base|remote|results)\.json"
+_SCRATCH_FILE = re.compile(
+    rf"(config\.yaml|journal|{re.escape(TASK_PICKLE)}|{SOURCES}|{_WHOLE}\.\d+\.[0-9a-f]+)\.part"
+)
+_KEYS = {"base.json": {"path", "files"}, "remote.json": {"url", "copy"}}
+_MOST_JSON = 1 << 24  # bytes of either
+_WEIGHTS = re.compile(rf"weights-\d{{5}}\.safetensors|{re.escape(MANIFEST)}")
 
 
 def check_port(port: int) -> None:
@@ -153,12 +162,25 @@ def remove_unbegun(home: Path) -> None:
 
 def remove_cut_off(run: Run) -> None:
     """Remove what a start that ended before plan.json has left, and the next may not need."""
-    for path in run.home.iterdir():
-        if _CUT_OFF.fullmatch(path.name):
+    for path in list(run.home.iterdir()):
+        if _is_cut_off(run, path):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _is_cut_off(run: Run, path: Path) -> bool:
+    """Whether a start that ended before plan.json has left this, not somebody else's program."""
+    if path == run.initial:
+        return path.is_dir() and all(_WEIGHTS.fullmatch(file.name) for file in path.iterdir())
+    if path.name == SOURCES:
+        return (path / SOURCE_INDEX).is_file()
+    if path.name in _KEYS:
+        with suppress(OSError, ValueError, RecursionError, TypeError):
+            return set(json.loads(read_file_bytes(path, _MOST_JSON))) == _KEYS[path.name]
+        return False
+    return bool(_SCRATCH_FILE.fullmatch(path.name))
 
 
 def remove_refused(run: Run) -> None:
@@ -201,9 +223,9 @@ def _check_unbegun(run: Run) -> None:
             "--save-dir",
         )
     names = {path.name for path in run.home.iterdir() if not path.name.startswith(_WRITABLE)}
-    if "lock" in names:  # a start has found the directory empty, and has begun here
-        names = {name for name in names - _KEPT if not _CUT_OFF.fullmatch(name)}
-    names -= {"lock", SCRATCH, SUBMITTED}
+    if is_own_lock(run):  # a start has found the directory empty, and has begun here
+        names = {name for name in names - _KEPT if not _is_cut_off(run, run.home / name)}
+    names -= {SCRATCH, SUBMITTED}
     if names:
         raise UserError(
             f"{run.home} is neither empty nor a run directory: it holds {min(names)}",

@@ -14,6 +14,7 @@ from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run, unwritable
 
 _MOST = 1 << 16  # characters of the lock
+_BEGIN = b'{"host": '  # of its content
 
 
 class Lock:
@@ -93,6 +94,17 @@ class Lock:
             self._file.truncate(0)
         with suppress(OSError):
             self._file.close()
+
+
+def is_own_lock(run: Run) -> bool:
+    """Whether a start has made the file `lock`, not another program: it is empty, or an entry of a
+    process, which a full disk may have cut off.
+    """
+    try:
+        with open(run.home / "lock", "rb", opener=regular_only) as file:
+            return _BEGIN.startswith(file.read(len(_BEGIN)))
+    except OSError:
+        return False
 
 
 def is_live(run: Run) -> bool:
