@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from commands import command, refused, samecurve, write_config
 from samecurve.cli.main import VERBS, cli, main
 from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -218,3 +219,11 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= columns
     wide = samecurve("verify", "--help", cwd=tmp_path).stdout
     assert " ".join(lines).split()[4:] == wide.split()[4:]  # what follows the program's name
+
+
+def test_an_import_that_fails_leaves_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks would inherit it, and their logs would lack torch's warnings."""
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    with pytest.raises(ImportError), _torch_silent():
+        raise ImportError
+    assert "TORCH_CPP_LOG_LEVEL" not in os.environ

@@ -20,6 +20,7 @@ import pytest
 
 from samecurve import Shards
 from samecurve.data.shards import json_lines
+from samecurve.data.shards.json_lines import no_object
 from samecurve.data.shards.tar_headers import read_members
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.rows import Rows
@@ -368,3 +369,8 @@ def test_a_parquet_that_unpacks_to_far_more_than_it_says_is_named(
     assert "bomb.parquet does not fit: 5000 rows, of which" in error
     assert "SAMECURVE_CACHE" in error
     assert not list((tmp_path / "cache").glob("*/*"))
+
+
+def test_the_command_of_a_remedy_quotes_the_path() -> None:
+    remedy = no_object(b"\xff", "my texts/x.jsonl:1").remedy
+    assert "iconv -f latin1 -t utf-8 'my texts/x.jsonl' > new.jsonl" in remedy

@@ -245,3 +245,11 @@ def test_ranks_compare_the_split(tmp_path: Path) -> None:
     write(tmp_path, "train.txt", "test.txt")
     loaded = load(read_file(write_config(tmp_path, tmp_path / "*.txt")), Tasks())
     assert "data.split" in identity(loaded)
+
+
+def test_the_command_of_a_remedy_quotes_the_path(tmp_path: Path) -> None:
+    texts = tmp_path / "my texts.txt"
+    texts.write_bytes(b"caf\xe9\n" * 40)
+    with pytest.raises(UserError) as error:
+        task(tmp_path, str(texts)).train_data()
+    assert f"-t utf-8 '{texts}' > new.txt" in error.value.remedy

@@ -127,9 +127,11 @@ def _torch_silent() -> Iterator[None]:
     """
     is_set = _LOG_LEVEL in os.environ
     os.environ.setdefault(_LOG_LEVEL, "ERROR")
-    yield
-    if not is_set:
-        del os.environ[_LOG_LEVEL]
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_LOG_LEVEL]
 
 
 def _train_on_hosts(

@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,8 @@ def no_object(content: bytes, place: str) -> UserError:
         path = place.rpartition(":")[0]
         return UserError(
             f"the byte {content[error.start]:#04x} is no UTF-8: the file has another encoding",
-            f"iconv -f latin1 -t utf-8 {path} > new.jsonl (latin1, or the encoding that it has)",
+            f"iconv -f latin1 -t utf-8 {quote(path)} > new.jsonl (latin1, or the encoding that it"
+            " has)",
             place,
         )
     shown = content[:_SHOWN].decode("utf-8", "replace")

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import numpy as np
@@ -175,7 +176,7 @@ def _no_utf8(content: bytes, path: Path, begin: int) -> UserError:
 
 
 def _convert(encoding: str, path: Path) -> str:
-    return f"iconv -f {encoding} -t utf-8 {path} > new.txt"
+    return f"iconv -f {encoding} -t utf-8 {quote(str(path))} > new.txt"
 
 
 def check_whole_tokens(path: Path, dtype: str) -> None:

@@ -7,6 +7,7 @@ lines count nothing, so a blank file is a missing caption.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Any
 
 from samecurve.data.shards.json_lines import MARK, no_object
@@ -89,8 +90,8 @@ def _decoded(content: bytes, file: Path) -> str:
         raise UserError(
             f"{file}: the byte {content[error.start]:#04x} of line {line} is no UTF-8: the file has"
             " another encoding",
-            f"iconv -f {encoding} -t utf-8 {file.name} > new ({encoding}, or the encoding that it"
-            " has), and put the new file in its place",
+            f"iconv -f {encoding} -t utf-8 {quote(file.name)} > new ({encoding}, or the encoding"
+            " that it has), and put the new file in its place",
             "data.source",
         ) from None
 
