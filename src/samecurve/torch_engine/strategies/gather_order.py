@@ -218,7 +218,8 @@ class GatherOrder:
         skips = self._skips
         if self._learns:
             self._compare_counts()
-            skips = skips or bool(self._skipped_blocks())
+            skipped = self._skipped_blocks()  # all ranks ask together
+            skips = skips or bool(skipped)
         varies = self._counts.vary(self._key)
         if skips or self._has_diverged or varies or num_repeats(self._order):
             self._order.clear()
