@@ -28,8 +28,8 @@ script; it prints its table and writes a result file. Then make this page again:
 
 ```
 $ pip install -e '.[bench]'
-$ python -m benchmarks.start
-$ python -m benchmarks.page
+$ python -m benchmarks.start  # needs a checkout
+$ python -m benchmarks.page  # needs a checkout
 ```
 
 How to read the tables:

@@ -141,12 +141,14 @@ def test_an_augmentation_follows_sample_and_epoch() -> None:
     assert 5 < (first["picture"] != later["picture"]).any(axis=(1, 2)).sum() < 35
 
 
-def test_the_first_task_and_what_may_be_added_to_it(tmp_path: Path) -> None:
-    """my_task.py as it stands there, with the methods shown further below."""
-    first, optimizer = one_block("A whole task"), one_block("An optimizer of your own")
-    added = "\n".join(f"    {line}" if line else "" for line in optimizer.splitlines())
+def test_the_first_task_and_what_may_be_added_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """my_task.py as it stands there, and the file beside it that is shown further below."""
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)  # another test's
+    (tmp_path / "my_task.py").write_text(one_block("A whole task"))
     path = tmp_path / "radam.py"
-    path.write_text(f"import torch\n{first}\n{added}\n")
+    path.write_text(one_block("An optimizer of your own"))
     config = parse(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0], "ring.yaml")
     config.set("task", f"{path}:Ring", "test")
     facts = open_task(load(config, Tasks()).config, "").facts()

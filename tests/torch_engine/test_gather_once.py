@@ -50,6 +50,11 @@ def test_each_rank_asks_for_skipped_blocks(*, skips: bool) -> None:
     order._skips, order._learns, order._has_diverged = skips, True, False
     order._watches, order._order, order._key = False, [END], ((True, True), "")
     order._counts = Mock(vary=lambda _: False)
-    with patch.object(GatherOrder, "_skipped_blocks", lambda _: asked.append(1) or []):
+
+    def skipped(_order: GatherOrder) -> list[str]:
+        asked.append(1)
+        return []
+
+    with patch.object(GatherOrder, "_skipped_blocks", skipped):
         order.end_call()
     assert asked == [1]
