@@ -62,7 +62,8 @@ def _read(field: Field, value: Any) -> Any:
         return _lines(field, value)
     if field.kind == "path" and not text.startswith("["):
         return text
-    return _yaml(text, field.key)
+    read = _yaml(text, field.key)
+    return text if field.kind == "duration" and isinstance(read, bool) else read
 
 
 def _read_empty(field: Field) -> Any:
