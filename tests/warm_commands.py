@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -150,9 +150,13 @@ def _serve(
         os.setsid()
         os.dup2(requests, 3)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        os.closerange(4, 4096)
+        # The numbers of the command's files stay taken: objects of the command are forked with it,
+        # and one that is collected here would close a file of this process.
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number not in {3, nothing}:
+                with suppress(OSError):  # of the listing itself
+                    os.fstat(number)
+                    os.dup2(nothing, number)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         replace_environment(environment)
         fork_server.main("3", str(command), *modules)
