@@ -98,7 +98,8 @@ run()
     ("cores", "threads"),
     [
         pytest.param(2, 1, marks=pytest.mark.long),
-        (12, 2),  # more threads than cores, which eight microbatches don't share out evenly
+        # more threads than cores, which eight microbatches don't share out evenly
+        pytest.param(12, 2, marks=pytest.mark.long),
         pytest.param(24, 3, marks=pytest.mark.long),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_step_passes_through_few_files(tmp_path: Path) -> None:
     assert calls <= CALLS_OF_A_STEP
 
 
-@pytest.mark.parametrize("mode", MODULES_OF_A_RUN)
+@pytest.mark.parametrize("mode", ["--no-exact", pytest.param("--exact", marks=pytest.mark.long)])
 def test_a_plain_run_imports_few_modules(mode: str, tmp_path: Path) -> None:
     arguments = ("-f", "models/tiny.yaml", "-d", "CHANGELOG.md", mode)  # a small text is soon read
     _, modules, _ = _counted(tmp_path, *arguments, steps=2, profiled=False)

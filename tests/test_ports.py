@@ -108,10 +108,17 @@ def plain_energies() -> list[float]:
 
 
 PLAIN = {"DPO": plain_dpo, "Energies": plain_energies}
+IN_SHORT = {("DPO", "ddp:2"), ("Energies", "fsdp:2")}  # each on ranks, both ways
 
 
-@pytest.mark.parametrize("layout", ["single:1", "ddp:2", "fsdp:2"])
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.long] * ((name, layout) not in IN_SHORT))
+        for name in PLAIN
+        for layout in ("single:1", "ddp:2", "fsdp:2")
+    ],
+)
 def test_a_port_is_a_plain_loop(name: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     """In four microbatches a step, to 1e-12."""
     strategy, _, count = layout.partition(":")

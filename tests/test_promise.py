@@ -3,6 +3,7 @@ sees when it isn't.
 """
 
 from collections.abc import Callable
+from functools import cache as cache_calls
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ def train(pool: Pool, corpus: Path, cache: Path) -> Train:
         fault: str = "",
         strategy: str = "auto",
         engine: str = "torch",
+        steps: int = 50,
         **sections: Any,
     ) -> list[Outcome]:
         config = tiny_values(
             corpus,
-            train={"precision": precision, **sections.pop("train", {})},
+            train={"precision": precision, "steps": steps, **sections.pop("train", {})},
             devices={"use": f"cpu:{world}", "strategy": strategy},
             **sections,
         )
@@ -54,16 +56,23 @@ def worst(first: Outcome, second: Outcome) -> float:
     return float(np.max(np.abs(a - b) / np.abs(b)))
 
 
+Reference = Callable[[str, int], Outcome]  # of a precision, and so many steps
+
+
 @pytest.fixture(scope="module")
-def references(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def reference(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """torch, one process, unbroken batches."""
-    return {
-        precision: train(tmp_path_factory.mktemp("reference"), world=1, precision=precision)[0]
-        for precision in TOLERANCE
-    }
+
+    @cache_calls
+    def trained(precision: str, steps: int) -> Outcome:
+        home = tmp_path_factory.mktemp("reference")
+        return train(home, world=1, precision=precision, steps=steps)[0]
+
+    return trained
 
 
-LAYOUTS = {  # engine -> strategy, world, accumulation; each strategy of each engine is here
+Layout = tuple[str, int, int]  # strategy, world, accumulation
+LAYOUTS: dict[str, list[Layout]] = {  # of an engine, of which each strategy is here
     "torch": [
         ("single", 1, 4),
         ("ddp", 3, 4),
@@ -73,8 +82,8 @@ LAYOUTS = {  # engine -> strategy, world, accumulation; each strategy of each en
     ],
     "jax": [("single", 1, 4), ("dp", 2, 4), ("fsdp", 4, 4)],
 }
-IN_F32: dict[str, list[tuple[str, int, int]]] = {"torch": [("ddp", 3, 4)], "jax": []}
-MORE = {  # make test-long
+IN_F32: dict[str, list[Layout]] = {"torch": [("ddp", 3, 4)], "jax": []}
+MORE: dict[str, list[Layout]] = {  # make test-long
     "torch": [
         ("single", 1, 4),
         ("dp", 1, 1),
@@ -90,24 +99,34 @@ MORE = {  # make test-long
         ("fsdp", 4, 4),
         ("hsdp", 4, 4),
         ("ddp", 4, 4),
+        ("ddp", 3, 4),
+        ("fsdp", 2, 4),
     ],
     "jax": [
-        (strategy, world, accumulate)
-        for strategy in ("dp", "fsdp")
-        for world in (1, 2, 4, 8)
-        for accumulate in (1, 4)
+        ("single", 1, 4),
+        *(
+            (strategy, world, accumulate)
+            for strategy in ("dp", "fsdp")
+            for world in (1, 2, 4, 8)
+            for accumulate in (1, 4)
+        ),
     ],
 }
+
+
+def case(engine: str, precision: str, layout: Layout, steps: int) -> Any:
+    """One of 20 steps, seven epochs, is in make test; one of 50 in make test-long."""
+    name = "-".join(map(str, (engine, precision, *layout, steps)))
+    marks = [pytest.mark.long] if steps > 20 else []
+    return pytest.param(engine, precision, layout, steps, id=name, marks=marks)
+
+
 CASES = [
-    *((engine, "f64", *layout) for engine, layouts in LAYOUTS.items() for layout in layouts),
-    *((engine, "f32", *layout) for engine, layouts in IN_F32.items() for layout in layouts),
-    *(
-        pytest.param(engine, precision, *layout, marks=pytest.mark.long)
-        for engine, layouts in MORE.items()
-        for precision, done in (("f64", LAYOUTS), ("f32", IN_F32))
-        for layout in layouts
-        if layout not in done[engine]
-    ),
+    case(engine, precision, layout, steps)
+    for steps, of_f64, of_f32 in ((20, LAYOUTS, IN_F32), (50, MORE, MORE))
+    for precision, chosen in (("f64", of_f64), ("f32", of_f32))
+    for engine, layouts in chosen.items()
+    for layout in layouts
 ]
 
 
@@ -116,33 +135,34 @@ def test_no_strategy_is_left_out() -> None:
     assert tried == set(STRATEGIES)
 
 
-@pytest.mark.parametrize(("engine", "precision", "strategy", "world", "accumulate"), CASES)
+@pytest.mark.parametrize(("engine", "precision", "layout", "steps"), CASES)
 def test_neither_devices_nor_strategy_nor_engine_change_training(
     *,
     engine: str,
     precision: str,
-    strategy: str,
-    world: int,
-    accumulate: int,
-    references: dict[str, Outcome],
+    layout: Layout,
+    steps: int,
+    reference: Reference,
     train: Train,
     tmp_path: Path,
 ) -> None:
     """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample,
     token counts differ by sample.
     """
-    expected = references[precision]
+    strategy, world, accumulate = layout
+    expected = reference(precision, steps)
     outcomes = train(
         tmp_path,
         world=world,
         precision=precision,
         strategy=strategy,
         engine=engine,
+        steps=steps,
         batch={"accumulate": accumulate},
     )
     outcome = outcomes[0]
     assert (outcome.plan.layout.strategy, outcome.plan.layout.num_devices) == (strategy, world)
-    assert len(outcome.losses) == 50
+    assert len(outcome.losses) == steps
     assert worst(outcome, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(

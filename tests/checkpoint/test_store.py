@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from checkpoint_files import ARRAYS, pieces, save, store
+from samecurve.checkpoint import store as checkpoint_store
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.checkpoint.store import Published, checkpoints, newest, sweep
@@ -57,7 +58,10 @@ def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
     assert 0.2 <= saves[0].blocked <= saves[0].seconds
 
 
-def test_nothing_is_published_while_a_rank_is_missing(tmp_path: Path) -> None:
+def test_nothing_is_published_while_a_rank_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_store, "_LAST_MOMENT", 0.3)
     one = store(tmp_path, 0, 2)
     one.save(5, pieces(2, 0), {})
     one.abandon()

@@ -13,6 +13,7 @@ from samecurve.observe.journal import read_events
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
 
+FLOOR = 0.25  # seconds
 RANK = """
 import sys, time
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
     with subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), file]) as process:
         try:
             error = None
-            limit = HangLimit(0.5)
+            limit = HangLimit(FLOOR)
             hangs = HangWatch(tmp_path, lambda: {0: process.pid}, world_size=1, limit=limit)
             while not read_beat(tmp_path / "heartbeat-0"):
                 time.sleep(0.01)
@@ -54,7 +55,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
         finally:
             process.kill()
     assert "gave no sign for" in error.cause
-    assert (silent > 5) == compiles, silent
+    assert (silent > 10 * FLOOR) == compiles, silent
 
 
 LONE = """

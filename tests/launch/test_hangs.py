@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import command, losses, ranks_of, started, steps_written, until
+from commands import command, losses, ranks_of, samecurve, started, steps_written, until
 from samecurve.errors import START_AGAIN, RunError
 from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events
@@ -112,8 +112,10 @@ def test_a_rank_asleep_in_its_feed_is_named_and_the_run_goes_on(
 
 def test_a_stopped_rank_is_named_and_the_command_ends(tmp_path: Path) -> None:
     """Without restarts: exit 75, the cause once, the next command goes on."""
-    done = run(tmp_path, "SIGSTOP", restarts=0)
-    assert done.returncode == START_AGAIN
+    write(tmp_path, "SIGSTOP", restarts=0)
+    words = ("train", "-f", "waiting.yaml", "--save-dir", "run")
+    done = samecurve(*words, cwd=tmp_path, code=START_AGAIN)
+    assert not ranks_of(tmp_path / "run")
     said = done.stdout + done.stderr
     assert said.count("rank 1 stopped (SIGSTOP") == 1
     assert done.stderr.startswith("error: rank 1 stopped (SIGSTOP, or a terminal's Ctrl-Z)")

@@ -131,11 +131,11 @@ def test_an_old_script_is_given_its_local_rank(tmp_path: Path) -> None:
     ("how", "code", "says"),
     [
         ("raise", 1, "ValueError: a planted fault"),
-        ("import", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("hanging", 1, "ValueError: a planted fault"),
         *(
             pytest.param(*one, marks=pytest.mark.long)
             for one in (
+                ("import", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
                 ("exit", 3, f"rank 1 left by sys.exit(3), at {FAULTS}:"),
                 ("text", 1, "rank 1: a planted word"),
                 ("interrupt", 130, "KeyboardInterrupt"),
@@ -157,7 +157,9 @@ def test_a_rank_that_fails_ends_the_run(how: str, code: int, says: str, tmp_path
         assert log(tmp_path, 1).count(says) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_rank_that_is_killed_ends_the_run(number: int, tmp_path: Path) -> None:
     with running(tmp_path, "--nproc", 2, "--log-dir", "logs", FAULTS, "child", 1) as live:
         wait_for(tmp_path, "child ")

@@ -91,10 +91,10 @@ def test_an_edited_task_is_said_or_refused_and_never_trained_in_silence(
         if gone:
             (project / "mine.py").unlink()
         assert "width 1" in samecurve("sample", "../project/run", cwd=elsewhere).stdout
-        assert "eval   step 4" in samecurve("eval", "../project/run", cwd=elsewhere).stdout
-        samecurve("export", "../project/run", "--to", f"out-{gone}", cwd=elsewhere)
-        monkeypatch.chdir(elsewhere)
-        assert library.load(project / "run").weight.shape == (1, 1)
+    assert "eval   step 4" in samecurve("eval", "../project/run", cwd=elsewhere).stdout
+    samecurve("export", "../project/run", "--to", "out", cwd=elsewhere)
+    monkeypatch.chdir(elsewhere)
+    assert library.load(project / "run").weight.shape == (1, 1)
 
 
 def test_the_files_that_a_class_is_made_of(tmp_path: Path) -> None:

@@ -91,7 +91,13 @@ ENDLESS: dict[str, Callable[[int], tuple[int, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("form", ENDLESS)
+SAME_PAGES = {"the same page, one token", "the same page, new tokens", "empty pages, one token"}
+
+
+@pytest.mark.parametrize(
+    "form",  # those of pages that never change: as "two pages in turn" and "new tokens"
+    [pytest.param(form, marks=[pytest.mark.long] * (form in SAME_PAGES)) for form in ENDLESS],
+)
 def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(listing, "_MOST_OBJECTS", 120)
     monkeypatch.setattr(listing, "_QUIET", 0.4)
@@ -141,7 +147,13 @@ FAILING: dict[str, Callable[[int], tuple[int, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("form", FAILING)
+@pytest.mark.parametrize(
+    "form",  # other codes are made for as 503 is
+    [
+        pytest.param(form, marks=[pytest.mark.long] * (form not in {"503", "a dropped connection"}))
+        for form in FAILING
+    ],
+)
 def test_a_store_that_fails_at_a_start_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

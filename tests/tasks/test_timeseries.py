@@ -65,7 +65,7 @@ def values(source: Path, model: Mapping[str, Any], **sections: Any) -> dict[str,
 @pytest.mark.parametrize(
     ("model", "data", "layouts"),
     [
-        ("resnet", {"augment": {**AUGMENT, "channel_dropout": 0.3}}, ["ddp:3", "fsdp:2/4"]),
+        ("resnet", {"augment": {**AUGMENT, "channel_dropout": 0.3}}, ["fsdp:2/4"]),
         ("transformer", {"mode": "flatten", "augment": AUGMENT}, ["dp:2"]),
         *(
             pytest.param(
@@ -157,7 +157,7 @@ def check_metrics(
 
 @pytest.mark.parametrize(
     ("mode", "worlds"),
-    [("flatten", (1, 2, 3)), pytest.param("joint", (1, 2, 4), marks=pytest.mark.long)],
+    [("flatten", (1, 3)), pytest.param("joint", (1, 2, 4), marks=pytest.mark.long)],
 )
 def test_metrics_are_sklearn_s_on_any_number_of_ranks(
     *,

@@ -83,13 +83,13 @@ RUNS: dict[str, tuple[str, float, Values]] = {
         1.0,
         {"train": {"recompute": "block", "ema": 0.5}, "batch": {"per_device": 2}},
     ),
+}
+MORE_RUNS: dict[str, tuple[str, float, Values]] = {
     "half of the blocks, saved with the rest, products kept": (
         "single:1",
         0.5,
         {"task": f"{FILE}:Kept", "train": {"precision": "f64", "recompute": "selective"}},
     ),
-}
-MORE_RUNS: dict[str, tuple[str, float, Values]] = {
     "products kept": ("dp:2", 1.0, {"train": {"recompute": "selective"}}),
     "bf16": ("single:1", 1.0, {"train": {"precision": "bf16"}}),
     "exact": ("dp:2", 1.0, {"train": {"exact": True, "hash_every": 1}}),

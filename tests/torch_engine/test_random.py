@@ -584,11 +584,13 @@ def config_of(task: str = "Draws", **sections: Any) -> Config:
     return load(Document(values), Tasks()).config
 
 
-def test_all_that_draws_is_one_curve(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts", [["fsdp:2"], pytest.param(["single/3", "ddp:3"], marks=pytest.mark.long)]
+)
+def test_all_that_draws_is_one_curve(layouts: list[str], pool: Pool, tmp_path: Path) -> None:
     """Functions, methods, names, distributions, recurrent layers and attention, in the loss and in
     the model, computed again in backward; on any devices, in any microbatches.
     """
-    layouts = ["single/3", "ddp:3", "fsdp:2"]
     verdicts = compare(config_of(), layouts, pool, tmp_path, steps=3, near=1e-12)
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 

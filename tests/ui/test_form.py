@@ -54,7 +54,7 @@ PICTURES = [name for name, preset in all_presets().items() if preset.task == "di
 # their plans build large models, or read a library's
 SLOW = {
     *("chat-24gb", "gpt2-class-language-model", "continue-pretraining-lora"),
-    *("small-language-model", "picture-classes", "text-classifier"),
+    *("small-language-model", "picture-classes", "text-classifier", "library-model-from-scratch"),
 }
 # what presets need of the user
 GIVEN: Mapping[str, Mapping[str, Any]] = {
