@@ -19,7 +19,7 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
-from warm_commands import End, template
+from warm_commands import template
 
 # of a rank that was forked, or started by itself
 _RANKS = {"samecurve.run.fork_server", "samecurve.worker.rank_main"}
@@ -77,19 +77,6 @@ def samecurve(
         f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     )
     return done
-
-
-@contextmanager
-def running(*arguments: object, cwd: Path, timeout: float = 120) -> Iterator[End]:
-    """A live command, forked from the template; what is given waits for its end, and gives it."""
-    if sys.platform == "linux":
-        with template().running(command(*arguments)[3:], cwd, timeout) as end:
-            yield end
-        return
-    with started(*arguments, cwd=cwd) as process:
-        yield lambda: subprocess.CompletedProcess(
-            process.args, process.wait(timeout), process.communicate()[0], ""
-        )
 
 
 def refused(

@@ -45,7 +45,8 @@ GPUS = Machine(
     host_bytes=1 << 40,
     cores=128,
 )
-SLOW = {"huggingface-memory"}  # whose plans take long: models of billions of weights
+# whose plans take seconds: billions of weights, or a model that jax or diffusers traces
+SLOW = {"huggingface-memory", "vision", "diffusion"}
 PLANNED = {"train", "plan", "verify", "bench", "profile"}
 Neutral = Callable[[str], str]  # a line without what may differ
 # in lines that are no command yet: what stands for what

@@ -46,9 +46,6 @@ _SERVER = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1
 _HERE = str(Path(__file__).parent)
 
 
-End = Callable[[], subprocess.CompletedProcess[str]]
-
-
 class Template:
     """The process from which others are forked."""
 
@@ -69,12 +66,6 @@ class Template:
         self, command: Sequence[str], cwd: Path, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of the program to its end. command: without `samecurve`."""
-        with self.running(command, cwd, timeout) as end:
-            return end()
-
-    @contextmanager
-    def running(self, command: Sequence[str], cwd: Path, timeout: float) -> Iterator[End]:
-        """A live command, ended with the block; what is given waits for its own end."""
         call = Call(f"{__name__}:run", (str(cwd), *command), child_environment(), new_session=False)
         with (
             open(os.devnull, "rb") as nothing,
@@ -82,19 +73,15 @@ class Template:
             tempfile.TemporaryFile("w+") as err,
         ):
             process = self.start(call, (nothing.fileno(), out.fileno(), err.fileno()))
-
-            def end() -> subprocess.CompletedProcess[str]:
-                _wait(process, command, timeout)
-                code = process.wait()
-                out.seek(0)
-                err.seek(0)
-                return subprocess.CompletedProcess(command, code, out.read(), err.read())
-
             try:
-                yield end
+                _wait(process, command, timeout)
             finally:
                 process.kill()
                 process.wait()
+            out.seek(0)
+            err.seek(0)
+            assert process.returncode is not None
+            return subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
 
 
 @cache

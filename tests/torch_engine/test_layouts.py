@@ -64,7 +64,14 @@ def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
     check_one_curve(config, layouts + accumulated, pool, tmp_path, steps=5, near=1e-11)
 
 
-@pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [
+        *(pytest.param(*layout, marks=pytest.mark.long) for layout in (("single", 1), ("dp", 2))),
+        ("ddp", 2),
+        ("fsdp", 2),
+    ],
+)
 def test_unused_and_frozen_parameters_are_trained_around(
     strategy: str, world: int, pool: Pool, tmp_path: Path
 ) -> None:

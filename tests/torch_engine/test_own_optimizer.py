@@ -56,7 +56,7 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
 @pytest.mark.parametrize(
     ("kind", "task", "layouts"),
     [
-        ("RAdam", "Elementwise", ["ddp:2", "fsdp:2..single..ddp:2"]),
+        ("RAdam", "Elementwise", ["fsdp:2..single..ddp:2"]),
         ("NAdam", "Brings", ["ddp:2..single"]),
         *(
             pytest.param(*one, marks=pytest.mark.long)

@@ -121,7 +121,16 @@ def by_hand() -> list[float]:
     return [*np.transpose(steps).ravel(), *np.transpose(evaluated).ravel()]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+IN_SHORT = {"ddp", "fsdp", "exact", "workers"}
+
+
+@pytest.mark.parametrize(
+    "layout",  # in make test: one of processes, one of shards, one in lanes, one of another feed
+    [
+        pytest.param(layout, marks=[pytest.mark.long] * (layout not in IN_SHORT))
+        for layout in LAYOUTS
+    ],
+)
 def test_ragged_rows_give_the_curve_of_a_loop_without_padding(
     layout: str, by_hand: list[float], pool: Pool, tmp_path: Path
 ) -> None:
