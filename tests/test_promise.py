@@ -250,26 +250,28 @@ def test_sgd_and_skipped_updates_agree_over_layouts(
     assert all(np.isfinite(array).all() for array in three.arrays.values())
 
 
-def test_half_precision_trains_and_shares_its_scale(train: Train, tmp_path: Path) -> None:
-    """bf16 and f16 on one rank, and on two under ddp and fsdp: not equal to the digit, but the same
-    curve; the f16 scale is in the checkpoint.
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.long), "f16"])
+def test_half_precision_trains_and_shares_its_scale(
+    precision: str, train: Train, tmp_path: Path
+) -> None:
+    """On one rank, and on two under ddp and fsdp: not equal to the digit, but the same curve; the
+    f16 scale is in the checkpoint.
     """
-    for precision in ("bf16", "f16"):
-        layouts = {"single": 1, "ddp": 2, "fsdp": 2}
-        one, *others = (
-            train(
-                tmp_path / f"{precision}-{strategy}",
-                world=world,
-                precision=precision,
-                strategy=strategy,
-                train={"steps": 12},
-            )[0]
-            for strategy, world in layouts.items()
-        )
-        assert one.losses[-1] < one.losses[0]
-        for other in others:
-            np.testing.assert_allclose(one.losses, other.losses, rtol=5e-3)
-            assert ("loop/scale" in other.arrays) == (precision == "f16")
+    layouts = {"single": 1, "ddp": 2, "fsdp": 2}
+    one, *others = (
+        train(
+            tmp_path / strategy,
+            world=world,
+            precision=precision,
+            strategy=strategy,
+            train={"steps": 12},
+        )[0]
+        for strategy, world in layouts.items()
+    )
+    assert one.losses[-1] < one.losses[0]
+    for other in others:
+        np.testing.assert_allclose(one.losses, other.losses, rtol=5e-3)
+        assert ("loop/scale" in other.arrays) == (precision == "f16")
 
 
 def _step_ids(outcomes: list[Outcome]) -> list[list[int]]:

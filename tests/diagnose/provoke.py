@@ -14,7 +14,7 @@ from pathlib import Path
 
 import failures
 
-BATCH = 6  # failures at once: most of them only wait
+BATCH = 12  # failures at once: most of them only wait
 
 
 def fail(name: str, home: Path, rank: int, port: int) -> None:

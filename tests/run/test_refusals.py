@@ -219,36 +219,36 @@ def test_directories_that_can_not_be_used(
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
-def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param("-o ro", "Read-only file system", marks=pytest.mark.long),
+        ("-o size=64k", "a checkpoint needs"),
+    ],
+)
+def test_a_read_only_and_a_full_disk(options: str, says: str, tmp_path: Path, corpus: Path) -> None:
     """In a mount namespace of the test's own: root passes permissions, but not these."""
     config = write_config(tmp_path, corpus)
     train = " ".join(command("train", "-f", config, "--save-dir", tmp_path / "disk" / "run"))
     (tmp_path / "disk").mkdir()
 
-    def mounted(options: str) -> subprocess.CompletedProcess[str]:
-        script = (
-            f"mount -t tmpfs {options} none {tmp_path / 'disk'} && {train}; code=$?; ls"
-            f" {tmp_path / 'disk'}; exit $code"
-        )
-        return subprocess.run(
-            ["unshare", "-m", "sh", "-c", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-        )
-
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no mount namespaces for this user")
-    for options, says in (
-        ("-o ro", "Read-only file system"),
-        ("-o size=64k", "a checkpoint needs"),
-    ):
-        done = mounted(options)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert says in done.stderr
-        assert "Traceback" not in done.stderr
+    script = (
+        f"mount -t tmpfs {options} none {tmp_path / 'disk'} && {train}; code=$?; ls"
+        f" {tmp_path / 'disk'}; exit $code"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.long

@@ -168,7 +168,13 @@ LOOPS: dict[tuple[str, int], Callable[[Values, jax.Array], jax.Array]] = {
 }
 
 
-@pytest.mark.parametrize(("cssm", "steps"), LOOPS)
+@pytest.mark.parametrize(
+    ("cssm", "steps"),  # in make test: one whose gates see the past, one of two directions
+    [
+        pytest.param(*which, marks=[pytest.mark.long] * (which in {("no_gate", 4), ("gated", 1)}))
+        for which in LOOPS
+    ],
+)
 def test_a_block_is_the_loop_of_its_equations(cssm: str, steps: int) -> None:
     """Outputs and gradients of a scan and of a loop agree; so do finite differences."""
     kernel = {"kernel_size": 3} if steps > 1 else {}

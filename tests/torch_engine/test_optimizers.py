@@ -239,9 +239,9 @@ def test_it_is_one_curve(name: str, layouts: list[str], pool: Pool, tmp_path: Pa
     ("name", "layouts"),
     [
         ("adafactor", ["ddp:2"]),
-        ("muon", ["ddp:2", "fsdp:2"]),
+        ("muon", ["fsdp:2"]),
         pytest.param("adamw8bit", ["ddp:2", "fsdp:3"], marks=pytest.mark.long),
-        pytest.param("muon", ["fsdp:3", "hsdp:4..ddp:3"], marks=pytest.mark.long),
+        pytest.param("muon", ["ddp:2", "fsdp:3", "hsdp:4..ddp:3"], marks=pytest.mark.long),
         pytest.param("adamw8bit", ["fsdp:2", "hsdp:4..ddp:3"], marks=pytest.mark.long),
     ],
 )
