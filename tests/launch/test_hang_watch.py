@@ -13,7 +13,7 @@ from samecurve.observe.journal import read_events
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
 
-FLOOR = 0.25  # seconds
+FLOOR = 0.5  # seconds
 RANK = """
 import sys, time
 from pathlib import Path
