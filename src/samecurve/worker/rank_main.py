@@ -326,9 +326,15 @@ def _reason_of(
     error: BaseException, context: RankContext, engine: Engine, *, has_trained: bool
 ) -> BaseException | None:
     """A better explanation of what ended the training; None: the error's own is good."""
+    from samecurve.diagnose.kernels import explain_nondeterministic
+
+    refused = explain_nondeterministic(error, context.plan)
+    error = refused or error
     if isinstance(error, UserError) and has_trained:
         # no longer a refusal: the run has failed
         return RunError(error.cause, error.remedy, error.where)
+    if refused:
+        return refused
     from samecurve.diagnose.memory import explain_out_of_memory
 
     peak_bytes = engine.peak_memory()

@@ -65,6 +65,14 @@ def check_exact_model(facts: Facts) -> None:
         )
 
 
+def check_exact_kernels(facts: Facts, layout: Layout) -> None:
+    """NotExactError: the loss calls operations that these devices can't repeat bit by bit."""
+    if facts.nondeterministic and layout.devices[0].kind == "cuda":
+        from samecurve.core.nondeterministic import refusal
+
+        raise NotExactError(*refusal(facts.nondeterministic), "train.exact")
+
+
 def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
     """NotExactError: this optimizer's arithmetic follows the shards of a parameter."""
     cause = why_not_sharded(section, facts) if layout.shards > 1 else ""

@@ -111,6 +111,9 @@ class Facts:
     flops_unknown: str = ""  # why flops_per_sample is None, where that is known
     # what train.exact would refuse in the first step, tried where the plan may choose it
     not_exact: str = ""
+    # operations that the loss calls and that have no deterministic kernel on GPUs, each perhaps
+    # with its place
+    nondeterministic: tuple[str, ...] = ()
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
     attention_head: int | None = None

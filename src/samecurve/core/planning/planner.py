@@ -243,10 +243,11 @@ class _Planning:
         check_uneven(section, self.config.batch, layout, can_measure=can_measure)
         speeds = choose_speeds(section, train, self.facts)
         if train.is_exact:
-            from samecurve.core.planning.exact import check_exact_layout, check_exact_model
+            from samecurve.core.planning import exact
 
-            check_exact_layout(layout, is_auto=section.strategy == "auto")
-            check_exact_model(self.facts)
+            exact.check_exact_layout(layout, is_auto=section.strategy == "auto")
+            exact.check_exact_model(self.facts)
+            exact.check_exact_kernels(self.facts, layout)
         split = self.log.take(
             _even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
         )

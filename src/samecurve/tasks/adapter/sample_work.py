@@ -48,23 +48,26 @@ class _Work:
     operations: int
     convolutions: int
     formula: str
+    nondeterministic: tuple[str, ...]  # as in Facts
 
 
 def work_facts(
     adapter: EngineAdapter, config: Config, model: nn.Module, tried: WorkCounter | None
 ) -> dict[str, Any]:
-    """The fields of Facts about the work of a sample; {}: the class tells it itself.
+    """The fields of Facts about the work of a sample, as far as the class does not tell it itself.
 
     model: the model, perhaps without values, with what is not trained marked so
     tried: the work of two samples with values; None: it could not be computed
     """
+    called = {"nondeterministic": tried.nondeterministic.names if tried else ()}
     if "flops_per_sample" in adapter.own_facts:
-        return {}
+        return called
     try:
         work = _count(adapter, config, model, tried)
     except _UnknownWorkError as unknown:
-        return {"flops_unknown": str(unknown)}
+        return {**called, "flops_unknown": str(unknown)}
     return {
+        "nondeterministic": work.nondeterministic,
         "flops_per_sample": work.flops,
         "operations": work.operations,
         "convolutions": work.convolutions,
@@ -84,7 +87,8 @@ def _count(
         return _count_without_values(adapter, config, is_frozen=is_frozen)
     _check(tried)
     formula = f"{_FORWARD}, counted by torch in the loss of two samples"
-    return _Work(3 * tried.flops / 2, tried.operations, tried.convolutions, formula)
+    called = tried.nondeterministic.names
+    return _Work(3 * tried.flops / 2, tried.operations, tried.convolutions, formula, called)
 
 
 def _check(work: WorkCounter) -> None:
@@ -116,12 +120,14 @@ def _count_without_values(adapter: EngineAdapter, config: Config, *, is_frozen: 
     for work, _ in passes:
         _check(work)
     samples = sum(count for _, count in passes)
+    called = dict.fromkeys(name for work, _ in passes for name in work.nondeterministic.names)
     factor, formula = (1, _ALL) if is_frozen else (3, _FORWARD)
     return _Work(
         factor * sum(work.flops for work, _ in passes) / samples,
         max(work.operations for work, _ in passes),
         max(work.convolutions for work, _ in passes),
         f"{formula}, counted by torch on tensors without values ({counted(samples, 'sample')})",
+        tuple(called),
     )
 
 
@@ -137,12 +143,14 @@ def _passes(
     with (
         without_values(adapter, config.train.seed) as mode,
         unfused(),
-        torch.set_grad_enabled(is_frozen),
+        torch.enable_grad(),
     ):
         model = adapter.model().eval()
         freeze(model, config.optimizer.rules)
         for ids, rows in zip(microbatches, batches, strict=True):
-            passes.append((_pass(adapter, model, emptied(mode, rows), len(ids)), len(ids)))
+            empty = emptied(mode, rows)
+            work = _pass(adapter, model, empty, len(ids), with_backward=is_frozen)
+            passes.append((work, len(ids)))
     return passes
 
 
@@ -181,14 +189,19 @@ def total_of(adapter: EngineAdapter, returned: Any) -> torch.Tensor:
 
 
 def _pass(
-    adapter: EngineAdapter, model: nn.Module, rows: Mapping[str, torch.Tensor], count: int
+    adapter: EngineAdapter,
+    model: nn.Module,
+    rows: Mapping[str, torch.Tensor],
+    count: int,
+    *,
+    with_backward: bool,
 ) -> WorkCounter:
-    """The work of one microbatch; with gradients on, of its backward pass too."""
+    """The work of one microbatch, perhaps of its backward pass too."""
     method = "features" if adapter.whole_batch else "loss"
     compute, work = getattr(adapter.task, method), WorkCounter(MOST_OPERATIONS)
     with keyed_trial(count), work:
         returned = compute(model, rows, **adapter.arguments_of(method, START))
-        if torch.is_grad_enabled():
+        if with_backward:
             forward = work.operations, work.convolutions
             total_of(adapter, returned).backward()  # type: ignore[no-untyped-call]
             work.operations, work.convolutions = forward

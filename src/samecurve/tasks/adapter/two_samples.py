@@ -49,7 +49,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> Tried | None
     with kept(adapter, seed), unfused():
         try:
             model, rows = adapter.model().eval(), two_rows(adapter)
-            with keyed_trial(2), work:
+            with keyed_trial(2), work, torch.enable_grad():
                 features: Features = task.features(
                     model, rows, **adapter.arguments_of("features", START)
                 )
@@ -84,7 +84,8 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
             batch = {name: tensor[ids] for name, tensor in rows.items()}
             counted = nullcontext() if trials else work
             try:
-                with keyed_trial(len(ids)), counted:
+                # with gradients where it is counted: which operations have a backward pass
+                with keyed_trial(len(ids)), counted, torch.set_grad_enabled(not trials):
                     loss = adapter.task.loss(model, batch, **adapter.arguments_of("loss", START))
                 if isinstance(loss, Mapping):
                     loss = loss["loss"]

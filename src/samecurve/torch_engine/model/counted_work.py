@@ -12,6 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from samecurve.torch_engine.model.nondeterministic_calls import NondeterministicCalls
+
 Formula = Callable[..., int]  # FLOP of an operation's arguments, and of its result as out_val
 
 
@@ -27,6 +29,7 @@ class WorkCounter(TorchDispatchMode):
     flops: of all operations with a formula
     operations: those that compute something, not views; convolutions are among them
     unknown: names of kernels that torch did not bring along, whose FLOP nobody can know
+    nondeterministic: calls of operations without a deterministic kernel on GPUs
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -34,6 +37,7 @@ class WorkCounter(TorchDispatchMode):
         self._most = most
         self.flops = self.operations = self.convolutions = 0
         self.unknown: dict[str, None] = {}
+        self.nondeterministic = NondeterministicCalls()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -50,6 +54,7 @@ class WorkCounter(TorchDispatchMode):
         self.operations += 1
         if self._most is not None and self.operations > self._most:
             raise TooManyOperationsError(f"more than {self._most} operations")
+        self.nondeterministic.see(func, args, options)
         packet = func.overloadpacket
         formula = _OWN_FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is not None:

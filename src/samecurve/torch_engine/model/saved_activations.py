@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samecurve.torch_engine.model.model_setup import KeptProducts
+from samecurve.torch_engine.model.nondeterministic_calls import NondeterministicCalls
 
 
 @dataclass
@@ -24,6 +25,7 @@ class SavedActivations:
     inputs: list[int] = field(default_factory=list)  # of each block's first argument
     products: list[int] = field(default_factory=list)  # of each block, kept by "selective"
     widest: int = 0  # the largest activation of a block
+    nondeterministic: tuple[str, ...] = ()  # operations without a deterministic kernel on GPUs
 
     @property
     def total(self) -> int:
@@ -58,6 +60,7 @@ def saved_facts(wide: SavedActivations, narrow: SavedActivations, times: int = 1
     ways = ("block", "selective") if wide.blocks else ()
     return {
         "bytes_per_sample": wide.total * times,
+        "nondeterministic": wide.nondeterministic,
         "rerun_share": {
             how: min(saved.rerun(how) / saved.recomputed(how) for saved in (wide, narrow))
             for how in ways
@@ -87,11 +90,12 @@ def count_saved(
         handles.append(block.register_forward_pre_hook(counter.enter))
         handles.append(block.register_forward_hook(counter.leave))
     try:
-        with saved_tensors_hooks(counter.save, _as_it_is), _Operations(counter):
+        with saved_tensors_hooks(counter.save, _as_it_is), _Operations(counter) as operations:
             run()
     finally:
         for handle in handles:
             handle.remove()
+    saved.nondeterministic = operations.nondeterministic.names
     return saved
 
 
@@ -150,11 +154,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, counter: _Counter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
+        self.nondeterministic = NondeterministicCalls()
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.nondeterministic.see(func, args, kwargs or {})
         self._counter.see(func, args[0] if args else None, result)
         return result
 
