@@ -1,7 +1,7 @@
 """What train.exact costs on one device, beside what the plan foresees (train.exact: auto).
 
 Models of several sizes on one CPU rank of one thread, in whole batches and exactly; with --device
-on a GPU, in the memory and rounds that a CPU rank is planned for.
+on a GPU, in the memory and rounds that a CPU rank is planned for. For a GPU nothing is foreseen.
 
 Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
 that computes, which other programs on the machine change least; with engine jax, whose threads are
@@ -149,9 +149,10 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
             facts,
             batch.global_batch_size,
             batch.micro_batch_size,
-            kind="cpu" if place == "cpu" else "cuda",
             compiled=values["train"]["compile"],
-        ),
+        )
+        if place == "cpu"
+        else None,
         "ratio": paired(seconds["exact"], seconds["whole batches"], lambda a, b: a / b),
         "seconds": seconds,
     }
@@ -187,11 +188,11 @@ def main() -> None:
             values["train"] |= {"compile": given.compile, "precision": given.dtype}
             models[name] = race(values, home, given.steps, given.device)
             one = models[name]
-            print(
-                f"{name}: {1e3 * statistics.median(one['seconds']['exact']):.1f} ms, ratio"
-                f" {one['ratio']:.3f}, foreseen {one['foreseen']:.3f}",
-                flush=True,
-            )
+            line = f"{name}: {1e3 * statistics.median(one['seconds']['exact']):.1f} ms, ratio"
+            line += f" {one['ratio']:.3f}"
+            if one["foreseen"] is not None:
+                line += f", foreseen {one['foreseen']:.3f}"
+            print(line, flush=True)
     form = "jax" if given.engine == "jax" else "compiled"
     kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"
     machine = cpu_name() if given.device == "cpu" else probe().devices[0].name

@@ -252,7 +252,7 @@ def exact_cost(found: Result) -> str:
                 ],
                 ".2f",
             ),
-            f"{1 + of['foreseen']:.3f}",
+            "-" if of["foreseen"] is None else f"{1 + of['foreseen']:.3f}",
         ]
         for name, of in found["models"].items()
     ]
@@ -506,7 +506,8 @@ SECTIONS = {
         "What `train.exact: auto` foresees",
         "How well does a [plan](exact.md#what-auto-foresees) foresee what `--exact` costs? One CPU"
         " rank of one thread (or one GPU) trains each model in whole batches, and exactly in eight"
-        " microbatches. Where less than 5 % is foreseen, `auto` is exact. Script:"
+        " microbatches. Where less than 5 % is foreseen, `auto` is exact. For a GPU nothing is"
+        " foreseen, and `auto` is off. Script:"
         " `benchmarks/exact_cost.py`.",
         exact_cost,
     ),

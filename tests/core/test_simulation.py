@@ -24,7 +24,6 @@ from samecurve.simulation.forecast import (
     compare_strategies,
     plan_on_cluster,
     scaling_curves,
-    with_ordinary_steps,
 )
 from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks
@@ -188,8 +187,8 @@ def test_bytes_by_hand() -> None:
     setup = read_cluster("8xH100")
     by = {}
     for name in ("ddp", "fsdp", "hsdp"):
-        ordinary = with_ordinary_steps(config(devices={"strategy": name}))
-        by[name] = traffic(plan_on_cluster(ordinary, FACTS, setup), FACTS, setup)
+        made = plan_on_cluster(config(devices={"strategy": name}), FACTS, setup)
+        by[name] = traffic(made, FACTS, setup)
     scalars = 2 * 7 / 8 * 8 * (6 + 3 * 8)
     assert by["ddp"].sent == pytest.approx(2 * 7 / 8 * PARAMS * 4 + scalars)
     assert by["fsdp"].sent == pytest.approx(

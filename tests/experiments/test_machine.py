@@ -102,24 +102,6 @@ def test_it_shows_strategies_formulas_and_curves_and_draws(
     assert (made.num_devices, made.peak_flops) == (32, 32 * 989e12)
 
 
-def test_an_exact_plan_says_that_ordinary_steps_are_predicted(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    corpus: Path,
-) -> None:
-    file = write_config(tmp_path, corpus)
-    given = ("-f", file, "--seq-len", 64, "--global-batch", 1 << 20, "--machine", "2xH100")
-    exact, ordinary = (
-        plan(monkeypatch, capsys, tmp_path, *given, flag)
-        for flag in ("--set=train.exact=auto", "--no-exact")
-    )
-    assert "exact (auto): the same bits on up to 8 devices" in exact
-    assert "predicted are ordinary steps: the exact ones of the plan" in exact
-    assert "predicted are ordinary" not in ordinary
-    assert exact.partition("strategy  recompute")[2] == ordinary.partition("strategy  recompute")[2]
-
-
 def test_a_plan_that_is_refused_there_shows_what_would_not_be(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -31,16 +31,6 @@ def test_speed_on_more_devices_is_predicted_or_measured(tmp_path: Path, corpus: 
     assert all(row[4] and row[5] and row[6] for row in table["rows"])
     assert "Predicted" in source["text"]
     assert "samecurve bench -f tiny.yaml" in source["text"]
-    assert "ordinary steps" not in source["text"]
-    busy = replace(facts, flops_per_sample=1e13)  # enough for exact steps, which aren't predicted
-    exact = plan(config, machine, busy)
-    assert exact.compute.exact
-    table, source = world_blocks(config, machine, busy, exact, measured=measured)
-    assert source["text"].endswith("the exact ones of the plan add gradients otherwise.")
-    ordinary = config.with_values(train={"exact": False})
-    chosen = plan(ordinary, machine, busy)
-    same_times, _ = world_blocks(ordinary, machine, busy, chosen, measured=measured)
-    assert [row[4:] for row in table["rows"]] == [row[4:] for row in same_times["rows"]]
 
     here = Machine(devices=(), links=(), host_bytes=1 << 34, cores=2, cpu="A CPU")
     on_cpu = config.with_values(devices={"use": "cpu:2"}, train={"precision": "f32"})

@@ -26,14 +26,12 @@ from samecurve.report.png import need_matplotlib, png
 from samecurve.run.describe import describe
 from samecurve.simulation.cluster import Cluster, read_cluster
 from samecurve.simulation.forecast import (
-    ORDINARY,
     Curve,
     StrategyForecast,
     check_predictable,
     compare_strategies,
     plan_on_cluster,
     scaling_curves,
-    with_ordinary_steps,
 )
 from samecurve.simulation.step_time import ASSUMED, Utilization
 
@@ -72,16 +70,12 @@ class Prediction:
     def lines(self) -> list[str]:
         tokens = self.facts.tokens_per_sample
         about = machine_lines(self.cluster, self.utilization)
-        about += [f"         {note}" for note in self._notes()]
         blocks = [about, row_lines(self.rows, tokens)]
         row = self._row_of_plan()
         if row and row.cost:
             blocks.append(cost_lines(f"{row.name}, recompute {row.recompute},", row.cost))
         blocks.append(curve_lines(self.curves, self.batch))
         return "\n\n".join("\n".join(block) for block in blocks if block).splitlines()
-
-    def _notes(self) -> list[str]:
-        return [ORDINARY] if self.plan and self.plan.compute.exact else []
 
     def _row_of_plan(self) -> StrategyForecast | None:
         """The row with the strategy and settings of the config's own plan."""
@@ -110,8 +104,7 @@ class Prediction:
 
     def json(self) -> dict[str, Any]:
         tokens = self.facts.tokens_per_sample
-        values = as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
-        return {**values, "notes": self._notes()}
+        return as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
 
 
 def read_request(
@@ -151,7 +144,6 @@ def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
         plan = plan_on_cluster(config, facts, cluster)
     except UserError as error:
         refused = error
-    config = with_ordinary_steps(config)
     rows = compare_strategies(config, facts, cluster, utilization)
     if refused and all(row.refused == refused.cause for row in rows):
         raise refused  # another strategy would not help

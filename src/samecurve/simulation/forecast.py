@@ -76,14 +76,6 @@ class _Setting:
     utilization: Utilization
 
 
-ORDINARY = "predicted are ordinary steps: the exact ones of the plan add gradients otherwise"
-
-
-def with_ordinary_steps(config: Config) -> Config:
-    """The config whose steps are predicted: without exactness, where the plan chooses that."""
-    return config.with_values(train={"exact": False}) if config.train.plan_chooses_exact else config
-
-
 def check_predictable(config: Config, cluster: Cluster) -> None:
     """Refuse settings that are not predicted. The UserError names the setting."""
     for cause, remedy in _not_predicted(config, cluster):

@@ -42,7 +42,7 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
         raise NotExactError(
             "train.exact: with devices.offload the host's CPU makes the updates, and it rounds in"
             " another way than the devices",
-            "leave devices.offload out, or --exact",
+            "--no-exact, or leave devices.offload out",
             "devices.offload",
         )
     names = {device.name for device in layout.devices}

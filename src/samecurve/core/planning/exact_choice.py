@@ -1,8 +1,9 @@
 """train.exact: auto: whether a run is exact where the config does not say so.
 
-The choice follows from the config and the model alone, and from the kind of device: a rule foresees
-what exactness costs (exact_foreseen.py). So a config is decided alike on any number of devices,
-under any strategy, and on any machine. The run's first plan fixes the choice.
+The choice follows from the config and the model alone, and from the kind of device. On CPU ranks a
+rule foresees what exactness costs (exact_foreseen.py); on GPUs the choice is no, since no GPU has
+measured the cost. So a config is decided alike on any number of devices, under any strategy, and on
+any machine. The run's first plan fixes the choice.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,11 @@ from collections.abc import Sequence
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.compute import choose_precision
-from samecurve.core.planning.exact_foreseen import foreseen_cost, most_samples
+from samecurve.core.planning.exact_foreseen import foreseen_cost
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.lanes import why_no_lanes
-from samecurve.core.planning.machine import Device, Kind, Machine, choose_devices
-from samecurve.core.planning.memory import memory_options
+from samecurve.core.planning.machine import Kind, Machine, choose_devices
 from samecurve.units import counted
 
 MOST_COST = 0.05  # share of a step
@@ -36,16 +35,14 @@ def choose_exact(
     devices = choose_devices(config.devices, config.engine, machine).value
     if hindrance := exact_hindrance(config, facts, devices[0].kind):
         return None, hindrance
-    return _choose_by_cost(config, facts, devices)
+    return _choose_by_cost(config, facts)
 
 
-def _choose_by_cost(
-    config: Config, facts: Facts, devices: Sequence[Device]
-) -> tuple[Config | None, str]:
-    costs, samples, kind = [], config.batch.samples or 1, devices[0].kind
-    for num_devices in exact_candidates(config, facts, devices):
+def _choose_by_cost(config: Config, facts: Facts) -> tuple[Config | None, str]:
+    costs, samples = [], config.batch.samples or 1
+    for num_devices in exact_candidates(config):
         micro = _microbatch(config, num_devices)
-        cost = foreseen_cost(facts, samples, micro, kind=kind, compiled=config.train.compile)
+        cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
         if cost is None:
             why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
             return None, f"the work of a sample is not known{why}"
@@ -69,18 +66,14 @@ def flags_for(chosen: Config | None, asked: Config) -> str:
     return f"--exact --set train.exact_devices={number}"
 
 
-def exact_candidates(config: Config, facts: Facts, devices: Sequence[Device]) -> Sequence[int]:
+def exact_candidates(config: Config) -> Sequence[int]:
     """The numbers of devices that may share a step, in the order in which they are considered.
 
     Smaller ones than the first give larger microbatches.
     """
     if config.train.exact_devices:
         return (config.train.exact_devices,)
-    precision = choose_precision(config.train, config.engine, devices).value
-    numbers, most = list(EXACT_DEVICES), most_samples(memory_options(config, precision), facts)
-    while _microbatch(config, numbers[0]) > most:
-        numbers.insert(0, 2 * numbers[0])
-    by_size = {_microbatch(config, number): number for number in reversed(numbers)}
+    by_size = {_microbatch(config, number): number for number in reversed(EXACT_DEVICES)}
     return sorted(by_size.values(), reverse=True)
 
 
@@ -129,9 +122,7 @@ def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,
         "the model mixes the samples of a microbatch": bool(facts.coupled),
-        "each microbatch copies the frozen weights from host memory": (
-            kind == "cuda" and bool(devices.offload_frozen)
-        ),
         f"a CPU rank computes one microbatch at a time, on few of its cores: {alone}": bool(alone),
     }
-    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact)
+    unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
+    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact or unmeasured)

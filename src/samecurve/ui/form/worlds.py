@@ -24,12 +24,7 @@ from samecurve.errors import UserError
 from samecurve.observe.plan_text import strategy_text
 from samecurve.report.blocks import Block, Cell, table, text
 from samecurve.simulation.cluster import Cluster
-from samecurve.simulation.forecast import (
-    ORDINARY,
-    check_predictable,
-    plan_on_cluster,
-    with_ordinary_steps,
-)
+from samecurve.simulation.forecast import check_predictable, plan_on_cluster
 from samecurve.simulation.step_time import ASSUMED, step_cost
 from samecurve.units import show_bytes, show_count, show_time
 
@@ -123,7 +118,6 @@ def _predicted(
     precision = choose_precision(config.train, config.engine, devices).value
     section = {"use": "all", "strategy": world.plan.layout.strategy}
     there = config.with_values(train={"precision": precision}, devices=section)
-    there = with_ordinary_steps(there)
     try:
         check_predictable(there, cluster)
         cost = step_cost(there, plan_on_cluster(there, facts, cluster), facts, cluster, ASSUMED)
@@ -169,8 +163,6 @@ def _source(
     if any(world.seconds is not None for world in worlds):
         assumed = f"a device reaches {ASSUMED.value:.0%} of its peak while it computes"
         words = f"Predicted, not measured: {assumed}. {measured.command} measures it."
-        if any(world.plan and world.plan.compute.exact for world in worlds):
-            words += f" {ORDINARY.capitalize()}."
         return text(words, "quiet")
     if measured.rows:
         where = f"{measured.device} ({measured.where})"
