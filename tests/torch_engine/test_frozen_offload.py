@@ -5,9 +5,11 @@ CPU ranks take the same way as a GPU, with copies from one part of host memory t
 """
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -276,6 +278,15 @@ def test_a_block_is_read_once_its_copy_has_been_waited_for(monkeypatch: pytest.M
     assert not is_same(*twins())
 
 
+def test_values_in_host_memory_change_only_after_copies_ahead_have_read_them() -> None:
+    """As the split check does, which moves weights: forget() waits for the stream of copies."""
+    buffers = BlockBuffers([torch.zeros(8, dtype=torch.uint8) for _ in range(2)], CPU)
+    stream = Mock()
+    buffers._stream = stream
+    buffers.forget()
+    stream.synchronize.assert_called_once_with()
+
+
 @pytest.mark.parametrize(("how", "passes"), [("none", 2), ("block", 3)])
 def test_blocks_are_copied_ahead_in_the_order_of_the_step_before(
     how: Recompute, passes: int
@@ -396,6 +407,7 @@ def test_copies_on_a_stream_of_their_own_change_no_bit(how: Recompute) -> None:
             return x
 
     device, held = torch.device("cuda:0"), []
+    gc.collect()  # models of other tests refer to themselves: their buffers would go meanwhile
     torch.manual_seed(1)
     plain = Wide()
     moved = copy.deepcopy(plain)

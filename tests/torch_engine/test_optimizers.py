@@ -25,7 +25,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.optimizers.adamw_8bit import levels, quantized
 from samecurve.torch_engine.optimizers.muon import orthogonal
-from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
+from samecurve.torch_engine.optimizers.optimizer import HostCopyParam, hidden_matrices
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 from tiny import MACHINE
@@ -411,3 +411,19 @@ def test_engine_jax_refuses_it(name: str) -> None:
     with pytest.raises(UserError, match=f"optimizer {name} is for engine torch") as refused:
         plan(config, MACHINE, facts)
     assert "--engine torch" in refused.value.remedy
+
+
+def test_a_parameter_on_a_gpu_is_moved_by_its_copy_in_host_memory() -> None:
+    """As under devices.offload, where the shards of others lie in host memory."""
+    parameter = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    copied = HostCopyParam("gate", parameter, nn.Parameter(torch.zeros(2, 2)))
+    copied.refresh()
+    assert copied.view.grad is None
+    parameter.grad = torch.full_like(parameter, 1j)
+    copied.refresh()
+    assert copied.view.tolist() == [[1.0, 2.0], [3.0, -1.0]]
+    assert copied.view.grad is not None
+    assert copied.view.grad.tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    torch.optim.SGD([copied.view], lr=0.5).step()
+    copied.move_back()
+    assert parameter.tolist() == [1 + 1.5j, 3 - 1.5j]

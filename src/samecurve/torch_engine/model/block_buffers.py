@@ -70,7 +70,11 @@ class BlockBuffers:
         self._moments: set[_Moment] = set()  # those since this block was first asked for
 
     def forget(self) -> None:
-        """Copy every block anew: values in host memory may have changed."""
+        """Copy every block anew: values in host memory may change from here on. So a copy ahead,
+        for which nobody waits, must have read them.
+        """
+        if self._stream is not None:
+            self._stream.synchronize()
         for buffer in self.all:
             assert not buffer.calls
             buffer.block = None

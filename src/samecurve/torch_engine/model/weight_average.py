@@ -38,7 +38,9 @@ class WeightAverage:
             return
         share = torch.as_tensor(finite, dtype=torch.float64) * (1 - self._decay)
         for value, local in zip(self.values, self._weights(), strict=True):
-            value.lerp_(local, share.to(value.device, value.dtype, non_blocking=True))
+            # devices.offload: a copy to host memory is waited for, as lerp_() reads it at once
+            there = share.to(value.device, value.dtype, non_blocking=value.is_cuda)
+            value.lerp_(local, there)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

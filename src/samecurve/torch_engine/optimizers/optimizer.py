@@ -40,6 +40,22 @@ class OptimizerParam:
             )
 
 
+class HostCopyParam(OptimizerParam):
+    """A parameter that lies whole on a GPU while the shards of others lie in host memory
+    (devices.offload). Its view is a copy in host memory, since an optimizer moves parameters of one
+    device.
+    """
+
+    def refresh(self) -> None:
+        gradient = self.parameter.grad
+        self.view.data.copy_(local_view(self.parameter.detach()))
+        self.view.grad = None if gradient is None else local_view(gradient).to(self.view.device)
+
+    def move_back(self) -> None:
+        """Give the parameter the values that the optimizer has computed."""
+        local_view(self.parameter.detach()).copy_(self.view.detach())
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor.
 
@@ -67,13 +83,16 @@ def local_view(tensor: torch.Tensor) -> torch.Tensor:
 
 def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
     """The parameters of a model that are trained, as an optimizer sees them."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    places = {own_part(parameter).device for parameter in trained.values()}
     params = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            view = parameter
-            if is_sharded(parameter) or parameter.is_complex():
-                view = nn.Parameter(local_view(parameter.detach()))
-            params.append(OptimizerParam(name, parameter, view))
+    for name, parameter in trained.items():
+        view, kind = parameter, OptimizerParam
+        if len(places) > 1 and own_part(parameter).device.type != "cpu":
+            view, kind = nn.Parameter(local_view(parameter.detach()).cpu()), HostCopyParam
+        elif is_sharded(parameter) or parameter.is_complex():
+            view = nn.Parameter(local_view(parameter.detach()))
+        params.append(kind(name, parameter, view))
     return params
 
 

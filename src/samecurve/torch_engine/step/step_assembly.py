@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
+from samecurve.torch_engine.optimizers.optimizer import HostCopyParam
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
@@ -30,6 +31,7 @@ def make_training_step(
         kind = BatchLossStep
     steps = [kind(setup, state, update) for update in state.updates]
     for step in steps:
+        _move_host_copies_back(step)
         _watch_first_steps(step)
         _time_forward(step)
         _keep_step_buffers(step, step_buffers)
@@ -45,6 +47,13 @@ def make_training_step(
     from samecurve.torch_engine.step.phases import StepsInTurn
 
     return StepsInTurn(steps).run
+
+
+def _move_host_copies_back(step: TrainingStep) -> None:
+    """Give parameters that lie whole on a GPU the values of their copies in host memory."""
+    for param in step.update.trained:
+        if isinstance(param, HostCopyParam):
+            step.after_update.append(lambda _step, _finite, copied=param: copied.move_back())
 
 
 def _watch_first_steps(step: TrainingStep) -> None:
