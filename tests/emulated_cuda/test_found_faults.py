@@ -26,6 +26,7 @@ SHORT = (
     "--set",
     "data.prompts=[]",
 )
+LONGER = ("--max-steps", "5")
 ON_TWO = ("--devices", "0,1", *SHORT)
 
 
@@ -78,19 +79,18 @@ def test_parameters_that_no_rank_cuts_are_moved_with_those_in_host_memory(
     train(Emulation(devices=2), tmp_path, *given, *OFFLOADED, "--save-dir", "off")
     train(Emulation(devices=2), tmp_path, *given, "--strategy", "fsdp", "--save-dir", "on")
     assert losses(tmp_path / "off") == losses(tmp_path / "on")
-    train(Emulation(devices=2), tmp_path, "--resume", "off", "--max-steps", "5")
-    train(Emulation(devices=2), tmp_path, "--resume", "on", "--max-steps", "5")
+    train(Emulation(devices=2), tmp_path, "-f", "off/config.yaml", "--resume", "off", *LONGER)
+    train(Emulation(devices=2), tmp_path, "-f", "on/config.yaml", "--resume", "on", *LONGER)
     assert losses(tmp_path / "off") == losses(tmp_path / "on")
 
 
 @pytest.mark.long  # tests/torch_engine/test_frozen_offload.py holds the wait itself
 def test_no_copy_ahead_of_frozen_weights_runs_while_they_are_moved(tmp_path: Path) -> None:
     """The split check moves weights in host memory, once more samples than one microbatch has."""
-    models = Path(__file__).parents[2] / "models"
+    root = Path(__file__).parents[2]
     given = ("--devices", "0", "--no-exact", "--max-steps", "1", "--set", "batch.per_device=4")
     reports = tmp_path / "reports"
     reports.mkdir()
-    emulation = Emulation(devices=1, report=reports)
-    offloaded = (*given, "--set", "devices.offload_frozen=1", "--save-dir", "run")
-    train(emulation, tmp_path, "-f", models / "lora-chat.yaml", *offloaded)
+    offloaded = (*given, "--set", "devices.offload_frozen=1", "--save-dir", tmp_path / "run")
+    train(Emulation(devices=1, report=reports), root, "-f", "models/lora-chat.yaml", *offloaded)
     assert [finding for process in read(reports) for finding in process.findings] == []

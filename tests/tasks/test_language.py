@@ -130,6 +130,25 @@ def test_initial_values_follow_from_seed_name_and_shape_alone() -> None:
     assert values(3, "norm.weight", (3,), Initial(0.0, 1.0)).tolist() == [1.0] * 3
 
 
+def kept_by_autograd(
+    made: TorchLanguage, model: torch.nn.Module, batch: dict[str, torch.Tensor]
+) -> int:
+    """Bytes that autograd keeps of a batch for the backward pass, without the weights."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = made.loss(model, batch).sum
+    assert loss.isfinite()
+    return sum(kept.values())
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_facts_are_those_of_the_model(corpus: Path, cache: Path, *, tied: bool) -> None:
     """Parameters exactly; FLOPs as torch counts them (attention apart, and then without its mask,
@@ -152,17 +171,25 @@ def test_facts_are_those_of_the_model(corpus: Path, cache: Path, *, tied: bool) 
         by_operation = counter.get_flop_counts()["Global"].items()  # torch 2.15 counts flash's
         counted.append(sum(flops for name, flops in by_operation if "flash" not in str(name)))
     assert 4 * facts["flops_per_sample"] == counted[0] + (counted[1] - counted[0]) / 2
-    kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = made.loss(model, batch).sum
-    assert loss.isfinite()
-    activations = sum(kept.values()) - 4 * 128 * made.vocab  # the head's gradient is in `scratch`
+    activations = kept_by_autograd(made, model, batch) - 4 * 128 * made.vocab  # in `scratch`
     assert activations <= 4 * facts["bytes_per_sample"] <= 1.1 * activations
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_kept_activations_are_counted_by_the_kernels_of_gpus(
+    precision: str, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In f32 their fused attention wants keys for each head; in f64 they have none."""
+    fields = FIELDS.model_copy(update={"max_seq_len": 64, "hidden_size": 128})
+    made = task(corpus, cache, fields)
+    facts, model = model_facts(fields, made.vocab, unfused=False), made.model()
+    kernel, width = SDPBackend.FLASH_ATTENTION, 4
+    if precision == "f64":
+        kernel, width, model = SDPBackend.MATH, 8, model.double()
+    rows = made.train_data()[np.arange(4)]
+    batch = {name: torch.from_numpy(array) for name, array in rows.items()}
+    monkeypatch.setattr("samecurve.tasks.language.torch_task.takes_groups", lambda _query: False)
+    with sdpa_kernel(kernel):
+        kept = kept_by_autograd(made, model, batch)
+    activations = kept - width * 128 * made.vocab  # the head's gradient is in `scratch`
+    assert activations <= 4 * facts["gpu_bytes"][precision]["none"] <= 1.1 * activations

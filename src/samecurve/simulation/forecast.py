@@ -227,7 +227,7 @@ def _forecast(
     config: Config, spec: StrategySpec, shards: int, setting: _Setting
 ) -> StrategyForecast:
     facts, cluster = setting.facts, setting.cluster
-    machine, options = cluster.machine, memory_options(config)
+    machine, options = cluster.machine, memory_options(config, kind="cuda")
     each = sample_bytes(options, facts)
     devices = machine.devices * machine.hosts
     room = memory_room(options, facts, devices, spec=spec, shards=shards)

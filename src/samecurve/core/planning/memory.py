@@ -13,6 +13,7 @@ from typing import Protocol
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Kind
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StrategySpec
 from samecurve.units import counted
@@ -58,6 +59,7 @@ class MemoryOptions:
     limit: int | None  # bytes of each device to plan with at most (devices.memory)
     sentinel: bool = False  # a gradient is computed again beside that of a step
     can_offload: bool = True  # nothing else in the config stands against devices.offload_frozen
+    kind: Kind = "cpu"  # of the devices
 
     @property
     def itemsize(self) -> int:
@@ -65,8 +67,13 @@ class MemoryOptions:
         return itemsize(self.precision)
 
 
-def memory_options(config: Config, precision: Precision | None = None) -> MemoryOptions:
-    """The options of a config. precision: the one that was chosen; None: the config's."""
+def memory_options(
+    config: Config, precision: Precision | None = None, kind: Kind = "cpu"
+) -> MemoryOptions:
+    """The options of a config.
+
+    precision: the one that was chosen; None: the config's. kind: of the devices
+    """
     return MemoryOptions(
         precision=precision or config.train.precision,
         recompute=config.train.recompute,
@@ -78,6 +85,7 @@ def memory_options(config: Config, precision: Precision | None = None) -> Memory
         limit=config.devices.memory,
         sentinel=bool(config.train.sentinel),
         can_offload=not (config.train.compile or config.train.float8),
+        kind=kind,
     )
 
 
@@ -343,6 +351,8 @@ def sample_bytes(options: MemoryOptions, facts: Facts) -> int | None:
     how, precision = options.recompute, options.precision
     if precision in {"bf16", "f16"} and how in facts.autocast_bytes:
         return max(1, facts.autocast_bytes[how])
+    if options.kind == "cuda" and how in facts.gpu_bytes.get(precision, {}):
+        return max(1, facts.gpu_bytes[precision][how])
     in_f32 = facts.recompute_bytes.get(how, facts.bytes_per_sample)
     if in_f32 is None:
         return None
@@ -361,6 +371,8 @@ def activation_term(
         formula += f", recompute {options.recompute}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
+    if options.kind == "cuda" and options.precision in facts.gpu_bytes:
+        formula += f"; {facts.formulas[f'gpu_bytes.{options.precision}']}"
     return MemoryTerm("activations", micro_batch_size * each, formula)
 
 

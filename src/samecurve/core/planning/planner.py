@@ -162,7 +162,7 @@ class _Planning:
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         devices = log.take(choose_devices(config.devices, config.engine, self.machine))
         precision = choose_precision(train, config.engine, devices)
-        options = memory_options(config, precision.value)
+        options = memory_options(config, precision.value, devices[0].kind)
         layout = log.take(self._layout(options, devices))
         check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
         if options.offload_frozen:

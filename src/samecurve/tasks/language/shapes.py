@@ -4,7 +4,7 @@ Names of parameters are those of Hugging Face's Llama.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -86,6 +86,7 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "block_params": sum(sizes[name] for name in sizes if name.startswith("layers.0.")),
         "recompute_bytes": {how: 4 * length * wide.total(how) for how in ("block", "selective")},
         "autocast_bytes": {} if unfused else {how: length * narrow.total(how) for how in kept},
+        "gpu_bytes": {} if unfused else _on_gpus(fields, wide),
         "rerun_share": {how: min(wide.rerun_share(how), narrow.rerun_share(how)) for how in kept},
         "autocast_scratch": 0 if unfused else head,
         "chunked_logits": 0 if unfused else vocab,
@@ -113,6 +114,11 @@ def _formulas(multiplied: int, *, unfused: bool) -> dict[str, str]:
             f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
             f" {outside_words}), counted from torch_task.py"
         ),
+        "gpu_bytes.f32": "and for each block 2 (hidden - kv): keys and values for each head",
+        "gpu_bytes.f64": (
+            "in 8 B, and for each block 2 (hidden - kv) + heads x length: keys and values for each"
+            " head, and scores, since GPUs have no fused attention in f64"
+        ),
     }
 
 
@@ -135,6 +141,23 @@ class _Activations:
 
     def _rerun(self, how: str) -> int:
         return 0 if how == "none" else self.block - self.kept[how] + self.widest
+
+
+def _on_gpus(fields: LanguageModel, wide: _Activations) -> dict[str, dict[str, int]]:
+    """Bytes of a sample on GPUs, by precision and train.recompute.
+
+    Their fused attention in f32 wants keys and values for each head, and there is none in f64.
+    """
+    spread = 2 * (fields.num_heads - fields.groups) * fields.head_size
+    scores = fields.num_heads * fields.max_seq_len
+    on_gpus = {}
+    for precision, width, more in (("f32", 4, spread), ("f64", 8, spread + scores)):
+        block = wide.block + more
+        there = replace(wide, block=block, kept={**wide.kept, "none": block})
+        on_gpus[precision] = {
+            how: width * fields.max_seq_len * there.total(how) for how in wide.kept
+        }
+    return on_gpus
 
 
 def _under_autocast(fields: LanguageModel, kv: int) -> _Activations:

@@ -40,6 +40,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
+def takes_groups(query: Tensor) -> bool:
+    """Whether torch's fused attention takes fewer heads of keys than of queries. On GPUs it does in
+    two bytes only: in f32 torch would keep the scores for the backward pass.
+    """
+    return not query.is_cuda or query.dtype in {torch.bfloat16, torch.float16}
+
+
 class Attention(nn.Module):
     def __init__(self, fields: LanguageModel) -> None:
         super().__init__()
@@ -59,9 +66,11 @@ class Attention(nn.Module):
         k = split(self.k_proj(x), self.groups)
         v = split(self.v_proj(x), self.groups)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=self.groups != self.heads
-        )
+        grouped = self.groups != self.heads
+        if grouped and not takes_groups(q):
+            k, v = (of.repeat_interleave(self.heads // self.groups, dim=1) for of in (k, v))
+            grouped = False
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return cast("Tensor", self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
 
 
