@@ -74,8 +74,8 @@ def test_parameters_that_no_rank_cuts_are_moved_with_those_in_host_memory(
     """Vectors lie whole on each GPU beside weights that are gathered in two bytes. The step scaled
     and moved tensors of two devices at once.
     """
-    given = ("-f", write_config(tmp_path, corpus), *ON_TWO, "--set", f"train.precision={precision}")
-    given = (*given, "--set", "train.ema=0.5")
+    options = ("--set", f"train.precision={precision}", "--set", "train.ema=0.5")
+    given = ("-f", write_config(tmp_path, corpus), *ON_TWO, *options)
     train(Emulation(devices=2), tmp_path, *given, *OFFLOADED, "--save-dir", "off")
     train(Emulation(devices=2), tmp_path, *given, "--strategy", "fsdp", "--save-dir", "on")
     assert losses(tmp_path / "off") == losses(tmp_path / "on")

@@ -418,7 +418,8 @@ def test_a_parameter_on_a_gpu_is_moved_by_its_copy_in_host_memory() -> None:
     parameter = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
     copied = HostCopyParam("gate", parameter, nn.Parameter(torch.zeros(2, 2)))
     copied.refresh()
-    assert copied.view.grad is None
+    before = copied.view.grad
+    assert before is None
     parameter.grad = torch.full_like(parameter, 1j)
     copied.refresh()
     assert copied.view.tolist() == [[1.0, 2.0], [3.0, -1.0]]

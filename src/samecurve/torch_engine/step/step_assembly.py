@@ -53,7 +53,11 @@ def _move_host_copies_back(step: TrainingStep) -> None:
     """Give parameters that lie whole on a GPU the values of their copies in host memory."""
     for param in step.update.trained:
         if isinstance(param, HostCopyParam):
-            step.after_update.append(lambda _step, _finite, copied=param: copied.move_back())
+            step.after_update.append(partial(_move_back, param))
+
+
+def _move_back(copied: HostCopyParam, _step: int, _finite: object) -> None:
+    copied.move_back()
 
 
 def _watch_first_steps(step: TrainingStep) -> None:
