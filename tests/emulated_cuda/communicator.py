@@ -18,7 +18,7 @@ from datetime import timedelta
 
 import torch
 
-from emulated_cuda.exchange import Exchange, MismatchError
+from .exchange import Exchange, MismatchError
 
 _GRACE = 5.0  # seconds; a GPU would have run the collectives of a healthy group long since
 
@@ -105,7 +105,7 @@ class Pending:
             for side in (lambda call: call.inputs, lambda call: call.outputs)
         )
         self._end = end
-        self._done = threading.Event()
+        self.done = threading.Event()  # set at the end, whatever it is
         # The memory stays until somebody has waited. torch keeps it so.
         self._kept: list[torch.Tensor] = [tensor for call in calls for tensor in call.tensors]
         self._outputs = [tensor for call in calls for tensor in call.outputs]
@@ -120,7 +120,7 @@ class Pending:
         limit = timeout.total_seconds() if timeout else None
         if os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1":
             limit = limit or self.timeout.total_seconds()
-        if not self._done.wait(limit):
+        if not self.done.wait(limit):
             raise self.communicator.timed_out(self)
         if self.error is not None:
             if isinstance(self.error, AbortedError):
@@ -136,13 +136,13 @@ class Pending:
 
     def wait_for_end(self, seconds: float | None) -> bool:
         """Have the host wait for the end. Returns whether it has come."""
-        return self._done.wait(seconds)
+        return self.done.wait(seconds)
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return self.done.is_set()
 
     def is_success(self) -> bool:
-        return self._done.is_set() and self.error is None
+        return self.done.is_set() and self.error is None
 
     def failure(self) -> str:
         """The error in words; '' if there is none."""
@@ -164,7 +164,7 @@ class Pending:
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """The result, ordered on the communicator's stream. The host waits for the thread."""
-        self._done.wait()
+        self.done.wait()
         device = self.communicator.device
         future: torch.futures.Future[list[torch.Tensor]]
         future = torch.futures.Future(devices=[device])
@@ -178,20 +178,20 @@ class Pending:
 
     def get_future_result(self) -> torch.futures.Future[int]:
         """0 for success, as torch counts c10d::WorkResult."""
-        self._done.wait()
+        self.done.wait()
         future: torch.futures.Future[int] = torch.futures.Future()
         future.set_result(0 if self.error is None else 2)
         return future
 
     def finish(self, error: Exception | None = None) -> None:
         """End the collective, once."""
-        if self._done.is_set():
+        if self.done.is_set():
             return
         self.error, self.ended_at = error, time.time()
         for call in self.calls:
             call.inputs = call.outputs = ()
             call.run = _nothing
-        self._done.set()
+        self.done.set()
 
     def __del__(self) -> None:
         """Keep memory that nobody waited for until the communicator's stream is done with it."""
@@ -228,7 +228,8 @@ class Communicator:
         self._exchange: Exchange | None = None
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._end_of_hang = threading.Event()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, pending: Pending) -> None:
         """Have the thread run a collective."""
@@ -247,7 +248,10 @@ class Communicator:
         last = time.monotonic() + _GRACE
         while self.open and not self.hangs and time.monotonic() < last:
             self.open[0].wait_for_end(0.05)
+        ended = not self.open
         self.abort()
+        if ended:
+            self._thread.join()
 
     def abort(self) -> None:
         """End all collectives that are open, as failed. Their thread goes once Gloo lets it."""

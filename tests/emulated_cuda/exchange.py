@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .cpp_process_group import cpp
+
 _FOREVER = timedelta(days=1)  # the watchdog ends what takes too long, not Gloo
 _WHOLE = 4096  # elements; fewer are sent to every rank at once, and added there
 _HEADERS, _DATA = 0, 1
@@ -69,8 +71,7 @@ class Exchange:
         place = self._place
         works = [self._gloo.recv([tensor], place[peer], tag) for peer, tensor in receives]
         works += [self._gloo.send([tensor], place[peer], tag) for peer, tensor in sends]
-        for work in works:
-            work.wait()
+        cpp.wait_all(works)
 
     # What follows takes contiguous host memory, for all ranks of a group: members 0 to size - 1.
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from emulated_cuda import nccl_watch
-from emulated_cuda.communicator import Call, Message, Pending, joined
-from emulated_cuda.exchange import Exchange, reduction_of
-from emulated_cuda.nccl_group import NcclGroup
-from emulated_cuda.nccl_rules import check_list, check_single, check_splits
+from . import gloo_on_cuda, nccl_watch
+from .communicator import Call, Message, Pending, joined
+from .exchange import Exchange, reduction_of
+from .nccl_group import NcclGroup
+from .nccl_rules import check_list, check_single, check_splits
 
 VERSION = (2, 28, 9)
 _DEFAULT_TIMEOUT = timedelta(minutes=10)
@@ -333,3 +333,4 @@ def install() -> None:
     c10d.default_pg_nccl_timeout = _DEFAULT_TIMEOUT
     torch.cuda.nccl.version = lambda: VERSION
     nccl_watch.install()
+    gloo_on_cuda.install()

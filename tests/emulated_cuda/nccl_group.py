@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import emulated_cuda_native as native
-import emulated_cuda_process_group as cpp
 import torch
 import torch.distributed as dist
 
-from emulated_cuda import nccl_watch
-from emulated_cuda.communicator import Call, Communicator, Message, Pending, joined
-from emulated_cuda.exchange import Exchange
+from . import nccl_watch
+from .communicator import Call, Communicator, Message, Pending, joined
+from .cpp_process_group import cpp
+from .exchange import Exchange
 
 counted: Counter[tuple[str, str, str]] = Counter()  # calls by (group, operation, type)
 counted_bytes: Counter[tuple[str, str, str]] = Counter()
@@ -41,7 +41,7 @@ class Options(cpp.Options):  # type: ignore[misc]
         return copied
 
 
-class NcclGroup(cpp.Communicator):  # type: ignore[misc]
+class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
     """Queues what NcclGroup's operations make, and ends it."""
 
     Options = Options
@@ -49,7 +49,7 @@ class NcclGroup(cpp.Communicator):  # type: ignore[misc]
     def __init__(
         self, store: dist.Store, rank: int, size: int, options: Options | None = None
     ) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size, "nccl")
         self.options = options if options is not None else Options()
         self.uid = next(_uids)
         self._store = store

@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from emulated_cuda.communicator import Call, Pending
-    from emulated_cuda.nccl_group import NcclGroup
+    from .communicator import Call, Pending
+    from .nccl_group import NcclGroup
 
 _OFTEN = 0.1  # seconds between two looks
 _ENTRIES = 2000  # of the flight recorder, as TORCH_FR_BUFFER_SIZE has it by default
 _NO_HANDLING, _TEAR_DOWN, _CLEAN_UP_ONLY, _SKIP_CLEAN_UP = "0", "1", "2", "3"
 
 groups: list["NcclGroup"] = []  # all that live; Python must hold what otherwise only C++ refers to
-_entries: deque[tuple[dict[str, Any], "Pending"]] = deque(maxlen=_ENTRIES)
+_entries: deque[tuple[dict[str, Any], threading.Event]] = deque(maxlen=_ENTRIES)
 _numbers = count()
 
 
@@ -139,7 +139,7 @@ def record(group: "NcclGroup", pending: "Pending", *, is_message: bool) -> None:
         "timeout_ms": pending.timeout // timedelta(milliseconds=1),
         "is_p2p": is_message,
     }
-    _entries.append((entry, pending))
+    _entries.append((entry, pending.done))  # not the collective, which keeps its tensors
 
 
 def _sizes(call: "Call", side: str) -> list[list[int]]:
@@ -153,8 +153,8 @@ def _dtypes(call: "Call", side: str) -> list[str]:
 def dump_json(**_options: bool) -> bytes:
     """The flight recorder's entries, as torch's _dump_nccl_trace_json writes them."""
     entries = []
-    for entry, pending in list(_entries):
-        ended = pending.is_completed()
+    for entry, done in list(_entries):
+        ended = done.is_set()
         state = "completed" if ended else "started"
         entries.append({**entry, "state": state, "retired": ended})
     return json.dumps({"version": "2.10", "entries": entries}).encode()

@@ -11,11 +11,19 @@
 #include <pybind11/chrono.h>
 #include <torch/extension.h>
 
+#include <unistd.h>
+
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace emulated_cuda {
+
+#if PY_VERSION_HEX >= 0x030D0000
+inline bool is_finalizing() { return Py_IsFinalizing(); }
+#else
+inline bool is_finalizing() { return _Py_IsFinalizing(); }
+#endif
 
 using c10d::Backend;
 using c10d::OpType;
@@ -81,15 +89,15 @@ struct NcclOptions final : Backend::Options {
   NcclOptions() : Options("nccl", Milliseconds(10 * 60 * 1000)) {}
 };
 
-// A communicator that a Python class derives. Each virtual method calls the Python method of its name.
-class Communicator : public Backend {
+// A backend that a Python class derives. Each virtual method calls the Python method of its name.
+class PythonBackend : public Backend {
  public:
-  using Backend::Backend;
+  PythonBackend(int rank, int size, std::string name)
+      : Backend(rank, size), name_(std::move(name)) {}
 
-  const std::string getBackendName() const override { return "nccl"; }
-  bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
-  bool supportsTimeEstimation() const override { return false; }
+  const std::string getBackendName() const override { return name_; }
+  bool supportsSplitting() const override { return name_ == "nccl"; }
+  bool supportsCoalescing() const override { return name_ == "nccl"; }
 
   c10::intrusive_ptr<Backend::Options> getBackendOptions() override {
     return ask<c10::intrusive_ptr<NcclOptions>>("options_of_group");
@@ -181,7 +189,7 @@ class Communicator : public Backend {
   Answer ask(const char* name, Arguments&&... arguments) const {
     py::gil_scoped_acquire gil;
     auto method = py::get_override(this, name);
-    TORCH_CHECK(method, "the Python part of the emulated NCCL group lacks ", name);
+    TORCH_CHECK(method, "Backend ", name_, " does not support ", name);
     return method(std::forward<Arguments>(arguments)...).template cast<Answer>();
   }
 
@@ -194,16 +202,34 @@ class Communicator : public Backend {
   template <typename... Arguments>
   WorkPointer work(OpType type, const char* name, Arguments&&... arguments) const {
     py::gil_scoped_acquire gil;
-    auto pending = ask<py::object>(name, std::forward<Arguments>(arguments)...);
+    py::object pending = ask<py::object>(name, std::forward<Arguments>(arguments)...);
     if (pending.is_none()) return {};  // a part of a batch that is still open
+    if (py::isinstance<c10d::Work>(pending)) return pending.cast<WorkPointer>();
     return c10::make_intrusive<PendingWork>(getRank(), type, std::move(pending));
   }
+
+  std::string name_;
 };
+
+// Waits for all of them. The interpreter may end meanwhile: its threads must not come back to it, for
+// the exception that then ends a thread may not pass through C++.
+void wait_all(const std::vector<WorkPointer>& works) {
+  std::exception_ptr failure;
+  auto* state = PyEval_SaveThread();
+  try {
+    for (const auto& work : works) work->wait();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  while (is_finalizing()) pause();
+  PyEval_RestoreThread(state);
+  if (failure) std::rethrow_exception(failure);
+}
 
 }  // namespace emulated_cuda
 
 PYBIND11_MODULE(emulated_cuda_process_group, module) {
-  using emulated_cuda::Communicator;
+  using emulated_cuda::PythonBackend;
   using emulated_cuda::NcclOptions;
   py::module_::import("torch.distributed");  // registers the base classes
   py::class_<NcclOptions, c10d::Backend::Options, c10::intrusive_ptr<NcclOptions>>(
@@ -214,8 +240,10 @@ PYBIND11_MODULE(emulated_cuda_process_group, module) {
       .def_readwrite("group_name", &NcclOptions::group_name)
       .def_readwrite("group_desc", &NcclOptions::group_desc)
       .def_readwrite("global_ranks_in_group", &NcclOptions::global_ranks_in_group);
-  py::class_<Communicator, c10d::Backend, c10::intrusive_ptr<Communicator>>(module, "Communicator")
-      .def(py::init<int, int>())
-      .def_property_readonly("group_description", &Communicator::getGroupDesc)
-      .def_property_readonly("group_uid", &Communicator::getGroupUid);
+  py::class_<PythonBackend, c10d::Backend, c10::intrusive_ptr<PythonBackend>>(
+      module, "PythonBackend")
+      .def(py::init<int, int, std::string>())
+      .def_property_readonly("group_description", &PythonBackend::getGroupDesc)
+      .def_property_readonly("group_uid", &PythonBackend::getGroupUid);
+  module.def("wait_all", &emulated_cuda::wait_all);
 }
