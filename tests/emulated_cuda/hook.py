@@ -7,8 +7,9 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
 from . import build
@@ -41,12 +42,23 @@ class TorchFinder(MetaPathFinder):
             library = build.library()
             ctypes.CDLL(str(library))
             run_torch(module)
+            load(library)
             from . import torch_cuda
 
-            torch_cuda.install(library)
+            torch_cuda.install()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def load(library: Path) -> None:
+    """Import the native module from its file in the cache."""
+    loader = ExtensionFileLoader(build.NAME, str(library))
+    spec = spec_from_file_location(build.NAME, library, loader=loader)
+    assert spec is not None
+    native = module_from_spec(spec)
+    loader.exec_module(native)
+    sys.modules[build.NAME] = native
 
 
 def install() -> None:

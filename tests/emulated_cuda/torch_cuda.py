@@ -7,18 +7,16 @@ call. Where torch's own Python code can run on such a function, only the functio
 import atexit
 import faulthandler
 import functools
-import importlib.util
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.machinery import ExtensionFileLoader
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from . import build, report
+import emulated_cuda_native as native
+import torch
+
+from . import report, torch_streams
 from .machine import GPUS, Emulation, Gpu, from_environment
 
 CUDA_VERSION = "13.0"
@@ -27,37 +25,23 @@ NVIDIA_ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 AMD_ARCHITECTURES = ["gfx90a", "gfx942", "gfx1100"]
 
 
-def install(library: Path) -> None:
-    """Give torch its devices. torch is imported, and the library is in memory already."""
-    import torch
-
-    native = load(library)
+def install() -> None:
+    """Give torch its devices. torch is imported, and the native part is in memory already."""
     native.install()
     emulation = from_environment()
     gpu = GPUS[emulation.gpu]
-    name_versions(torch, gpu)
-    fill_devices(torch, native, emulation, gpu)
-    fill_streams(torch, native)
-    fill_memory(torch, native)
-    fill_random(torch, native)
-    refuse_graphs(torch)
-    keep_watching_host_reads(native)
-    install_collectives(torch)
-    write_report_at_exit(native, emulation)
+    name_versions(gpu)
+    fill_devices(emulation, gpu)
+    torch_streams.install()
+    fill_memory()
+    fill_random()
+    refuse_graphs()
+    keep_watching_host_reads()
+    install_collectives()
+    write_report_at_exit(emulation)
 
 
-def load(library: Path) -> Any:
-    """The native module, from its file in the cache."""
-    loader = ExtensionFileLoader(build.NAME, str(library))
-    spec = importlib.util.spec_from_file_location(build.NAME, library, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    sys.modules[build.NAME] = module
-    return module
-
-
-def name_versions(torch: Any, gpu: Gpu) -> None:
+def name_versions(gpu: Gpu) -> None:
     """torch.version says CUDA or HIP, never both."""
     if gpu.gcn_arch:
         torch.version.hip = HIP_VERSION
@@ -66,7 +50,7 @@ def name_versions(torch: Any, gpu: Gpu) -> None:
         torch.version.cuda = CUDA_VERSION
 
 
-def fill_devices(torch: Any, native: Any, emulation: Emulation, gpu: Gpu) -> None:
+def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
     """How many devices there are, which one is current, and what each says of itself."""
     cuda, core = torch.cuda, torch._C
     architectures = AMD_ARCHITECTURES if gpu.gcn_arch else NVIDIA_ARCHITECTURES
@@ -86,7 +70,7 @@ def fill_devices(torch: Any, native: Any, emulation: Emulation, gpu: Gpu) -> Non
     cuda._exchange_device = cuda._maybe_exchange_device = native.exchange_device
     cuda._is_compiled = lambda: True
     cuda._is_in_bad_fork = lambda: False
-    cuda._lazy_init = cuda.init = functools.partial(initialize, torch)
+    cuda._lazy_init = cuda.init = torch_streams.initialize
     cuda.is_available = lambda: True
     cuda.device_count = native.device_count
     cuda._device_count_nvml = lambda: -1
@@ -96,22 +80,12 @@ def fill_devices(torch: Any, native: Any, emulation: Emulation, gpu: Gpu) -> Non
     cuda.get_arch_list = lambda: list(architectures)
     torch.backends.cuda.is_built = lambda: True
     properties = [device_properties(gpu, emulation, index) for index in range(emulation.devices)]
-    cuda.get_device_properties = lambda device=None: properties[index_of(torch, native, device)]
+    cuda.get_device_properties = lambda device=None: properties[torch_streams.index_of(device)]
     cuda.get_device_name = lambda device=None: cuda.get_device_properties(device).name
     cuda.get_device_capability = lambda device=None: (
         cuda.get_device_properties(device).major,
         cuda.get_device_properties(device).minor,
     )
-
-
-def initialize(torch: Any) -> None:
-    """What torch.cuda.init does: run what was asked for before, such as a seed."""
-    if torch.cuda._initialized:
-        return
-    torch.cuda._initialized = True
-    for queued, _ in torch.cuda._queued_calls:
-        if queued.__name__ not in {"_check_capability", "_check_cubins"}:
-            queued()
 
 
 def device_properties(gpu: Gpu, emulation: Emulation, index: int) -> SimpleNamespace:
@@ -144,120 +118,7 @@ def device_properties(gpu: Gpu, emulation: Emulation, index: int) -> SimpleNames
     )
 
 
-def index_of(torch: Any, native: Any, device: Any) -> int:
-    """The index of a device given as torch.cuda's functions take it; the current one for None."""
-    if device is None:
-        return int(native.get_device())
-    if isinstance(device, int):
-        index = device
-    else:
-        found = torch.device(device)
-        if found.type != "cuda":
-            raise ValueError(f"Expected a cuda device, but got: {found}")
-        index = -1 if found.index is None else found.index
-    if index >= native.device_count():
-        raise AssertionError("Invalid device id")
-    return index if index >= 0 else int(native.get_device())
-
-
-def fill_streams(torch: Any, native: Any) -> None:
-    """torch.cuda.Stream and Event, on torch's streams of any accelerator."""
-    cuda, core = torch.cuda, torch._C
-    index = functools.partial(index_of, torch, native)
-    kind = int(torch.Stream(device="cuda:0").device_type)
-
-    class Event(torch.Event):
-        """torch.cuda.Event."""
-
-        def __new__(
-            cls,
-            enable_timing: bool = False,  # noqa: FBT001, FBT002
-            blocking: bool = False,  # noqa: ARG004, FBT001, FBT002
-            interprocess: bool = False,  # noqa: ARG004, FBT001, FBT002
-            external: bool = False,  # noqa: ARG004, FBT001, FBT002
-        ) -> "Event":
-            device = torch.device("cuda", native.get_device())
-            made = super().__new__(cls, device=device, enable_timing=enable_timing)
-            made.is_timed = enable_timing
-            return made
-
-        def record(self, stream: Any = None) -> None:
-            self.at = time.perf_counter()
-            super().record(cuda.current_stream() if stream is None else stream)
-
-        def wait(self, stream: Any = None) -> None:
-            (cuda.current_stream() if stream is None else stream).wait_event(self)
-
-        def elapsed_time(self, end_event: Any) -> float:
-            if not (self.is_timed and end_event.is_timed):
-                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-            return float((end_event.at - self.at) * 1e3)
-
-    class Stream(torch.Stream):
-        """torch.cuda.Stream."""
-
-        def __new__(cls, device: Any = None, priority: int = 0, **parts: Any) -> "Stream":
-            if parts:
-                return super().__new__(cls, **parts)
-            return super().__new__(cls, torch.device("cuda", index(device)), priority=priority)
-
-        @property
-        def cuda_stream(self) -> int:
-            return int(self.stream_id)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
-
-        def wait_stream(self, stream: Any) -> None:
-            self.wait_event(stream.record_event())
-
-    def own(stream: Any) -> Stream:
-        return Stream(
-            stream_id=stream.stream_id,
-            device_index=stream.device_index,
-            device_type=stream.device_type,
-        )
-
-    def current_stream(device: Any = None) -> Stream:
-        initialize(torch)
-        return own(torch.accelerator.current_stream(index(device)))
-
-    def default_stream(device: Any = None) -> Stream:
-        return Stream(stream_id=0, device_index=index(device), device_type=kind)
-
-    @contextmanager
-    def stream(chosen: Any) -> Iterator[Any]:
-        if chosen is None:
-            yield None
-            return
-        device_before = native.exchange_device(chosen.device_index)
-        before = torch.accelerator.current_stream(chosen.device_index)
-        torch.accelerator.set_stream(chosen)
-        try:
-            yield chosen
-        finally:
-            torch.accelerator.set_stream(before)
-            native.set_device(device_before)
-
-    def stream_data(device: int) -> tuple[int, int, int]:
-        current = torch.accelerator.current_stream(device)
-        return current.stream_id, current.device_index, current.device_type
-
-    core._cuda_getCurrentStream = stream_data
-    core._cuda_getDefaultStream = lambda device: (0, device, kind)
-    core._cuda_getCurrentRawStream = lambda device: stream_data(device)[0]
-    cuda.Stream = cuda.streams.Stream = Stream
-    cuda.Event = cuda.streams.Event = Event
-    cuda.current_stream, cuda.default_stream = current_stream, default_stream
-    cuda.stream = stream
-    cuda.set_stream = lambda chosen: (
-        None if chosen is None else torch.accelerator.set_stream(chosen)
-    )
-
-
-def fill_memory(torch: Any, native: Any) -> None:
+def fill_memory() -> None:
     """What torch.cuda.memory's own functions call, and storages that change their size."""
     cuda, core = torch.cuda, torch._C
     fractions: dict[int, float] = {}
@@ -276,7 +137,7 @@ def fill_memory(torch: Any, native: Any) -> None:
     core._cuda_memorySnapshot = lambda *_: {"segments": [], "device_traces": []}
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        index = index_of(torch, native, device)
+        index = torch_streams.index_of(device)
         total = native.memory(index)[2]
         return total - native.memory_reserved(index), total
 
@@ -293,13 +154,13 @@ def fill_memory(torch: Any, native: Any) -> None:
     torch.UntypedStorage.resize_ = resize_
 
 
-def fill_random(torch: Any, native: Any) -> None:
+def fill_random() -> None:
     """The generators; torch.cuda.random's own functions run on them."""
     generators = tuple(native.generator(i) for i in range(native.device_count()))
     torch.cuda.default_generators = generators
 
 
-def refuse_graphs(torch: Any) -> None:
+def refuse_graphs() -> None:
     """CUDA graphs replay kernels without Python, which CPU kernels cannot."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -319,7 +180,7 @@ def refuse_graphs(torch: Any) -> None:
     torch._C._cuda_isCurrentStreamCapturing = lambda: False
 
 
-def keep_watching_host_reads(native: Any) -> None:
+def keep_watching_host_reads() -> None:
     """faulthandler takes SIGSEGV for itself: the emulator's handler goes before it again."""
     enable: Callable[..., None] = faulthandler.enable
 
@@ -331,7 +192,7 @@ def keep_watching_host_reads(native: Any) -> None:
     faulthandler.enable = enable_and_watch
 
 
-def install_collectives(torch: Any) -> None:
+def install_collectives() -> None:
     """The nccl process group, where this torch has torch.distributed."""
     if not torch.distributed.is_available():
         print(
@@ -339,11 +200,12 @@ def install_collectives(torch: Any) -> None:
             file=sys.stderr,
         )
         return
-    collectives: ModuleType = importlib.import_module(".nccl", __package__)
-    collectives.install()
+    from . import nccl
+
+    nccl.install()
 
 
-def write_report_at_exit(native: Any, emulation: Emulation) -> None:
+def write_report_at_exit(emulation: Emulation) -> None:
     """The counts of this process, at its end; its findings are in the file by then."""
     folder = emulation.report
     if folder is None:
