@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import emulated_gpus
-from emulated_gpus import emulated_machine
+from emulated_cuda import gpus
+from emulated_cuda.gpus import emulated_machine
 
 _HERE = Path(__file__).resolve().parent
 
@@ -34,8 +34,8 @@ def _installed() -> ModuleType:
 
 _real = _installed()
 NVMLError = _real.NVMLError
-_MACHINE = emulated_machine(os.environ, emulated_gpus.NVIDIA)
-_utilisation = emulated_gpus.Utilisation()
+_MACHINE = emulated_machine(os.environ, gpus.NVIDIA)
+_utilisation = gpus.Utilisation()
 
 
 def __getattr__(name: str) -> Any:
@@ -60,11 +60,11 @@ def nvmlShutdown() -> None:
 
 
 def nvmlSystemGetDriverVersion() -> str:
-    return emulated_gpus.DRIVER[emulated_gpus.NVIDIA]
+    return gpus.DRIVER[gpus.NVIDIA]
 
 
 def nvmlSystemGetCudaDriverVersion() -> int:
-    major, minor = emulated_gpus.CUDA.split(".")
+    major, minor = gpus.CUDA.split(".")
     return int(major) * 1000 + int(minor) * 10
 
 
@@ -91,7 +91,7 @@ def nvmlDeviceGetName(handle: int) -> str:
 
 
 def nvmlDeviceGetUUID(handle: int) -> str:
-    return f"GPU-{emulated_gpus.unique_id(handle):016x}"
+    return f"GPU-{gpus.unique_id(handle):016x}"
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
@@ -104,7 +104,7 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 
 
 def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
-    return SimpleNamespace(busId=f"0000{emulated_gpus.bus_address(_reached(handle)).upper()}")
+    return SimpleNamespace(busId=f"0000{gpus.bus_address(_reached(handle)).upper()}")
 
 
 def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:

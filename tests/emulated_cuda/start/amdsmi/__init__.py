@@ -6,8 +6,8 @@ fails, as amdsmi's does on a machine without a driver.
 
 import os
 
-import emulated_gpus
-from emulated_gpus import AMD, emulated_machine
+from emulated_cuda import gpus
+from emulated_cuda.gpus import AMD, emulated_machine
 
 _MACHINE = emulated_machine(os.environ, AMD)
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ def amdsmi_get_gpu_asic_info(handle: int) -> dict[str, str]:
     gpu = _MACHINE.gpus[handle]
     return {
         "market_name": gpu.name,
-        "asic_serial": hex(emulated_gpus.unique_id(handle)),
+        "asic_serial": hex(gpus.unique_id(handle)),
         "target_graphics_version": gpu.architecture,
     }
 
@@ -62,8 +62,8 @@ def amdsmi_get_gpu_process_list(handle: int) -> list[dict[str, int]]:
 def amdsmi_get_gpu_driver_info(handle: int) -> dict[str, str]:
     """Of the driver, which is one for all GPUs."""
     del handle
-    return {"driver_version": emulated_gpus.DRIVER[AMD]}
+    return {"driver_version": gpus.DRIVER[AMD]}
 
 
 def amdsmi_get_gpu_device_bdf(handle: int) -> str:
-    return emulated_gpus.bus_address(handle)
+    return gpus.bus_address(handle)

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-import emulated_gpus
+from emulated_cuda import gpus
 
 
 def tell_build(spec: ModuleSpec, environment: Mapping[str, str]) -> None:
@@ -37,8 +37,8 @@ def tell_build(spec: ModuleSpec, environment: Mapping[str, str]) -> None:
 
 def _told_version(torch: Path, environment: Mapping[str, str]) -> Path:
     """A version.py that tells of CUDA or HIP, in the cache. torch: the package's __init__.py"""
-    is_amd = bool(emulated_gpus.emulated_machine(environment, emulated_gpus.AMD).gpus)
-    name, version = ("hip", emulated_gpus.HIP) if is_amd else ("cuda", emulated_gpus.CUDA)
+    is_amd = bool(gpus.emulated_machine(environment, gpus.AMD).gpus)
+    name, version = ("hip", gpus.HIP) if is_amd else ("cuda", gpus.CUDA)
     real = torch.with_name("version.py")
     text = real.read_text()
     told = re.sub(rf"^({name}\b[^=]*)= None$", rf"\1= '{version}'", text, flags=re.MULTILINE)
