@@ -37,9 +37,7 @@ def plan_fault(state: Path, fault: DeviceFault) -> None:
     (state / _FILE).write_text(json.dumps(asdict(fault)))
 
 
-def watch_for_faults(
-    torch: Any, state: Path, fail_device: Callable[[int, str, int], None]
-) -> None:
+def watch_for_faults(torch: Any, state: Path, fail_device: Callable[[int, str, int], None]) -> None:
     """Let the planned fault happen in this process, if there is one.
 
     torch: the module

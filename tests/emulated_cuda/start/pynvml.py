@@ -10,7 +10,7 @@ driver. A function that the emulator does not answer raises NVMLError_NotSupport
 import os
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,12 +22,16 @@ _HERE = Path(__file__).resolve().parent
 
 
 def _installed() -> ModuleType:
-    """The pynvml that this one hides."""
+    """The pynvml that this one hides, under another name: it fills in its exceptions by name."""
     elsewhere = [place for place in sys.path if Path(place or ".").resolve() != _HERE]
-    spec = PathFinder.find_spec("pynvml", elsewhere)
-    if spec is None or spec.loader is None:
+    found = PathFinder.find_spec("pynvml", elsewhere)
+    if found is None or found.origin is None:
         raise ImportError("no pynvml is installed: pip install nvidia-ml-py")
+    spec = spec_from_file_location("installed_pynvml", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
