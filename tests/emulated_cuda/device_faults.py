@@ -1,13 +1,12 @@
 """GPUs that fail while they work: a test plans when, and in which words of CUDA's.
 
 The plan lies in the directory that the processes of the emulated machine share (gpus.STATE). The
-process that makes the planned backward pass on the GPU takes the plan away and lets the GPU fail:
-from then on every call on it raises torch.AcceleratorError, in this process. A later command, or a
-restarted rank, finds a sound GPU.
+process that makes the planned backward pass on the GPU takes the plan away and lets the fault begin
+as the pass has ended: a later command, or a restarted rank, finds a sound GPU. From then on every
+call on the GPU raises torch.AcceleratorError in this process; or another program has taken memory.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ _FILE = "failing-gpu.json"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFault:
-    """A GPU that fails."""
+    """What happens to a GPU, and when. error and code: of cudaError_t, as CUDA says it."""
 
     gpu: int
-    error: str  # as CUDA says it: unspecified launch failure
-    code: int  # of cudaError_t
-    backward: int  # the pass, counted from 1 in each process, in which it fails
+    backward: int  # the pass, counted from 1 in each process, after which it happens
+    error: str = ""  # '': the GPU itself stays sound
+    code: int = 0
+    memory_taken: int = 0  # bytes that another program takes
 
 
 ASSERTION = "device-side assert triggered", 710
@@ -37,11 +37,10 @@ def plan_fault(state: Path, fault: DeviceFault) -> None:
     (state / _FILE).write_text(json.dumps(asdict(fault)))
 
 
-def watch_for_faults(torch: Any, state: Path, fail_device: Callable[[int, str, int], None]) -> None:
+def watch_for_faults(torch: Any, native: Any, state: Path) -> None:
     """Let the planned fault happen in this process, if there is one.
 
-    torch: the module
-    fail_device: of the native part: lets a GPU fail with an error and its code
+    torch, native: the modules; native has fail_device() and take_memory() (native/faults.h)
     """
     plan = state / _FILE
     if not plan.exists():
@@ -49,12 +48,14 @@ def watch_for_faults(torch: Any, state: Path, fail_device: Callable[[int, str, i
     fault = DeviceFault(**json.loads(plan.read_text()))
     backward, passes = torch.autograd.backward, 0
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> None:
         nonlocal passes
+        backward(*arguments, **options)
         passes += torch.cuda.current_device() == fault.gpu
-        if passes == fault.backward and torch.cuda.current_device() == fault.gpu:
-            plan.unlink(missing_ok=True)
-            fail_device(fault.gpu, fault.error, fault.code)
-        return backward(*arguments, **options)
+        if passes == fault.backward and plan.exists():
+            plan.unlink()
+            native.take_memory(fault.gpu, fault.memory_taken)
+            if fault.error:
+                native.fail_device(fault.gpu, fault.error, fault.code)
 
     torch.autograd.backward = counted

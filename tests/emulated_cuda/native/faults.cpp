@@ -20,6 +20,7 @@ struct Failure {
 std::mutex mutex;
 std::array<Failure, most_devices> failures;
 std::array<std::atomic<bool>, most_devices> failed;
+std::array<std::atomic<int64_t>, most_devices> taken;
 
 }  // namespace
 
@@ -41,5 +42,9 @@ void check_device(c10::DeviceIndex device) {
           " CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side"
           " assertions.\n");
 }
+
+void take_memory(c10::DeviceIndex device, int64_t bytes) { taken.at(device) += bytes; }
+
+int64_t taken_memory(c10::DeviceIndex device) { return taken.at(device); }
 
 }  // namespace emulated_cuda
