@@ -1,6 +1,4 @@
-"""The GPUs that the environment asks the emulator for, and their state as a driver tells it.
-
-Every stand-in for a driver's library answers from here. torch is not imported.
+"""The state of the emulated GPUs, as a driver's library tells it. torch is not imported.
 
 The processes of an emulated machine share the directory EMULATED_CUDA_STATE, if there is one:
 gpus.json holds the faults that somebody gives to GPUs (write_faults), and <process id>.json the
@@ -13,53 +11,20 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from emulated_cuda.machine import GPUS, Gpu
 
 STATE = "EMULATED_CUDA_STATE"
 NVIDIA, AMD = "NVIDIA", "AMD"
 DRIVER = {NVIDIA: "580.95.05", AMD: "6.14.14"}
 CUDA = "13.0"  # which the driver can run, and for which torch says that it was built
 HIP = "7.1.52802"
-_MIB = 1 << 20
-_CONTEXT = 512 * _MIB  # that a process takes on a GPU beside its tensors
+NVLINKS = {"NVIDIA H100 80GB HBM3": 18, "NVIDIA H200": 18, "NVIDIA A100-SXM4-80GB": 12}
+WITHOUT_ECC = {"NVIDIA GeForce RTX 4090"}
+_CONTEXT = 512 << 20  # bytes that a process takes on a GPU beside its tensors
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A kind of GPU."""
-
-    name: str  # as its driver tells it
-    memory: int  # bytes
-    capability: tuple[int, int]  # of CUDA; of an AMD GPU as torch tells it: gfx942 is (9, 4)
-    vendor: str = NVIDIA
-    architecture: str = ""  # AMD's: gfx942
-    nvlinks: int = 0  # to the other GPUs
-    has_ecc: bool = True
-
-
-GPUS = {
-    "H100": Gpu(name="NVIDIA H100 80GB HBM3", memory=81559 * _MIB, capability=(9, 0), nvlinks=18),
-    "H200": Gpu(name="NVIDIA H200", memory=143771 * _MIB, capability=(9, 0), nvlinks=18),
-    "B200": Gpu(name="NVIDIA B200", memory=183359 * _MIB, capability=(10, 0), nvlinks=18),
-    "A100": Gpu(name="NVIDIA A100-SXM4-80GB", memory=81920 * _MIB, capability=(8, 0), nvlinks=12),
-    "A100-40GB": Gpu(
-        name="NVIDIA A100-SXM4-40GB", memory=40960 * _MIB, capability=(8, 0), nvlinks=12
-    ),
-    "L4": Gpu(name="NVIDIA L4", memory=23034 * _MIB, capability=(8, 9)),
-    "T4": Gpu(name="Tesla T4", memory=15360 * _MIB, capability=(7, 5)),
-    "RTX4090": Gpu(
-        name="NVIDIA GeForce RTX 4090", memory=24564 * _MIB, capability=(8, 9), has_ecc=False
-    ),
-    "MI300X": Gpu(
-        name="AMD Instinct MI300X",
-        memory=196592 * _MIB,
-        capability=(9, 4),
-        vendor=AMD,
-        architecture="gfx942",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +81,10 @@ def emulated_machine(environment: Mapping[str, str], vendor: str) -> Machine:
     if key not in GPUS:
         raise ValueError(f"EMULATED_CUDA_GPU={key} is none of {', '.join(GPUS)}")
     gpu = GPUS[key]
-    if gpu.vendor != vendor:
+    if vendor != (AMD if gpu.gcn_arch else NVIDIA):
         return Machine((), shared)
-    memory = int(environment.get("EMULATED_CUDA_BYTES", gpu.memory))
-    limited = Gpu(**{**asdict(gpu), "memory": memory})
-    return Machine((limited,) * int(environment.get("EMULATED_CUDA_DEVICES", "2")), shared)
+    gpu = replace(gpu, memory=int(environment.get("EMULATED_CUDA_BYTES", gpu.memory)))
+    return Machine((gpu,) * int(environment.get("EMULATED_CUDA_DEVICES", "2")), shared)
 
 
 def unique_id(index: int) -> int:

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from emulated_cuda.gpus import GPUS, STATE, GpuFaults, write_faults, write_held
+from emulated_cuda.gpus import STATE, GpuFaults, write_faults, write_held
+from emulated_cuda.machine import GPUS
 from samecurve.probe import amd_sources, gpu_health, gpu_state, gpus, links, nvidia, sensors
 from samecurve.probe.gpu_health import GpuHealth
 

@@ -127,7 +127,7 @@ def nvmlDeviceGetComputeMode(handle: int) -> int:
 def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, since: int) -> int:
     """Errors that were not corrected; the emulator counts no others, and from its start."""
     del since
-    if not _MACHINE.gpus[_reached(handle)].has_ecc:
+    if _MACHINE.gpus[_reached(handle)].name in gpus.WITHOUT_ECC:
         raise NVMLError(_real.NVML_ERROR_NOT_SUPPORTED)
     uncorrected = kind == _real.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     return _MACHINE.faults(handle).uncorrected_errors if uncorrected else 0
@@ -160,9 +160,8 @@ def nvmlDeviceGetComputeRunningProcesses_v3(handle: int) -> list[SimpleNamespace
 
 def nvmlDeviceGetP2PStatus(one: int, other: int, capability: object) -> int:
     """Every GPU reads the others' memory; by NVLink if it has any."""
-    gpu = _MACHINE.gpus[_reached(one)]
     _reached(other)
-    if capability == _real.NVML_P2P_CAPS_INDEX_NVLINK and not gpu.nvlinks:
+    if capability == _real.NVML_P2P_CAPS_INDEX_NVLINK and not _nvlinks(one):
         return int(_real.NVML_P2P_STATUS_NOT_SUPPORTED)
     return int(_real.NVML_P2P_STATUS_OK)
 
@@ -174,7 +173,7 @@ def nvmlDeviceGetTopologyCommonAncestor(one: int, other: int) -> int:
 
 
 def nvmlDeviceGetNvLinkState(handle: int, link: int) -> int:
-    if link >= _MACHINE.gpus[_reached(handle)].nvlinks:
+    if link >= _nvlinks(handle):
         raise NVMLError(_real.NVML_ERROR_INVALID_ARGUMENT)
     return int(_real.NVML_FEATURE_ENABLED)
 
@@ -183,6 +182,11 @@ def nvmlDeviceGetNvLinkRemotePciInfo(handle: int, link: int) -> SimpleNamespace:
     """The links go to a switch, and not straight to another GPU."""
     nvmlDeviceGetNvLinkState(handle, link)
     return SimpleNamespace(busId="00000000:FE:00.0")
+
+
+def _nvlinks(handle: int) -> int:
+    """How many NVLinks the GPU has."""
+    return gpus.NVLINKS.get(_MACHINE.gpus[_reached(handle)].name, 0)
 
 
 def _reached(handle: int) -> int:

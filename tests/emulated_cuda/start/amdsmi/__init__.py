@@ -36,7 +36,7 @@ def amdsmi_get_gpu_asic_info(handle: int) -> dict[str, str]:
     return {
         "market_name": gpu.name,
         "asic_serial": hex(gpus.unique_id(handle)),
-        "target_graphics_version": gpu.architecture,
+        "target_graphics_version": gpu.gcn_arch.partition(":")[0],
     }
 
 
