@@ -106,8 +106,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`gpu` tests skip without a GPU, `gpu_kernels` ones with an emulated one (emulated_cuda/run.py),
-    saying so; `long` ones run only in make test-long.
+    """`gpu` tests skip without a GPU, `gpu_kernels` ones also on an emulated one, saying so; `long`
+    ones run only in make test-long.
 
     By their marks: keywords also hold the names of folders above.
     """

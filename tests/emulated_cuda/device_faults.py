@@ -7,9 +7,13 @@ call on the GPU raises torch.AcceleratorError in this process; or another progra
 """
 
 import json
+import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from emulated_cuda.gpus import STATE
 
 _FILE = "failing-gpu.json"
 
@@ -37,25 +41,32 @@ def plan_fault(state: Path, fault: DeviceFault) -> None:
     (state / _FILE).write_text(json.dumps(asdict(fault)))
 
 
-def watch_for_faults(torch: Any, native: Any, state: Path) -> None:
-    """Let the planned fault happen in this process, if there is one.
+def watch_for_faults(torch: Any, native: Any) -> None:
+    """Let planned faults happen in this process, and in those that are forked from it.
 
     torch, native: the modules; native has fail_device() and take_memory() (native/faults.h)
     """
-    plan = state / _FILE
+    backward, passes = torch.autograd.backward, Counter[int]()
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        backward(*arguments, **options)
+        state = os.environ.get(STATE)
+        if state:
+            gpu = torch.cuda.current_device()
+            passes[gpu] += 1
+            _happen(Path(state) / _FILE, gpu, passes[gpu], native)
+
+    torch.autograd.backward = counted
+
+
+def _happen(plan: Path, gpu: int, passes: int, native: Any) -> None:
+    """Let the planned fault begin, if it is planned for now."""
     if not plan.exists():
         return
     fault = DeviceFault(**json.loads(plan.read_text()))
-    backward, passes = torch.autograd.backward, 0
-
-    def counted(*arguments: Any, **options: Any) -> None:
-        nonlocal passes
-        backward(*arguments, **options)
-        passes += torch.cuda.current_device() == fault.gpu
-        if passes == fault.backward and plan.exists():
-            plan.unlink()
-            native.take_memory(fault.gpu, fault.memory_taken)
-            if fault.error:
-                native.fail_device(fault.gpu, fault.error, fault.code)
-
-    torch.autograd.backward = counted
+    if (fault.gpu, fault.backward) != (gpu, passes):
+        return
+    plan.unlink()
+    native.take_memory(gpu, fault.memory_taken)
+    if fault.error:
+        native.fail_device(gpu, fault.error, fault.code)

@@ -1,24 +1,28 @@
 """Tells other processes what this process holds on its GPUs, as a driver would know it.
 
 A thread writes it down whenever it has changed. The stand-ins for the drivers' libraries read it.
+It starts when this process first uses a GPU: a process that is forked from has no threads.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from emulated_cuda.gpus import write_held
+from emulated_cuda.gpus import STATE, write_held
 
 _INTERVAL = 0.1  # seconds
 
 
-def tell_memory(state: Path, count: int, used: Callable[[int], int]) -> None:
-    """Begin to tell.
+def tell_memory(count: int, used: Callable[[int], int]) -> None:
+    """Begin to tell, if the processes of the emulated machine share a directory (gpus.STATE).
 
-    state: the directory that the processes of the emulated machine share
     count: of GPUs. used: the bytes that this process's tensors take on a GPU
     """
+    if not os.environ.get(STATE):
+        return
+    state = Path(os.environ[STATE])
 
     def work() -> None:
         told: dict[int, int] = {}
