@@ -4,6 +4,7 @@ torch asks for CUDA's hooks once, early: the extension is in memory before torch
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from . import build
+from .told_build import tell_build
 
 
 class TorchFinder(MetaPathFinder):
@@ -35,6 +37,7 @@ class TorchFinder(MetaPathFinder):
             self.busy = False
         if spec is None or spec.loader is None:
             return spec
+        tell_build(spec, os.environ)
         run_torch = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

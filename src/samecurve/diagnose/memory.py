@@ -20,7 +20,7 @@ _SHARES = re.compile(
 )
 _FULL = re.compile(r"GPU (\d+) has a total capacity")
 _OTHERS = 0.02  # share of a GPU's memory from which other processes are mentioned
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS = {"": 1, "B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ERROR_TYPES = {"OutOfMemoryError", "MemoryError"}
 _ERROR_WORDS = (
     "DefaultCPUAllocator: can't allocate memory",

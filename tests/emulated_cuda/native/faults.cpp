@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace emulated_cuda {
+namespace emulated {
 
 namespace {
 
@@ -47,4 +47,4 @@ void take_memory(c10::DeviceIndex device, int64_t bytes) { taken.at(device) += b
 
 int64_t taken_memory(c10::DeviceIndex device) { return taken.at(device); }
 
-}  // namespace emulated_cuda
+}  // namespace emulated

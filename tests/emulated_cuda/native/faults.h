@@ -8,7 +8,7 @@
 
 #include <c10/core/Device.h>
 
-namespace emulated_cuda {
+namespace emulated {
 
 // Let every later call on this GPU, in this process, fail with these words of CUDA's.
 // error: "unspecified launch failure"; code: the number of cudaError_t
@@ -24,4 +24,4 @@ void take_memory(c10::DeviceIndex device, int64_t bytes);
 // Bytes that other programs have taken; they are missing in the limit of the allocator.
 int64_t taken_memory(c10::DeviceIndex device);
 
-}  // namespace emulated_cuda
+}  // namespace emulated
