@@ -39,9 +39,9 @@ class CannotEmulateError(RuntimeError):
 def torch_root() -> Path:
     """The folder of the installed torch, found without importing torch."""
     spec = find_spec("torch")
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.submodule_search_locations:
         raise CannotEmulateError("torch is not installed: pip install torch (a CPU build)")
-    return Path(spec.origin).parent
+    return Path(spec.submodule_search_locations[0])
 
 
 def why_not() -> str | None:

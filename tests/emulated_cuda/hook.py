@@ -4,6 +4,7 @@ torch asks for CUDA's hooks once, early: the extension is in memory before torch
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import build
+from .told_build import tell_build
 
 
 class TorchFinder(MetaPathFinder):
@@ -36,6 +38,7 @@ class TorchFinder(MetaPathFinder):
             self.busy = False
         if spec is None or spec.loader is None:
             return spec
+        tell_build(spec, os.environ)
         run_torch = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -3,6 +3,7 @@
 #include "arena.h"
 #include "copies.h"
 #include "counts.h"
+#include "faults.h"
 #include "settings.h"
 
 #include <c10/util/Exception.h>
@@ -160,9 +161,11 @@ class DeviceMemory {
     const size_t size = !is_large ? kSmallSegment
         : bytes < kOwnSegment ? kLargeSegment : rounded(bytes, kSegmentRounding);
     const auto fits = [&] {
-      const int64_t most = allowed_ < 0 ? limit_ : std::min(limit_, allowed_);
+      const int64_t free = limit_ - taken_memory(static_cast<c10::DeviceIndex>(device_));
+      const int64_t most = allowed_ < 0 ? free : std::min(free, allowed_);
       return reserved() + static_cast<int64_t>(size) <= most;
     };
+    check_device(static_cast<c10::DeviceIndex>(device_));
     if (!fits()) {
       ++stats_.numbers["num_alloc_retries"];
       release_cached();
@@ -252,7 +255,8 @@ class DeviceMemory {
         OutOfMemoryError, false, is_rocm() ? "HIP" : "CUDA", " out of memory. Tried to allocate ",
         size_text(static_cast<int64_t>(requested)), ". GPU ", device_,
         " has a total capacity of ", size_text(limit_), " of which ",
-        size_text(limit_ - reserved()), " is free. ", allowed,
+        size_text(limit_ - taken_memory(static_cast<c10::DeviceIndex>(device_)) - reserved()),
+        " is free. ", allowed,
         "Including non-PyTorch memory, this process has ", size_text(reserved()),
         " memory in use. Of the allocated memory ", size_text(used),
         " is allocated by PyTorch, and ", size_text(reserved() - used),

@@ -1,6 +1,7 @@
 // The Python module emulated_cuda_native.
 #include "arena.h"
 #include "counts.h"
+#include "faults.h"
 #include "findings.h"
 #include "generators.h"
 #include "hooks.h"
@@ -114,6 +115,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("resize_storage", [](const at::Tensor& tensor, int64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), static_cast<size_t>(bytes));
   });
+
+  module.def("fail_device", &fail_device);
+  module.def("take_memory", &take_memory);
 
   module.def("host_view", &host_view);
   module.def("touch", &touch_tensor);

@@ -11,6 +11,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/op_registration/adaption.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -70,6 +71,7 @@ class OperatorCall {
     {
       Adaptation adaptation(schema_, *stack_);
       {
+        at::DisableRecordFunctionGuard once;  // the profiler has counted the call already
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);

@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "copies.h"
+#include "faults.h"
 #include "memory.h"
 #include "settings.h"
 
@@ -25,6 +26,7 @@ LaunchPointer launch_on(StreamKey stream, const std::string* name) {
   return made;
 }
 LaunchPointer launch(int device, const std::string* name) {
+  check_device(static_cast<c10::DeviceIndex>(device));
   return launch_on(current_stream(device), name);
 }
 

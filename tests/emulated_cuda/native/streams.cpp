@@ -2,6 +2,7 @@
 
 #include "copies.h"
 #include "counts.h"
+#include "faults.h"
 #include "findings.h"
 #include "memory.h"
 #include "settings.h"
@@ -149,6 +150,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return answer(now, (*questions)[key_of(stream)]);
   }
   void synchronizeStream(const Stream& stream) const override {
+    check_device(stream.device_index());
     {
       Lock lock(state_mutex());
       host_waits_for(key_of(stream));
@@ -156,6 +158,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     note_host_sync("stream.synchronize", true);
   }
   void synchronizeDevice(const DeviceIndex device) const override {
+    check_device(device);
     {
       Lock lock(state_mutex());
       for (int number = 0; number < kStreamsPerDevice; ++number)
@@ -189,6 +192,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     if (!event) return;
+    const StreamKey recorded = static_cast<Event*>(event)->stream;
+    if (recorded >= 0) check_device(static_cast<DeviceIndex>(recorded / kStreamsPerDevice));
     {
       Lock lock(state_mutex());
       merge(host_clock(), static_cast<Event*>(event)->seen);
