@@ -9,15 +9,17 @@ import faulthandler
 import functools
 import os
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import emulated_cuda_native as native
 import torch
 
 from . import report, torch_streams
 from .machine import GPUS, Emulation, Gpu, from_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CUDA_VERSION = "13.0"
 HIP_VERSION = "7.0.51831"
@@ -37,7 +39,7 @@ def install() -> None:
     fill_random()
     refuse_graphs()
     keep_watching_host_reads()
-    install_collectives()
+    install_collectives() if not os.environ.get("DEVLIB") else None
     write_report_at_exit(emulation)
 
 

@@ -35,7 +35,8 @@ Tensor KernelCall::on_storage(const Tensor& like, at::Storage storage, c10::Disp
       std::move(storage), c10::DispatchKeySet(key), like.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  const bool is_input = key == c10::DispatchKey::CPU;
+  if (is_input && like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   if (like.is_conj()) impl->_set_conj(true);
   if (like.is_neg()) impl->_set_neg(true);
   return tensor;
@@ -83,9 +84,7 @@ Tensor KernelCall::result(const Tensor& tensor) {
                           device_allocator(), true);
     kept_.push_back(tensor);  // so that no other storage gets the same address in this call
   }
-  auto made = on_storage(tensor, storage, c10::DispatchKey::CUDA);
-  made.unsafeGetTensorImpl()->set_wrapped_number(false);
-  return made;
+  return on_storage(tensor, storage, c10::DispatchKey::CUDA);
 }
 
 void KernelCall::put_back() {
