@@ -66,8 +66,11 @@ def _happen(plan: Path, gpu: int, passes: int) -> None:
     if (fault.gpu, fault.backward) != (gpu, passes):
         return
     import emulated_cuda_native as native
+    import torch
 
     plan.unlink()
-    native.take_memory(gpu, fault.memory_taken)
+    if fault.memory_taken:
+        torch.cuda.empty_cache()  # else the next tensors find room in what torch keeps
+        native.take_memory(gpu, fault.memory_taken)
     if fault.error:
         native.fail_device(gpu, fault.error, fault.code)
