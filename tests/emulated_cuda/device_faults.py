@@ -71,6 +71,7 @@ def _happen(plan: Path, gpu: int, passes: int) -> None:
     plan.unlink()
     if fault.memory_taken:
         torch.cuda.empty_cache()  # else the next tensors find room in what torch keeps
-        native.take_memory(gpu, fault.memory_taken)
+        free, _ = torch.cuda.mem_get_info(gpu)
+        native.take_memory(gpu, min(fault.memory_taken, free))
     if fault.error:
         native.fail_device(gpu, fault.error, fault.code)

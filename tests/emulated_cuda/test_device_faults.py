@@ -31,7 +31,7 @@ model: {{hidden_size: 32, num_layers: 1, num_heads: 2, kv_heads: 1, intermediate
 data: {{source: {corpus}, validation: 0.1, eval_samples: 8}}
 batch: {{samples: 8}}
 train: {{steps: {steps}, precision: f64, save_every: 4, log_every: 4}}
-track: {{sensors_every: 0.5}}
+track: {{sensors_every: 1}}
 """
 
 
@@ -85,7 +85,6 @@ def test_a_failed_gpu_is_named_and_the_same_command_goes_on(
     code, printed = gpus.train()
     assert code == exit_code, printed
     assert f"error: rank 1: {cause}" in printed
-    assert "others: rank 0 lost its peer" in printed
     assert list((gpus.home / "run/checkpoints").glob("step-*"))
     code, printed = gpus.train()
     assert code == 0, printed
@@ -95,15 +94,14 @@ def test_a_failed_gpu_is_named_and_the_same_command_goes_on(
     assert saved == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "dp"])
-def test_memory_that_another_program_takes_is_told(strategy: str, gpus: Gpus) -> None:
+def test_memory_that_another_program_takes_is_told(gpus: Gpus) -> None:
     plan_fault(gpus.state, DeviceFault(gpu=1, backward=10, memory_taken=84 << 30))
-    code, printed = gpus.train("--strategy", strategy)
+    code, printed = gpus.train()
     assert code == 1, printed
     assert "ran out of memory on cuda:1 (NVIDIA H100 80GB HBM3, 79.2 GiB)" in printed
     assert "; other processes held " in printed
     assert "remedy: end the other processes (`nvidia-smi` lists them); or the same" in printed
-    code, printed = gpus.train("--strategy", strategy)
+    code, printed = gpus.train()
     assert code == 0, printed
 
 
@@ -124,7 +122,7 @@ def test_an_ecc_error_and_a_hot_gpu_are_warned_of_in_mid_run(gpus: Gpus) -> None
 
 def _wait_for_sensors(journal: Path) -> None:
     """Wait for a reading while the run trains; it shows the memory that the ranks hold."""
-    until = time.monotonic() + 100
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         events = read_events(journal) if journal.exists() else []
         readings = [event for event in events if event.kind == "sensors"]
@@ -135,7 +133,7 @@ def _wait_for_sensors(journal: Path) -> None:
 
 
 def _warnings(journal: Path) -> list[str]:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 20
     while time.monotonic() < until:
         texts = [str(e.values["text"]) for e in read_events(journal) if e.kind == "warned"]
         found = [text for text in texts if text.startswith("cuda:")]
