@@ -1,1 +1,1 @@
-"""CUDA devices for a CPU build of torch: memory, streams, events, races and counts, in host memory."""
+"""CUDA devices for a CPU build of torch: memory, streams, races and counts, in host memory."""

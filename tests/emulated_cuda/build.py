@@ -39,9 +39,9 @@ class CannotEmulateError(RuntimeError):
 def torch_root() -> Path:
     """The folder of the installed torch, found without importing torch."""
     spec = find_spec("torch")
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.submodule_search_locations:
         raise CannotEmulateError("torch is not installed: pip install torch (a CPU build)")
-    return Path(spec.origin).parent
+    return Path(spec.submodule_search_locations[0])
 
 
 def why_not() -> str | None:
@@ -98,13 +98,22 @@ def compile_all(folder: Path) -> Path:
     options = [*FLAGS, f"-DTORCH_EXTENSION_NAME={NAME}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
     options += [f"-isystem{path}" for path in (*includes, sysconfig.get_paths()["include"])]
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -slowness(source))
-    objects = [folder / (source.stem + ".o") for source in sources]
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
+    common = " ".join(options).encode() + headers
+
+    def compiled(source: Path) -> Path:
+        """The object file: what another build has left for the same text, or a new one."""
+        digest = hashlib.sha256(common + source.read_bytes()).hexdigest()[:16]
+        kept = folder.parent.parent / "objects" / f"{source.stem}-{digest}.o"
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            fresh = folder / f"{source.stem}.o"
+            run(["g++", *options, "-c", str(source), "-o", str(fresh)])
+            os.replace(fresh, kept)
+        return kept
+
     with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as pool:
-        commands = [
-            ["g++", *options, "-c", str(source), "-o", str(target)]
-            for source, target in zip(sources, objects, strict=True)
-        ]
-        list(pool.map(run, commands))
+        objects = list(pool.map(compiled, sources))
     built = folder / f"{NAME}.so"
     libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
     place = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]

@@ -4,14 +4,17 @@ torch asks for CUDA's hooks once, early: the extension is in memory before torch
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
 from . import build
+from .told_build import tell_build
 
 
 class TorchFinder(MetaPathFinder):
@@ -23,7 +26,7 @@ class TorchFinder(MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002: the protocol's signature
+        path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         if fullname != "torch" or self.busy:
@@ -35,18 +38,30 @@ class TorchFinder(MetaPathFinder):
             self.busy = False
         if spec is None or spec.loader is None:
             return spec
+        tell_build(spec, os.environ)
         run_torch = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             library = build.library()
             ctypes.CDLL(str(library))
             run_torch(module)
+            load(library)
             from . import torch_cuda
 
-            torch_cuda.install(library)
+            torch_cuda.install()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def load(library: Path) -> None:
+    """Import the native module from its file in the cache."""
+    loader = ExtensionFileLoader(build.NAME, str(library))
+    spec = spec_from_file_location(build.NAME, library, loader=loader)
+    assert spec is not None
+    native = module_from_spec(spec)
+    loader.exec_module(native)
+    sys.modules[build.NAME] = native
 
 
 def install() -> None:
