@@ -41,11 +41,10 @@ def plan_fault(state: Path, fault: DeviceFault) -> None:
     (state / _FILE).write_text(json.dumps(asdict(fault)))
 
 
-def watch_for_faults(torch: Any, native: Any) -> None:
-    """Let planned faults happen in this process, and in those that are forked from it.
+def watch_for_faults() -> None:
+    """Let planned faults happen in this process, and in those that are forked from it."""
+    import torch
 
-    torch, native: the modules; native has fail_device() and take_memory() (native/faults.h)
-    """
     backward, passes = torch.autograd.backward, Counter[int]()
 
     def counted(*arguments: Any, **options: Any) -> None:
@@ -54,18 +53,20 @@ def watch_for_faults(torch: Any, native: Any) -> None:
         if state:
             gpu = torch.cuda.current_device()
             passes[gpu] += 1
-            _happen(Path(state) / _FILE, gpu, passes[gpu], native)
+            _happen(Path(state) / _FILE, gpu, passes[gpu])
 
     torch.autograd.backward = counted
 
 
-def _happen(plan: Path, gpu: int, passes: int, native: Any) -> None:
+def _happen(plan: Path, gpu: int, passes: int) -> None:
     """Let the planned fault begin, if it is planned for now."""
     if not plan.exists():
         return
     fault = DeviceFault(**json.loads(plan.read_text()))
     if (fault.gpu, fault.backward) != (gpu, passes):
         return
+    import emulated_cuda_native as native
+
     plan.unlink()
     native.take_memory(gpu, fault.memory_taken)
     if fault.error:

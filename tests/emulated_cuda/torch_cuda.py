@@ -16,6 +16,7 @@ import emulated_cuda_native as native
 import torch
 
 from . import report, torch_streams
+from .device_faults import watch_for_faults
 from .machine import GPUS, Emulation, Gpu, from_environment
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def install() -> None:
     refuse_graphs()
     keep_watching_host_reads()
     install_collectives()
+    watch_for_faults()
     write_report_at_exit(emulation)
 
 

@@ -8,12 +8,15 @@ from typing import Any
 import emulated_cuda_native as native
 import torch
 
+from .presence import tell_memory
+
 
 def initialize() -> None:
     """What torch.cuda.init does: run what was asked for before, such as a seed."""
     if torch.cuda._initialized:
         return
     torch.cuda._initialized = True
+    tell_memory(native.device_count(), lambda gpu: int(native.memory(gpu)[0]))
     for queued, _ in torch.cuda._queued_calls:
         if queued.__name__ not in {"_check_capability", "_check_cubins"}:
             queued()

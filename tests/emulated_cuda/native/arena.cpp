@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 
 namespace emulated {
 
@@ -38,19 +39,33 @@ static char* map_arena(int file, int access) {
   return static_cast<char*>(at);
 }
 
+static Arena* made = nullptr;
+
+static Arena* make_arena() {
+  auto* fresh = new Arena();
+  fresh->file = memfd_create("emulated-cuda", MFD_CLOEXEC);
+  TORCH_CHECK(fresh->file >= 0 && ftruncate(fresh->file, kArenaBytes) == 0,
+              "the emulated devices get no memory: ", strerror(errno));
+  const char* protect = std::getenv("EMULATED_CUDA_PROTECT");
+  const bool open = protect && std::strcmp(protect, "0") == 0;
+  fresh->tensors = map_arena(fresh->file, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+  fresh->kernels = map_arena(fresh->file, PROT_READ | PROT_WRITE);
+  return fresh;
+}
+
+// A child gets none of its parent's memory: it begins with an arena of its own where the parent
+// had used no device, and may use none where it had.
+static void begin_child() {
+  if (made->end == 0) made = make_arena();
+  else forked_child = true;
+}
+
 static Arena& arena() {
-  static Arena* made = [] {
-    auto* fresh = new Arena();
-    fresh->file = memfd_create("emulated-cuda", MFD_CLOEXEC);
-    TORCH_CHECK(fresh->file >= 0 && ftruncate(fresh->file, kArenaBytes) == 0,
-                "the emulated devices get no memory: ", strerror(errno));
-    const char* protect = std::getenv("EMULATED_CUDA_PROTECT");
-    const bool open = protect && std::strcmp(protect, "0") == 0;
-    fresh->tensors = map_arena(fresh->file, open ? PROT_READ | PROT_WRITE : PROT_NONE);
-    fresh->kernels = map_arena(fresh->file, PROT_READ | PROT_WRITE);
-    pthread_atfork(nullptr, nullptr, [] { forked_child = true; });
-    return fresh;
-  }();
+  static std::once_flag once;
+  std::call_once(once, [] {
+    made = make_arena();
+    pthread_atfork(nullptr, nullptr, begin_child);
+  });
   return *made;
 }
 
