@@ -223,15 +223,34 @@ def install_collectives() -> None:
 
 
 def write_report_at_exit(emulation: Emulation) -> None:
-    """The counts of this process, at its end; its findings are in the file by then."""
+    """The counts of this process, at its end, os._exit included; its findings are in the file.
+
+    A process that was forked from one without work on a device, as ranks are from a fork server,
+    writes its own. One that was forked later, such as a loader's worker, has nothing to say.
+    """
     folder = emulation.report
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    process = os.getpid()
+    state = {"worked_before_fork": False, "is_silent": False}
+
+    def look_before_fork() -> None:
+        state["worked_before_fork"] = native.counts()["ops"] > 0
+
+    def begin_child() -> None:
+        state["is_silent"] = state["worked_before_fork"]
 
     def write() -> None:
-        if os.getpid() == process:
+        if not state["is_silent"]:
+            state["is_silent"] = True
             report.write_end(folder, sys.argv, native.counts())
 
+    exit_at_once: Any = os._exit
+
+    def write_and_exit(status: int) -> None:
+        write()
+        exit_at_once(status)
+
+    os.register_at_fork(before=look_before_fork, after_in_child=begin_child)
     atexit.register(write)
+    os._exit = write_and_exit  # type: ignore[assignment]
