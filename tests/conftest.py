@@ -108,7 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`gpu` tests skip without a GPU, saying so; `long` ones run only in make test-long.
+    """`gpu` tests skip without a GPU, `gpu_kernels` ones also on an emulated one, saying so; `long`
+    ones run only in make test-long.
 
     By their marks: keywords also hold the names of folders above.
     """
@@ -116,6 +117,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+    elif os.environ.get("EMULATED_CUDA") == "1":
+        for item in on_gpu:
+            if item.get_closest_marker("gpu_kernels"):
+                item.add_marker(pytest.mark.skip(reason="an emulated GPU runs the CPU's kernels"))
     for item in items:
         if item.get_closest_marker("long") and "long" not in (config.option.markexpr or ""):
             item.add_marker(pytest.mark.skip(reason="a long campaign: make test-long"))

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from commands import losses, samecurve
+from samecurve.core.config.document import Document
+from samecurve.core.config.loading import load
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.planner import plan
+from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.observe.journal import read_events
+from samecurve.tasks import Tasks
 
 LARGE = """\
 model: {{hidden_size: 512, num_layers: 8, num_heads: 8, intermediate_size: 1408, max_seq_len: 16}}
@@ -62,6 +69,60 @@ class Greedy:
 def _peak(run: Path) -> int:
     finished = read_events(run / "journal.jsonl")[-1].values
     return int(max(finished["memory_bytes_by_device"]))
+
+
+GIB = 1 << 30
+GPUS = Machine(
+    devices=tuple(Device(kind="cuda", index=at, name="H100", memory=80 * GIB) for at in range(2)),
+    links=(),
+    host_bytes=64 * GIB,
+    cores=8,
+)
+FACTS = Facts(
+    samples=100,
+    eval_samples=0,
+    tokens_per_sample=1,
+    params=1000,
+    trainable=1000,
+    blocks=1,
+    bytes_per_sample=GIB,
+    flops_per_sample=1e9,
+    coupled=(),
+    fingerprint="x",
+)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [("78.40 GiB", ""), ("9.40 GiB", "; other processes held 69.0 GiB of it")],
+)
+def test_a_full_gpu_is_named_with_what_others_hold(own: str, says: str) -> None:
+    """Two GPUs in one process, of which the second is full; torch's own words."""
+    config = load(
+        Document({"batch": {"samples": 4}, "devices": {"use": "0,1", "strategy": "dp"}}), Tasks()
+    ).config
+    error = explain_out_of_memory(
+        OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00"
+            " GiB of which 1.60 GiB is free. Including non-PyTorch memory, this process has"
+            f" {own} memory in use. Of the allocated memory 9.10 GiB is allocated by PyTorch, and"
+            " 20.00 MiB is reserved by PyTorch but unallocated."
+        ),
+        plan(config, GPUS, FACTS),
+        rank=0,
+        peak_bytes=9 * GIB,
+    )
+    assert error is not None
+    assert error.cause == (
+        "rank 0 ran out of memory on cuda:1 (H100, 80.0 GiB): it had held 9.0 GiB at most, and"
+        f" asked for 2.0 GiB more, with 2 samples at once{says}"
+    )
+    assert error.remedy.startswith("end the other processes (`nvidia-smi` lists") == bool(says)
+    assert error.remedy.endswith("; it goes on from the last save")
 
 
 @pytest.mark.long

@@ -147,6 +147,7 @@ def test_exact_has_one_hash_on_a_gpu(
     assert all(one == found[0] for one in found)
 
 
+@pytest.mark.gpu_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_shape_alone_chooses_a_products_kernel(dtype: torch.dtype) -> None:
     """Whatever was computed before, and wherever in memory: forward, and the weight's gradient."""
@@ -218,6 +219,7 @@ def test_steps_do_not_wait_for_the_gpu(optimizer: str, corpus: Path, cache: Path
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.gpu_kernels
 @pytest.mark.parametrize("file", ["small", "large"])
 def test_attention_takes_the_flash_kernel(file: str) -> None:
     """At the models' own heads and length, as the block calls it under bf16 autocast, forward and
@@ -250,6 +252,7 @@ def test_all_logits_are_never_on_the_gpu() -> None:
     assert torch.cuda.max_memory_allocated() < 1.2e9
 
 
+@pytest.mark.gpu_kernels
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
 def test_compiled_blocks_give_one_curve(
     strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
@@ -264,6 +267,7 @@ def test_compiled_blocks_give_one_curve(
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-10)
 
 
+@pytest.mark.gpu_kernels
 def test_products_in_eight_bits_learn(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")
     if torch.cuda.get_device_capability() < (8, 9):

@@ -2,7 +2,9 @@
 
 import re
 import resource
+from collections.abc import Sequence
 
+from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 from samecurve.units import counted, show_bytes
@@ -11,7 +13,14 @@ _REQUESTED = (
     re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?([KMGT]?i?B)"),
     re.compile(r"(?:to allocate|allocating) (\d+) ()bytes"),
 )
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+# torch's words on a GPU: its size, what is free, and what this process has, with CUDA's own
+_SHARES = re.compile(
+    r"total capacity of ([\d.]+ ?\w+) of which ([\d.]+ ?\w+) is free\."
+    r"[^\n]* this process has ([\d.]+ ?\w+) memory in use"
+)
+_FULL = re.compile(r"GPU (\d+) has a total capacity")
+_OTHERS = 0.02  # share of a GPU's memory from which other processes are mentioned
+_UNITS = {"": 1, "B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ERROR_TYPES = {"OutOfMemoryError", "MemoryError"}
 _ERROR_WORDS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -32,7 +41,7 @@ def explain_out_of_memory(
     text = _out_of_memory_text(error)
     if text is None:
         return None
-    device = plan.layout.devices[plan.layout.devices_of(rank)[0]]
+    device = _full_device(text, [plan.layout.devices[at] for at in plan.layout.devices_of(rank)])
     requested = _requested_bytes(text)
     cause = (
         f"rank {rank} ran out of memory on {device.place} ({device.name},"
@@ -44,8 +53,11 @@ def explain_out_of_memory(
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
         cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
-    flags = _smaller_flags(plan, peak_bytes + requested)
-    return RunError(cause, f"the same command with {flags}; it goes on from the last save")
+    remedy = f"the same command with {_smaller_flags(plan, peak_bytes + requested)}"
+    if others := _held_by_others(text):
+        cause += f"; other processes held {show_bytes(others)} of it"
+        remedy = f"end the other processes (`nvidia-smi` lists them); or {remedy}"
+    return RunError(cause, f"{remedy}; it goes on from the last save")
 
 
 def _out_of_memory_text(error: BaseException) -> str | None:
@@ -66,6 +78,29 @@ def _requested_bytes(text: str) -> int:
         if match := pattern.search(text):
             return int(float(match[1]) * _UNITS[match[2]])
     return 0
+
+
+def _full_device(text: str, devices: Sequence[Device]) -> Device:
+    """The device that the message names; the first, where it names none. devices: of the rank"""
+    match = _FULL.search(text)
+    named = [device for device in devices if match and device.index == int(match[1])]
+    return [*named, *devices][0]
+
+
+def _held_by_others(text: str) -> int:
+    """Bytes of the GPU that other processes hold, by torch's words; 0: few, or they don't say."""
+    match = _SHARES.search(text)
+    if match is None:
+        return 0
+    total, free, own = map(_bytes_of, match.groups())
+    others = total - free - own
+    return others if others > _OTHERS * total else 0
+
+
+def _bytes_of(size: str) -> int:
+    """'1.02 GiB' -> bytes."""
+    number, unit = size.split()
+    return int(float(number) * _UNITS[unit])
 
 
 def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:

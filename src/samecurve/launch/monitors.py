@@ -2,9 +2,10 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from samecurve.core.config.sections import Track
 from samecurve.core.determinism.microbatches import split_batch
@@ -17,6 +18,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.start_files import PreparedRun
 from samecurve.units import counted
+
+if TYPE_CHECKING:
+    from samecurve.probe.gpu_health import GpuHealth
 
 _KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"  # Trainer sets it where progress is reported to it
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
@@ -84,12 +88,14 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
         for _ in plan.layout.devices_of(process)
     ]
     sensors = Sensors(plan.layout.devices, owners, plan.compute.threads_at_once)
+    health = sensors.gpu_health()
     with ExitStack() as stack:
         stack.callback(sensors.close)
         stack.enter_context(
             record_sensors(
                 lambda: sensors.read(run.processes()),
                 lambda idle: _idle(plan, owners, idle, patience),
+                lambda: _new_faults(plan, owners, health, run.processes()) if health else [],
                 heartbeat=run.logs / "heartbeat-0",
                 journal=run.journal,
                 interval=every,
@@ -97,6 +103,22 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
             )
         )
         yield
+
+
+def _new_faults(
+    plan: Plan, owners: Sequence[int], health: "GpuHealth", pids: Mapping[int, int]
+) -> list[str]:
+    """Say what has gone wrong with the GPUs of this host.
+
+    owners: the process of each device
+    pids: the processes that live on this host, by number
+    """
+    here = {
+        device.index: f"{device.place} ({device.name}, rank {owner})"
+        for device, owner in zip(plan.layout.devices, owners, strict=True)
+        if owner in pids
+    }
+    return [f"{here[index]}: {text}" for index, text in health.new_faults(here)]
 
 
 def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: float) -> str:

@@ -1,8 +1,8 @@
 """Sensors: readings of the devices during a run.
 
 A thread of the launcher writes a `sensors` event every few seconds, and a warning if a device is
-idle. The console shows one line for all devices. A failed reading has no values; it neither slows a
-step nor ends the run.
+idle or has a fault. The console shows one line for all devices. A failed reading has no values; it
+neither slows a step nor ends the run.
 """
 
 import threading
@@ -62,6 +62,7 @@ class IdleDevices:
 def record_sensors(
     read: Callable[[], dict[str, Any]],
     warning: Callable[[Sequence[int]], str],
+    new_faults: Callable[[], Sequence[str]],
     *,
     heartbeat: Path,
     journal: Path,
@@ -72,6 +73,7 @@ def record_sensors(
 
     read: returns the values of a `sensors` event
     warning: makes the text of a warning about idle devices
+    new_faults: texts on what has gone wrong with devices since the last reading
     heartbeat: the first rank's; devices are judged only while this rank trains
     interval: seconds between readings
     """
@@ -87,10 +89,13 @@ def record_sensors(
             utilisation: Values = ()
             if beat.activity == "step":  # in other activities a device may be idle
                 utilisation = values.get("utilisation_by_device", ())
+            texts = list(new_faults())
+            if idle := idle_devices.add(time.monotonic(), utilisation):
+                texts.append(warning(idle))
             with suppress(OSError):  # a full disk: the journal's own writer ends the run
                 append_event(journal, Event("sensors", beat.step, values))
-                if idle := idle_devices.add(time.monotonic(), utilisation):
-                    append_event(journal, Event("warned", beat.step, {"text": warning(idle)}))
+                for text in texts:
+                    append_event(journal, Event("warned", beat.step, {"text": text}))
 
     thread = threading.Thread(target=work, name="sensors", daemon=True)
     thread.start()

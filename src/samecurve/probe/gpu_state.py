@@ -128,24 +128,31 @@ def _state(handle: Any) -> GpuState:
         ),
         None,
     )
-    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return GpuState(
         uuid=told(lambda: text(pynvml.nvmlDeviceGetUUID(handle)), ""),
         free=told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).free), None),
         compute_mode=_COMPUTE_MODES.get(
             told(lambda: pynvml.nvmlDeviceGetComputeMode(handle), None), ""
         ),
-        uncorrected_errors=told(
-            lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected)), None
-        ),
-        slowdowns=_slowdowns(handle),
+        uncorrected_errors=uncorrected_errors(handle),
+        slowdowns=slowdowns(handle),
         processes=_named((process.pid, process.usedGpuMemory) for process in processes),
         bus=_sysfs_address(bus),
         lanes=lanes,
     )
 
 
-def _slowdowns(handle: Any) -> tuple[str, ...]:
+def uncorrected_errors(handle: Any) -> int | None:
+    """Errors of a GPU's memory that were not corrected, since the driver was loaded.
+
+    None: the driver does not tell, as of a GPU without ECC.
+    """
+    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return told(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected)), None)
+
+
+def slowdowns(handle: Any) -> tuple[str, ...]:
+    """Why a GPU's clock is held down, in words."""
     bits = told(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), 0)
     return tuple(word for bit, word in _SLOWDOWNS.items() if bits & bit)
 

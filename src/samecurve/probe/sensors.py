@@ -18,6 +18,8 @@ from samecurve.probe import gpus, nvidia
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from samecurve.probe.gpu_health import GpuHealth
+
 
 class DeviceLoad(NamedTuple):
     """A reading of one device. The field names are those of a `sensors` event."""
@@ -86,6 +88,14 @@ class Sensors:
             "host_utilisation": round(psutil.cpu_percent() / 100, 3),
             "host_memory_bytes": int(memory.total - memory.available),
         }
+
+    def gpu_health(self) -> "GpuHealth | None":
+        """Finds what goes wrong with NVIDIA's GPUs from now on; None: there are none."""
+        if not self._handles:
+            return None
+        from samecurve.probe.gpu_health import GpuHealth
+
+        return GpuHealth(self._handles)
 
     def close(self) -> None:
         if self._handles:

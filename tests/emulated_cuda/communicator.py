@@ -1,0 +1,303 @@
+"""A communicator of the emulated NCCL: its thread, its stream, and the collectives it still owes.
+
+A collective runs on the communicator's thread, in the order of calls, so that the host goes on as
+beside a GPU. Kernels run at once on the host's thread. So the host waits for the communicator's
+thread wherever a stream would wait for the collective: in wait(), and in a device's synchronize.
+What nobody waits for is a race, which the clocks of streams report.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from .exchange import Exchange, MismatchError
+
+_GRACE = 5.0  # seconds; a GPU would have run the collectives of a healthy group long since
+
+Sizes = dict[int, list[int]]  # the elements of each message, by peer
+
+
+@dataclass
+class Call:
+    """One collective as a rank has called it."""
+
+    operation: str  # as torch's watchdog names it: ALLREDUCE
+    title: str  # as torch's flight recorder names it: nccl:all_reduce
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    run: Callable[[Exchange], None]  # works on the host's view of the tensors
+    agreed: str  # what all ranks must call alike: sizes, type, root
+    sends: Sizes | None = None  # None: the call is for all peers, and `agreed` says its sizes
+    receives: Sizes | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the call once."""
+        return list({id(tensor): tensor for tensor in [*self.inputs, *self.outputs]}.values())
+
+
+@dataclass
+class Message:
+    """What one rank sends another, or gets from it."""
+
+    tensor: torch.Tensor
+    view: torch.Tensor  # of the tensor, on the host
+    peer: int
+    sends: bool
+
+
+def joined(messages: Sequence[Message], rank: int) -> Call:
+    """Messages that pass at the same time, as one call of rank `rank`."""
+    sent = [message for message in messages if message.sends]
+    received = [message for message in messages if not message.sends]
+    first = messages[0]
+    operation, arrow = ("SEND", "->") if first.sends else ("RECV", "<-")
+    title = f"nccl:{operation.lower()} {rank}{arrow}{first.peer}"
+    return Call(
+        operation if len(messages) == 1 else "COALESCED",
+        title if len(messages) == 1 else "nccl:coalesced",
+        [message.tensor for message in sent],
+        [message.tensor for message in received],
+        lambda exchange: exchange.swap(
+            [(message.peer, message.view) for message in sent],
+            [(message.peer, message.view) for message in received],
+        ),
+        "messages",
+        _sizes(sent),
+        _sizes(received),
+    )
+
+
+def _sizes(messages: Sequence[Message]) -> Sizes:
+    sizes: Sizes = {}
+    for message in messages:
+        sizes.setdefault(message.peer, []).append(message.view.numel() * message.view.itemsize)
+    return sizes
+
+
+class Pending:
+    """A collective from its call to its end: what torch's Work asks."""
+
+    def __init__(
+        self,
+        communicator: "Communicator",
+        calls: Sequence[Call],
+        end: torch.cuda.Event | None,
+        number: int,
+        timeout: timedelta,
+    ) -> None:
+        """end: None where the collective runs on the caller's stream."""
+        self.communicator, self.calls, self.number = communicator, calls, number
+        self.timeout = timeout
+        self.started, self.ended_at = time.time(), 0.0
+        self.error: Exception | None = None
+        self.is_barrier = False
+        self.elements = tuple(
+            sum(tensor.numel() for call in calls for tensor in side(call))
+            for side in (lambda call: call.inputs, lambda call: call.outputs)
+        )
+        self._end = end
+        self.done = threading.Event()  # set at the end, whatever it is
+        # The memory stays until somebody has waited. torch keeps it so.
+        self._kept: list[torch.Tensor] = [tensor for call in calls for tensor in call.tensors]
+        self._outputs = [tensor for call in calls for tensor in call.outputs]
+
+    @property
+    def call(self) -> Call:
+        """The first call, by which a batch is named."""
+        return self.calls[0]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Order the current stream after the collective. Returns False after an abort."""
+        limit = timeout.total_seconds() if timeout else None
+        if os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1":
+            limit = limit or self.timeout.total_seconds()
+        if not self.done.wait(limit):
+            raise self.communicator.timed_out(self)
+        if self.error is not None:
+            if isinstance(self.error, AbortedError):
+                return False
+            raise self.error
+        if self._end is not None:
+            stream = torch.cuda.current_stream(self.communicator.device)
+            stream.wait_event(self._end)
+        if self.is_barrier:
+            torch.cuda.current_stream(self.communicator.device).synchronize()
+        self._kept.clear()
+        return True
+
+    def wait_for_end(self, seconds: float | None) -> bool:
+        """Have the host wait for the end. Returns whether it has come."""
+        return self.done.wait(seconds)
+
+    def is_completed(self) -> bool:
+        return self.done.is_set()
+
+    def is_success(self) -> bool:
+        return self.done.is_set() and self.error is None
+
+    def failure(self) -> str:
+        """The error in words; '' if there is none."""
+        return "" if self.error is None else str(self.error)
+
+    def abort(self) -> bool:
+        self.communicator.abort()
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def sequence_number(self) -> int:
+        return self.number
+
+    def duration(self) -> float:
+        """Milliseconds that the collective took."""
+        return (self.ended_at - self.started) * 1000
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """The result, ordered on the communicator's stream. The host waits for the thread."""
+        self.done.wait()
+        device = self.communicator.device
+        future: torch.futures.Future[list[torch.Tensor]]
+        future = torch.futures.Future(devices=[device])
+        if self.error is not None:
+            future.set_exception(self.error)
+            return future
+        stream = self.communicator.stream if self._end is not None else None
+        with torch.cuda.stream(stream):  # type: ignore[arg-type]
+            future.set_result(self._outputs)
+        return future
+
+    def get_future_result(self) -> torch.futures.Future[int]:
+        """0 for success, as torch counts c10d::WorkResult."""
+        self.done.wait()
+        future: torch.futures.Future[int] = torch.futures.Future()
+        future.set_result(0 if self.error is None else 2)
+        return future
+
+    def finish(self, error: Exception | None = None) -> None:
+        """End the collective, once."""
+        if self.done.is_set():
+            return
+        self.error, self.ended_at = error, time.time()
+        for call in self.calls:
+            call.inputs = call.outputs = ()
+            call.run = _nothing
+        self.done.set()
+
+    def __del__(self) -> None:
+        """Keep memory that nobody waited for until the communicator's stream is done with it."""
+        if self._end is not None and not sys.is_finalizing():
+            for tensor in self._kept:
+                tensor.record_stream(self.communicator.stream)
+
+
+class AbortedError(Exception):
+    """The communicator was aborted while the collective ran."""
+
+
+class Communicator:
+    """Runs the collectives of one group, or of one pair of its ranks, in the order of calls."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        connect: Callable[[], Exchange],
+        timed_out: Callable[[Pending], Exception],
+        name: str,
+    ) -> None:
+        """connect: meets the other ranks; called on the thread, when the first collective comes.
+
+        timed_out: makes the exception of a wait that was given a limit.
+        name: of the thread.
+        """
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.timed_out = timed_out
+        self.hangs = False
+        self.open: list[Pending] = []  # in the order of calls; the first one runs
+        self._connect = connect
+        self._exchange: Exchange | None = None
+        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._end_of_hang = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, pending: Pending) -> None:
+        """Have the thread run a collective."""
+        self.open.append(pending)
+        self._queue.put(pending)
+
+    def connect_now(self) -> None:
+        """Meet the other ranks before the first collective."""
+        call = Call("INIT", "nccl:init", (), (), _nothing, "", sends={})
+        pending = Pending(self, [call], None, 0, timedelta(days=1))
+        self.submit(pending)
+        pending.wait()
+
+    def close(self) -> None:
+        """End the thread after what it has been given, or end that as failed after some seconds."""
+        last = time.monotonic() + _GRACE
+        while self.open and not self.hangs and time.monotonic() < last:
+            self.open[0].wait_for_end(0.05)
+        ended = not self.open
+        self.abort()
+        if ended:
+            self._thread.join()
+
+    def abort(self) -> None:
+        """End all collectives that are open, as failed. Their thread goes once Gloo lets it."""
+        self._end_of_hang.set()
+        for pending in list(self.open):
+            pending.finish(AbortedError("NCCL communicator was aborted."))
+        self.open.clear()
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (pending := self._queue.get()) is not None:
+            error: Exception | None = None
+            try:
+                self._run(pending)
+            except (MismatchError, RuntimeError) as reason:  # RuntimeError: Gloo has lost a peer
+                self._hang(pending, reason)
+                return
+            except Exception as failure:
+                error = failure
+            with suppress(ValueError):  # aborted meanwhile
+                self.open.remove(pending)
+            pending.finish(error)
+            del pending  # and its memory, while the queue is empty
+
+    def _run(self, pending: Pending) -> None:
+        if self._exchange is None:
+            self._exchange = self._connect()
+        for call in pending.calls:
+            self._agree(call)
+            call.run(self._exchange)
+
+    def _agree(self, call: Call) -> None:
+        assert self._exchange is not None
+        if call.sends is None and call.receives is None:
+            everyone: Sizes = {peer: [] for peer in self._exchange.peers}
+            self._exchange.agree(call.agreed, everyone, everyone)
+        else:
+            self._exchange.agree(call.agreed, call.sends or {}, call.receives or {})
+
+    def _hang(self, pending: Pending, reason: Exception) -> None:
+        """Never end, as NCCL's kernels where ranks disagree or a rank is gone."""
+        self.hangs = True
+        if os.environ.get("EMULATED_CUDA_LOUD"):
+            print(f"emulated NCCL: {pending.call.title} hangs: {reason}", file=sys.stderr)
+        self._end_of_hang.wait()
+
+
+def _nothing(_exchange: Exchange) -> None:
+    pass

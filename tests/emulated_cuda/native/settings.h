@@ -1,0 +1,28 @@
+// What the environment says about the emulated devices, and the names that all parts share.
+#pragma once
+#include <c10/core/Device.h>
+#include <cstdint>
+#include <mutex>
+
+namespace emulated {
+
+constexpr auto kCuda = c10::DeviceType::CUDA;
+constexpr int kMaxDevices = 16;
+constexpr int kPoison = 0xFF;  // NaN in every floating dtype, -1 in signed integers
+
+int device_count();          // EMULATED_CUDA_DEVICES
+int64_t device_memory();     // EMULATED_CUDA_BYTES: bytes of one device
+bool is_rocm();              // EMULATED_CUDA_GPU names an AMD GPU
+bool is_loud();              // EMULATED_CUDA_LOUD: findings go to stderr at once
+const char* report_folder(); // EMULATED_CUDA_REPORT, or nullptr
+
+int current_device();
+void set_current_device(int device);
+c10::Device with_index(c10::Device device);  // "cuda" becomes the current device
+
+// One lock guards the state of memory, streams and findings. No Python code runs under it: a
+// thread that waits for the GIL while it holds the lock would stop all others.
+using Lock = std::lock_guard<std::recursive_mutex>;
+std::recursive_mutex& state_mutex();
+
+}  // namespace emulated

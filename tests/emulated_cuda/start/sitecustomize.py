@@ -1,0 +1,12 @@
+"""Python runs this file at its start where start/ is on PYTHONPATH: `import torch` finds GPUs."""
+
+import os
+import sys
+from pathlib import Path
+
+if os.environ.get("EMULATED_CUDA") == "1":
+    sys.path.append(str(Path(__file__).parents[2]))
+    from emulated_cuda import hook
+
+    sys.path.pop()
+    hook.install()
