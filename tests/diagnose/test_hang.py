@@ -1,13 +1,17 @@
 """Who is taken for hung, and who is named: rules on heartbeats and on snapshots of the ranks."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from samecurve.core.events import Activity, Beat
-from samecurve.watch import HangLimit
+from samecurve.watch import HangLimit, flight_recorder
+from samecurve.watch.hang_watch import current_collective
 from samecurve.watch.silence import Silence, SilenceWatch
 from samecurve.watch.stacks import Location, locate
 from samecurve.watch.verdict import Collective, RankSnapshot, judge
@@ -216,3 +220,36 @@ def test_a_process_whose_threads_run_survives_being_asked(tmp_path: Path) -> Non
     assert done.returncode == 0
     assert "in work" in (tmp_path / "stack-0.txt").read_text()
     assert (tmp_path / "collectives-0.json").exists()
+
+
+def recorded(number: int, size: int, *, ended: bool) -> dict[str, Any]:
+    """An entry of torch's flight recorder."""
+    return {
+        "record_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[size]],
+        "retired": ended,
+        "state": "completed" if ended else "scheduled",
+    }
+
+
+def test_a_collective_that_hangs_is_named_though_the_host_has_queued_a_hundred_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts of GPUs run ahead: the last collective that a rank called is not where it waits."""
+    snapshots = {}
+    for rank, size in enumerate((3, 5)):
+        entries = [recorded(number, 10, ended=True) for number in range(80)]
+        entries.append(recorded(80, size, ended=False))
+        entries += [recorded(number, 10, ended=False) for number in range(81, 181)]
+        text = json.dumps({"entries": entries}).encode()
+        native = SimpleNamespace(_dump_nccl_trace_json=lambda text=text: text)
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", native)
+        flight_recorder.record(str(tmp_path / "answer.json"))
+        kept = json.loads((tmp_path / "answer.json").read_text())
+        assert len(kept) == 50
+        snapshots[rank] = RankSnapshot(Beat(80, "step", 80), collective=current_collective(kept))
+    verdict = judge(snapshots, Silence(4, 4), HangLimit(4), world_size=2)
+    assert "rank 0 in all_reduce number 80 of [[3]]" in verdict.cause
+    assert "rank 1 in all_reduce number 80 of [[5]]" in verdict.cause
+    assert not verdict.again

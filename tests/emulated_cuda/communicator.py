@@ -252,6 +252,8 @@ class Communicator:
         self.abort()
         if ended:
             self._thread.join()
+            # Gloo ends on this thread: a daemon thread may not come back when the interpreter ends
+            self._exchange = None
 
     def abort(self) -> None:
         """End all collectives that are open, as failed. Their thread goes once Gloo lets it."""

@@ -1,6 +1,6 @@
 """Gloo with CUDA tensors, as torch's CUDA builds have it: every value passes through the host.
 
-A CPU build of torch has Gloo's broadcast, reduce, gather, scatter, all_gather and all_to_all of CUDA
+A CPU build of torch has Gloo's broadcast, reduce, gather, scatter, all_gather, all_to_all of CUDA
 tensors, but not its all_reduce. `install` adds it, and the reduce_scatter that is made of it.
 Gloo cannot coalesce CUDA tensors, nor send and receive them: on GPUs it fails there too.
 """

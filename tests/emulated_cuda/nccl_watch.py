@@ -82,11 +82,16 @@ def _timeout_text(group: "NcclGroup", pending: "Pending") -> str:
 def _watch() -> None:
     while groups:
         time.sleep(_OFTEN)
-        for group in list(groups):
-            for pending in group.pending():
-                if time.time() - pending.started > pending.timeout.total_seconds():
-                    _end(group, pending)
-                    break
+        _look()
+
+
+def _look() -> None:
+    """End what has run for too long. No reference to a group outlives the call."""
+    for group in list(groups):
+        for pending in group.pending():
+            if time.time() - pending.started > pending.timeout.total_seconds():
+                _end(group, pending)
+                break
 
 
 def _end(group: "NcclGroup", pending: "Pending") -> None:

@@ -3,7 +3,7 @@
 launch/script/bootstrap.py runs this file by its path, without the package. It writes what ranks of
 ours write: heartbeat-N (sixteen bytes as in observe/heartbeat.py; step and beats count collectives,
 the activity is a step), stack-N.txt (the main thread when the signal comes, all threads once the
-file `asked` is there), and then collectives-N.json (the last entries of torch's flight recorder).
+file `asked` is there), and then collectives-N.json (entries of torch's flight recorder).
 """
 
 import faulthandler
@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 _EVERY = 0.5  # seconds
@@ -64,11 +65,19 @@ def _entered() -> int | None:
 
 
 def record(path: str) -> None:
-    """Write the last entries of torch's flight recorder, oldest first.
+    """Write entries of torch's flight recorder, oldest first: the last ones, or those up to the
+    first collective that has not ended. A GPU's host may have queued hundreds behind it.
 
     The list is empty where torch, its collectives or the recorder are not in use.
     """
-    _write(path, json.dumps(_recorded()[-_KEPT:]).encode())
+    entries = _recorded()
+    end = next((place + 1 for place, entry in enumerate(entries) if not has_ended(entry)), None)
+    _write(path, json.dumps(entries[:end][-_KEPT:]).encode())
+
+
+def has_ended(entry: Mapping[str, Any]) -> bool:
+    """Whether a collective of the flight recorder is done."""
+    return bool(entry["retired"]) or entry["state"] == "completed"
 
 
 def _recorded() -> list[Any]:

@@ -19,6 +19,7 @@ from samecurve.core.events import Beat
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
 from samecurve.watch import ASK_SIGNAL, HangLimit
+from samecurve.watch.flight_recorder import has_ended
 from samecurve.watch.silence import Silence, SilenceWatch
 from samecurve.watch.stacks import locate
 from samecurve.watch.verdict import Collective, RankSnapshot, Verdict, describe_all, judge
@@ -174,7 +175,7 @@ class HangWatch:
         for rank, pid in self._processes().items():
             collective = None
             with suppress(OSError, ValueError, KeyError):  # the rank did not answer
-                collective = _last_collective(json.loads(self._collectives(rank).read_text()))
+                collective = current_collective(json.loads(self._collectives(rank).read_text()))
             snapshots[rank] = RankSnapshot(
                 read_beat(self._logs / f"heartbeat-{rank}"),
                 state_of(pid) or "",
@@ -201,16 +202,19 @@ class HangWatch:
         return path
 
 
-def _last_collective(entries: Sequence[Mapping[str, Any]]) -> Collective | None:
-    """The last collective in a rank's flight record."""
+def current_collective(entries: Sequence[Mapping[str, Any]]) -> Collective | None:
+    """The collective in a rank's flight record that has not ended, or else the last one.
+
+    The host of a GPU runs ahead: what hangs is the first of many collectives that have not ended.
+    """
     if not entries:
         return None
-    last = entries[-1]
+    entry = next((entry for entry in entries if not has_ended(entry)), entries[-1])
     return Collective(
-        int(last["record_id"]),
-        str(last["profiling_name"]).partition(":")[2] or str(last["profiling_name"]),
-        str(last["input_sizes"]),
-        bool(last["retired"]) or last["state"] == "completed",
+        int(entry["record_id"]),
+        str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        str(entry["input_sizes"]),
+        has_ended(entry),
     )
 
 
