@@ -12,19 +12,16 @@ import traceback
 import warnings
 from typing import Any
 
-import emulated_cuda_native as native
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+# isort: split
+import emulated_cuda_native as native  # after torch, which brings it
+
 DEVICE = torch.device("cuda:0")
 MIB = 1 << 20
-
-
-def found_since(before: int) -> list[dict[str, Any]]:
-    """The findings that were made since there were `before` of them, by any line of this file."""
-    return list(native.reports())[before:] if before else list(native.reports())
 
 
 def findings(kind: str, line_of: str) -> list[dict[str, Any]]:
@@ -261,7 +258,7 @@ def check_fault_wrong_device() -> None:
         torch.ones(3, device=DEVICE) + torch.ones(3)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         torch.ones(3, 3, device=DEVICE) @ torch.ones(3, 3, device="cuda:1")
-    assert len(findings("device", "check_fault_wrong_device")) == 2
+    one_finding("device", "check_fault_wrong_device")
 
 
 def check_blocking_copies_on_a_side_stream_are_no_fault() -> None:
@@ -332,9 +329,9 @@ def check_operations_without_a_deterministic_kernel_raise() -> None:
     values = torch.randn(1, 2, 6, 6, device=DEVICE, requires_grad=True)
     torch.use_deterministic_algorithms(True)
     try:
-        with pytest.raises(RuntimeError, match="^adaptive_avg_pool2d_backward_cuda does not have"):
+        with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward_cuda does not have"):
             F.adaptive_avg_pool2d(values, 3).sum().backward()
-        with pytest.raises(RuntimeError, match="^cumsum_cuda_kernel does not have a determin"):
+        with pytest.raises(RuntimeError, match=r"^cumsum_cuda_kernel does not have a determin"):
             values.detach().cumsum(-1)
         torch.ones(3, device=DEVICE, dtype=torch.long).cumsum(0)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -375,7 +372,7 @@ def main(chosen: list[str]) -> None:
         try:
             globals()[name]()
             error = ""
-        except BaseException:  # noqa: BLE001, RUF100: the parent prints it
+        except BaseException:  # the parent prints it
             error = traceback.format_exc()
         print(json.dumps({"check": name, "error": error}), flush=True)
 

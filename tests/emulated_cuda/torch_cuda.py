@@ -40,7 +40,7 @@ def install() -> None:
     fill_random()
     refuse_graphs()
     keep_watching_host_reads()
-    install_collectives() if not os.environ.get("DEVLIB") else None
+    install_collectives()
     watch_for_faults()
     write_report_at_exit(emulation)
 
@@ -156,6 +156,14 @@ def fill_memory() -> None:
         return self
 
     torch.UntypedStorage.resize_ = resize_
+    make_elsewhere = torch.UntypedStorage.__new__
+
+    def make(cls: Any, *sizes: Any, device: Any = None, **other: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return make_elsewhere(cls, *sizes, device=device, **other)
+        return torch.empty(*sizes, dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = make
 
 
 def fill_random() -> None:

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 
 namespace emulated {
@@ -18,40 +19,77 @@ struct Code {
   bool is_torchs;
 };
 
-static const Code* code_of(PyCodeObject* object) {  // the GIL guards the table
+// torch runs its operators without the GIL. A thread's own frames stand still meanwhile, so they
+// are read without it: no object is made, and a code object is kept alive for ever instead of
+// being counted. (An added count that another thread overwrites is lost, never one of its own.)
+static const Code* code_of(PyCodeObject* object) {
+  static auto* guard = new std::mutex();
   static auto* known = new std::unordered_map<PyCodeObject*, const Code*>();
+  std::lock_guard<std::mutex> lock(*guard);
   auto& code = (*known)[object];
   if (code) return code;
-  Py_INCREF(object);
+  constexpr Py_ssize_t for_ever = 1000;
+  __atomic_fetch_add(&reinterpret_cast<PyObject*>(object)->ob_refcnt, for_ever, __ATOMIC_SEQ_CST);
   const char* file = PyUnicode_AsUTF8(object->co_filename);
   const char* function = PyUnicode_AsUTF8(object->co_name);
   std::string path = file ? file : "?";
-  const auto packages = path.find("site-packages/");
-  const bool torchs = packages != std::string::npos &&
-      path.compare(packages + 14, 6, "torch/") == 0;
-  const bool ours = path.find("emulated_cuda/torch_cuda.py") != std::string::npos;
+  const bool torchs = path.find("site-packages/torch/") != std::string::npos;
+  const bool ours = path.find("emulated_cuda/torch_") != std::string::npos;
   code = new Code{object, path, function ? function : "?", torchs || ours};
   return code;
 }
 
+static void add_frame(Place& place, PyCodeObject* object, int instruction) {
+  const Code* code = code_of(object);
+  if (!code->is_torchs || place.count == 0) place.frames[place.count++] = {code, instruction};
+}
+static bool is_full(const Place& place) {
+  return place.count == static_cast<int>(place.frames.size());
+}
+constexpr int kDeepest = 80;
+
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+struct InterpreterFrame {  // Python 3.11's _PyInterpreterFrame, Include/internal/pycore_frame.h
+  void *function, *globals, *builtins, *locals;
+  PyCodeObject* code;
+  void* object;
+  InterpreterFrame* previous;
+  const uint16_t* instruction;
+};
+
 Place here() {
   Place place;
-  if (!Py_IsInitialized() || !PyGILState_Check()) return place;
+  if (!Py_IsInitialized()) return place;
+  const PyThreadState* thread = PyGILState_GetThisThreadState();
+  if (!thread || !thread->cframe) return place;
+  auto* frame = reinterpret_cast<InterpreterFrame*>(thread->cframe->current_frame);
+  for (int depth = 0; frame && depth < kDeepest && !is_full(place); ++depth) {
+    const auto* first = reinterpret_cast<const uint16_t*>(frame->code->co_code_adaptive);
+    const auto instruction = static_cast<int>(frame->instruction - first) * 2;
+    if (instruction >= 0) add_frame(place, frame->code, instruction);
+    frame = frame->previous;
+  }
+  return place;
+}
+#else
+Place here() {
+  Place place;
+  if (!Py_IsInitialized() || !PyGILState_GetThisThreadState()) return place;
+  const auto gil = PyGILState_Ensure();
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  for (int depth = 0; frame && depth < 60; ++depth) {
+  for (int depth = 0; frame && depth < kDeepest && !is_full(place); ++depth) {
     PyCodeObject* object = PyFrame_GetCode(frame);
-    const Code* code = code_of(object);
+    add_frame(place, object, PyFrame_GetLasti(frame));
     Py_DECREF(object);
-    if (!code->is_torchs || place.count == 0)
-      place.frames[place.count++] = {code, PyFrame_GetLasti(frame)};
-    if (place.count == static_cast<int>(place.frames.size())) break;
     PyFrameObject* caller = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = caller;
   }
   Py_XDECREF(frame);
+  PyGILState_Release(gil);
   return place;
 }
+#endif
 
 std::vector<std::string> lines(const Place& place) {
   std::vector<std::string> text;

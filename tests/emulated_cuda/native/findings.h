@@ -19,7 +19,7 @@ struct Place {
   int count = 0;
 };
 
-Place here();  // empty where this thread does not hold the GIL: autograd's threads
+Place here();  // empty in a thread without Python frames, such as autograd's
 std::vector<std::string> lines(const Place& place);
 
 struct Finding {
