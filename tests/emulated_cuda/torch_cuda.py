@@ -56,7 +56,8 @@ def name_versions(gpu: Gpu) -> None:
 
 def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
     """How many devices there are, which one is current, and what each says of itself."""
-    cuda, core = torch.cuda, torch._C
+    cuda: Any = torch.cuda
+    core: Any = torch._C
     architectures = AMD_ARCHITECTURES if gpu.gcn_arch else NVIDIA_ARCHITECTURES
     core._cuda_getDeviceCount = native.device_count
     core._cuda_init = lambda: None
@@ -124,7 +125,8 @@ def device_properties(gpu: Gpu, emulation: Emulation, index: int) -> SimpleNames
 
 def fill_memory() -> None:
     """What torch.cuda.memory's own functions call, and storages that change their size."""
-    cuda, core = torch.cuda, torch._C
+    cuda: Any = torch.cuda
+    core: Any = torch._C
     fractions: dict[int, float] = {}
 
     def set_fraction(fraction: float, device: int) -> None:
@@ -146,7 +148,8 @@ def fill_memory() -> None:
         return total - native.memory_reserved(index), total
 
     cuda.mem_get_info = cuda.memory.mem_get_info = mem_get_info
-    resize_elsewhere = torch.UntypedStorage.resize_
+    storages: Any = torch.UntypedStorage
+    resize_elsewhere = storages.resize_
 
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
@@ -155,21 +158,22 @@ def fill_memory() -> None:
         native.resize_storage(holder, int(size))
         return self
 
-    torch.UntypedStorage.resize_ = resize_
-    make_elsewhere = torch.UntypedStorage.__new__
+    storages.resize_ = resize_
+    make_elsewhere = storages.__new__
 
     def make(cls: Any, *sizes: Any, device: Any = None, **other: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
             return make_elsewhere(cls, *sizes, device=device, **other)
         return torch.empty(*sizes, dtype=torch.uint8, device=device).untyped_storage()
 
-    torch.UntypedStorage.__new__ = make
+    storages.__new__ = make
 
 
 def fill_random() -> None:
     """The generators; torch.cuda.random's own functions run on them."""
     generators = tuple(native.generator(i) for i in range(native.device_count()))
-    torch.cuda.default_generators = generators
+    cuda: Any = torch.cuda
+    cuda.default_generators = generators
 
 
 def refuse_graphs() -> None:
@@ -183,13 +187,14 @@ def refuse_graphs() -> None:
 
         __init__ = refuse
 
-    cuda = torch.cuda
+    cuda: Any = torch.cuda
     cuda.CUDAGraph = cuda.graphs.CUDAGraph = CUDAGraph
     for name in ("graph", "make_graphed_callables", "graph_pool_handle"):
         setattr(cuda, name, refuse)
         setattr(cuda.graphs, name, refuse)
     cuda.is_current_stream_capturing = cuda.graphs.is_current_stream_capturing = lambda: False
-    torch._C._cuda_isCurrentStreamCapturing = lambda: False
+    core: Any = torch._C
+    core._cuda_isCurrentStreamCapturing = lambda: False
 
 
 def keep_watching_host_reads() -> None:
@@ -218,15 +223,34 @@ def install_collectives() -> None:
 
 
 def write_report_at_exit(emulation: Emulation) -> None:
-    """The counts of this process, at its end; its findings are in the file by then."""
+    """The counts of this process, at its end, os._exit included; its findings are in the file.
+
+    A process that was forked from one without work on a device, as ranks are from a fork server,
+    writes its own. One that was forked later, such as a loader's worker, has nothing to say.
+    """
     folder = emulation.report
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    process = os.getpid()
+    state = {"worked_before_fork": False, "is_silent": False}
+
+    def look_before_fork() -> None:
+        state["worked_before_fork"] = native.counts()["ops"] > 0
+
+    def begin_child() -> None:
+        state["is_silent"] = state["worked_before_fork"]
 
     def write() -> None:
-        if os.getpid() == process:
+        if not state["is_silent"]:
+            state["is_silent"] = True
             report.write_end(folder, sys.argv, native.counts())
 
+    exit_at_once: Any = os._exit
+
+    def write_and_exit(status: int) -> None:
+        write()
+        exit_at_once(status)
+
+    os.register_at_fork(before=look_before_fork, after_in_child=begin_child)
     atexit.register(write)
+    os._exit = write_and_exit  # type: ignore[assignment]

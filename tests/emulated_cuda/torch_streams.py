@@ -133,7 +133,8 @@ def stream_data(device: int) -> tuple[int, int, int]:
 
 
 def install() -> None:
-    cuda, core = torch.cuda, torch._C
+    cuda: Any = torch.cuda
+    core: Any = torch._C
     core._cuda_getCurrentStream = stream_data
     core._cuda_getDefaultStream = lambda device: (0, device, stream_data(device)[2])
     core._cuda_getCurrentRawStream = lambda device: stream_data(device)[0]
