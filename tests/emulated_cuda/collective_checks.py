@@ -215,7 +215,7 @@ CHECKS = {
 
 def main(what: str, meeting: str) -> None:
     torch.cuda.set_device(DEVICE)
-    place = {"init_method": f"file://{meeting}", "rank": RANK, "world_size": SIZE}
+    place: dict[str, Any] = {"init_method": f"file://{meeting}", "rank": RANK, "world_size": SIZE}
     if what == "gloo":
         dist.init_process_group("gloo", **place)
     else:

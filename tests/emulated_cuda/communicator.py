@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
+from typing import Any
 
 import torch
 
@@ -102,7 +104,7 @@ class Pending:
         self.is_barrier = False
         self.elements = tuple(
             sum(tensor.numel() for call in calls for tensor in side(call))
-            for side in (lambda call: call.inputs, lambda call: call.outputs)
+            for side in (attrgetter("inputs"), attrgetter("outputs"))
         )
         self._end = end
         self.done = threading.Event()  # set at the end, whatever it is
@@ -166,13 +168,12 @@ class Pending:
         """The result, ordered on the communicator's stream. The host waits for the thread."""
         self.done.wait()
         device = self.communicator.device
-        future: torch.futures.Future[list[torch.Tensor]]
-        future = torch.futures.Future(devices=[device])
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
         if self.error is not None:
             future.set_exception(self.error)
             return future
         stream = self.communicator.stream if self._end is not None else None
-        with torch.cuda.stream(stream):  # type: ignore[arg-type]
+        with torch.cuda.stream(stream):
             future.set_result(self._outputs)
         return future
 

@@ -3,9 +3,11 @@
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import emulated_cuda_native as native
 
+__all__ = ["cpp"]
 _NAME = "emulated_cuda_process_group"
 
 
@@ -18,4 +20,7 @@ def _load() -> ModuleType:
     return module
 
 
-cpp = _load()
+if TYPE_CHECKING:
+    import emulated_cuda_process_group as cpp
+else:
+    cpp = _load()

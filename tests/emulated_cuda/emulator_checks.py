@@ -40,7 +40,7 @@ def one_finding(kind: str, check: str) -> dict[str, Any]:
 
 
 def side_stream() -> Any:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     return stream
 
@@ -73,7 +73,7 @@ def check_a_step_equals_the_cpus() -> None:
         for _ in range(3):
             loss = F.cross_entropy(model(inputs.to(device)), targets.to(device))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             seen.append(loss.item())
@@ -88,8 +88,8 @@ def check_attention_is_fused_and_equals_the_math() -> None:
     assert "EfficientAttention" in str(fused.grad_fn)
     host = query.detach().cpu().requires_grad_()
     plain = F.scaled_dot_product_attention(host, host, host, is_causal=True)
-    fused.sum().backward()  # type: ignore[no-untyped-call]
-    plain.sum().backward()  # type: ignore[no-untyped-call]
+    fused.sum().backward()
+    plain.sum().backward()
     torch.testing.assert_close(fused.cpu(), plain)
     torch.testing.assert_close(query.grad.cpu(), host.grad)  # type: ignore[union-attr]
     half = query.detach().bfloat16()
@@ -104,7 +104,7 @@ def check_autocast_conjugates_and_integers() -> None:
     assert (numbers.conj() * 1).cpu().tolist() == [1 - 2j, 3 + 1j]
     half = torch.randn(2, 3, device=DEVICE, dtype=torch.float16, requires_grad=True)
     wide = F.softmax(half, -1, dtype=torch.float32)
-    wide.sum().backward()  # type: ignore[no-untyped-call]
+    wide.sum().backward()
     assert wide.dtype is torch.float32
     assert torch.histc(torch.tensor([1, 2, 2], device=DEVICE), 3, 1, 3).tolist() == [1, 2, 0]
 
@@ -273,14 +273,14 @@ def check_blocking_copies_on_a_side_stream_are_no_fault() -> None:
 
 
 def check_queries_answer_truthfully() -> None:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
     torch.ones(4, device=DEVICE)
     event.record()
-    assert [event.query() for _ in range(3)] == [False, False, True]  # type: ignore[no-untyped-call]
+    assert [event.query() for _ in range(3)] == [False, False, True]
     event.record()
     event.synchronize()
-    assert event.query()  # type: ignore[no-untyped-call]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    assert event.query()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     end.record()
     assert start.elapsed_time(end) >= 0
@@ -330,7 +330,7 @@ def check_operations_without_a_deterministic_kernel_raise() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward_cuda does not have"):
-            F.adaptive_avg_pool2d(values, 3).sum().backward()  # type: ignore[no-untyped-call]
+            F.adaptive_avg_pool2d(values, 3).sum().backward()
         with pytest.raises(RuntimeError, match=r"^cumsum_cuda_kernel does not have a determin"):
             values.detach().cumsum(-1)
         torch.ones(3, device=DEVICE, dtype=torch.long).cumsum(0)

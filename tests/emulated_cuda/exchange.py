@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,12 +30,14 @@ class MismatchError(Exception):
 class Exchange:
     """Messages between the ranks of one communicator."""
 
-    def __init__(self, store: dist.Store, rank: int, members: Sequence[int]) -> None:
+    def __init__(self, store: c10d.Store, rank: int, members: Sequence[int]) -> None:
         """Meet the other members. rank: this one's; members: the ranks that take part."""
         self.rank, self.size = rank, len(members)
         self.peers = [member for member in members if member != rank]
         self._place = {member: place for place, member in enumerate(members)}
-        self._gloo = c10d.ProcessGroupGloo(store, self._place[rank], self.size, timeout=_FOREVER)
+        self._gloo: Any = c10d.ProcessGroupGloo(
+            store, self._place[rank], self.size, timeout=_FOREVER
+        )
 
     def agree(
         self,
@@ -179,13 +182,13 @@ class Reduction:
         return total.to(self.dtype)
 
 
-def reduction_of(operation: dist.ReduceOp, dtype: torch.dtype) -> Reduction:
-    """How NCCL reduces values of this type.
+def reduction_of(operation: Any, dtype: torch.dtype) -> Reduction:
+    """How NCCL reduces values of this type. operation: a dist.ReduceOp.
 
     Raises ValueError or TypeError with torch's text where torch refuses.
     """
     kind, factor = operation.__getstate__()  # torch shows the factor of PREMUL_SUM only to pickle
-    kinds = dist.ReduceOp.RedOpType
+    kinds: Any = dist.ReduceOp.RedOpType
     if kind in (kinds.BAND, kinds.BOR, kinds.BXOR):
         raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
     if dtype == torch.bool:

@@ -76,7 +76,7 @@ class Staged:
         return future
 
 
-class GlooOnCuda(cpp.PythonBackend):  # type: ignore[misc]
+class GlooOnCuda(cpp.PythonBackend):
     """What a Gloo group does with CUDA tensors."""
 
     def __init__(self, gloo: c10d.ProcessGroupGloo) -> None:

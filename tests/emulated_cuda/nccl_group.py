@@ -12,6 +12,7 @@ from typing import Any
 import emulated_cuda_native as native
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from . import nccl_watch
 from .communicator import Call, Communicator, Message, Pending, joined
@@ -23,7 +24,7 @@ counted_bytes: Counter[tuple[str, str, str]] = Counter()
 _uids = count()
 
 
-class Options(cpp.Options):  # type: ignore[misc]
+class NcclOptions(cpp.Options):
     """NcclGroup.Options. Settings of the real NCCL are kept and have no effect."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:  # noqa: FBT001, FBT002 - as torch
@@ -33,24 +34,24 @@ class Options(cpp.Options):  # type: ignore[misc]
         self.split_from: NcclGroup | None = None
         self.split_color = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Options":
-        copied = Options(self.is_high_priority_stream)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NcclOptions":
+        copied = NcclOptions(self.is_high_priority_stream)
         copied.timeout, copied.group_name = self.timeout, self.group_name
         copied.global_ranks_in_group = self.global_ranks_in_group
         copied.config = SimpleNamespace(**vars(self.config))
         return copied
 
 
-class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
+class NcclGroup(cpp.PythonBackend):
     """Queues what NcclGroup's operations make, and ends it."""
 
-    Options = Options
+    Options = NcclOptions
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, options: Options | None = None
+        self, store: c10d.Store, rank: int, size: int, options: NcclOptions | None = None
     ) -> None:
         super().__init__(rank, size, "nccl")
-        self.options = options if options is not None else Options()
+        self.options = options if options is not None else NcclOptions()
         self.uid = next(_uids)
         self._store = store
         self._communicators: dict[tuple[tuple[int, ...], torch.device], Communicator] = {}
@@ -81,12 +82,12 @@ class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
         self.bound_device_id = device
         self._communicator((), device).connect_now()
 
-    def split(self, store: dist.Store, ranks: list[int], options: Options) -> Any:
+    def split(self, store: c10d.Store, ranks: list[int], options: NcclOptions) -> Any:
         """The group of some of this group's ranks; None for a rank outside."""
         self._splits += 1
         if self.rank() not in ranks:
             return None
-        inner = dist.PrefixStore(f"split/{options.group_name}", store)
+        inner = c10d.PrefixStore(f"split/{options.group_name}", store)
         return type(self)(inner, ranks.index(self.rank()), len(ranks), options)
 
     def perform_nocolor_split(self, _device: torch.device) -> None:
@@ -96,7 +97,7 @@ class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
     def comm_split_count(self) -> int:
         return self._splits
 
-    def options_of_group(self) -> Options:
+    def options_of_group(self) -> NcclOptions:
         return self.options
 
     def sequence_number(self) -> int:
@@ -149,7 +150,7 @@ class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
         is_async = getattr(opts, "asyncOp", True)
         if is_async:
             communicator.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(communicator.stream if is_async else None):  # type: ignore[arg-type]
+        with torch.cuda.stream(communicator.stream if is_async else None):
             for call in calls:
                 self._touch(call)
             end = communicator.stream.record_event() if is_async else None
@@ -183,7 +184,7 @@ class NcclGroup(cpp.PythonBackend):  # type: ignore[misc]
         if key not in self._communicators:
             members = pair or range(self.size())
             made = sum(other == pair for other, _ in self._communicators)
-            store = dist.PrefixStore(f"emulated-nccl/{pair}/{made}", self._store)
+            store = c10d.PrefixStore(f"emulated-nccl/{pair}/{made}", self._store)
             self._communicators[key] = Communicator(
                 device,
                 lambda: Exchange(store, self.rank(), members),

@@ -253,4 +253,4 @@ def write_report_at_exit(emulation: Emulation) -> None:
 
     os.register_at_fork(before=look_before_fork, after_in_child=begin_child)
     atexit.register(write)
-    os._exit = write_and_exit  # type: ignore[assignment]
+    os._exit = write_and_exit
