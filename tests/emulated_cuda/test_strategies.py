@@ -124,39 +124,43 @@ def test_each_strategy_in_each_precision(
     precision: str, near: float, tmp_path: Path, corpus: Path
 ) -> None:
     exact = not near
-    settings = {"precision": precision, "exact": exact}
-    runs = {"single": [leg(corpus, ONE, "single", train=settings)]}
+    settings: dict[str, Any] = {"train": {"precision": precision, "exact": exact}}
+    if exact:  # vectors that 2, 3 and 4 devices cut into whole registers of this CPU, whose kernels
+        # round the rest in another way; a GPU has no such rest
+        settings["model"] = {"hidden_size": 192, "intermediate_size": 192}
+    runs = {"single": [leg(corpus, ONE, "single", **settings)]}
     for use in (TWO, THREE, FOUR):
         for strategy in ("dp", "ddp", "fsdp", *(["hsdp"] if use == FOUR else [])):
-            runs[f"{strategy}:{len(use) // 2 + 1}"] = [leg(corpus, use, strategy, train=settings)]
+            runs[f"{strategy}:{len(use) // 2 + 1}"] = [leg(corpus, use, strategy, **settings)]
     answers = train(tmp_path, runs, devices=4)
     for name, answer in answers.items():
         check(answer)
         assert answer.curve == pytest.approx(answers["single"].curve, rel=near, abs=0), name
-        assert answer.hash == answers["single"].hash
+        assert answer.hash == answers["single"].hash, name
     assert bool(answers["single"].hash) == exact
 
 
-@pytest.mark.long  # nine runs
-def test_a_checkpoint_moves_to_cpus_and_back_and_state_lies_in_host_memory(
+@pytest.mark.long  # five runs, one of three legs
+def test_a_run_moves_to_cpus_and_back_and_keeps_state_in_host_memory(
     tmp_path: Path, corpus: Path
 ) -> None:
-    """Both beside a run that nothing interrupts. Ranks of one GPU meet over Gloo."""
-    exact = {"precision": "f32", "exact": True, "save_every": 1, "keep": 0}
-    offload = {"offload": True}
+    """Each equals a run on one GPU that nothing interrupts; Gloo gathers no weights of GPUs."""
+    f64 = {"precision": "f64", "keep": 0}
     moves = [(TWO, "ddp", 2), ("cpu:2", "fsdp", 4), (THREE, "fsdp", None)]
+    gloo = {"sync": "gloo"}
     runs = {
-        "unbroken": [leg(corpus, ONE, "single", train=exact)],
+        "unbroken": [leg(corpus, ONE, "single", train=f64)],
         "moved": [
-            leg(corpus, use, strategy, stop_at=stop_at, train=exact)
+            leg(corpus, use, strategy, stop_at=stop_at, train=f64)
             for use, strategy, stop_at in moves
         ],
-        "offload fsdp": [leg(corpus, TWO, "fsdp", train=exact, devices=offload)],
-        "gloo ddp": [leg(corpus, TWO, "ddp", train=exact, devices={"sync": "gloo"})],
-        "gloo fsdp": [leg(corpus, TWO, "fsdp", train=exact, devices={"sync": "gloo"})],
+        "offload": [leg(corpus, TWO, "fsdp", train=f64, devices={"offload": True})],
+        "gloo ddp": [leg(corpus, TWO, "ddp", train=f64, devices=gloo)],
+        "gloo fsdp": [leg(corpus, TWO, "fsdp", train=f64, devices=gloo)],
     }
     answers = train(tmp_path, runs)
+    refused = answers.pop("gloo fsdp").refused
+    assert refused.startswith("strategy fsdp gathers weights between GPUs, which gloo can't")
     for name, answer in answers.items():
         check(answer)
-        assert answer.hash == answers["unbroken"].hash, name
-        assert answer.curve == answers["unbroken"].curve, name
+        assert answer.curve == pytest.approx(answers["unbroken"].curve, rel=1e-12, abs=0), name
