@@ -90,7 +90,7 @@ def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:
             starts.append(native.counts())
             return step(*arguments)
 
-        engine.step = noted  # type: ignore[method-assign]
+        engine.step = noted  # type: ignore[method-assign, assignment]
 
     engine._begin_steps = begun  # type: ignore[attr-defined]
     return starts

@@ -118,7 +118,7 @@ def test_each_strategy_trains_as_cpus_do(tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.long  # fifty runs
 @pytest.mark.parametrize(
     ("precision", "near"),
-    [("f64", 1e-12), ("f32", 0.0), ("bf16", 2e-2), ("f16", 2e-2)],
+    [("f64", 1e-12), ("f32", 0.0), ("bf16", 5e-4), ("f16", 2e-2)],
 )
 def test_each_strategy_in_each_precision(
     precision: str, near: float, tmp_path: Path, corpus: Path
