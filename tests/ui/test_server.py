@@ -1,6 +1,8 @@
 """The web page's server: which runs it finds and in which state, their pages, logs and actions."""
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -36,6 +38,20 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.05)
+
+
+class OfAnotherLibrary(logging.StreamHandler[io.StringIO]):
+    """A handler that closes its stream with itself, as absl's does."""
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+def test_a_server_closes_no_stream_of_another_librarys_log(tmp_path: Path) -> None:
+    handler = OfAnotherLibrary(io.StringIO())
+    with serving(tmp_path):
+        assert not handler.stream.closed
 
 
 # -- the list

@@ -113,6 +113,8 @@ def server_config(guard: Guard) -> uvicorn.Config:
     """How uvicorn serves the page."""
     return uvicorn.Config(
         guard,
+        # serve() has set logging up; doing so again closes the streams of other handlers
+        log_config=None,
         access_log=False,  # its lines would hold the token
         log_level="error",  # its warnings are about requests of strangers, such as a websocket
         server_header=False,
