@@ -331,14 +331,14 @@ def check_operations_without_a_deterministic_kernel_raise() -> None:
     try:
         with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward_cuda does not have"):
             F.adaptive_avg_pool2d(values, 3).sum().backward()
-        with pytest.raises(RuntimeError, match=r"^cumsum_cuda_kernel does not have a determin"):
-            values.detach().cumsum(-1)
-        torch.ones(3, device=DEVICE, dtype=torch.long).cumsum(0)
+        with pytest.raises(RuntimeError, match=r"^median CUDA with indices output does not have"):
+            values.detach().median(-1)
+        values.detach().cumsum(-1)  # raises in no CUDA build, whatever torch's docstring says
         torch.use_deterministic_algorithms(True, warn_only=True)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            values.detach().cumsum(-1)
-        assert "cumsum_cuda_kernel" in str(caught[0].message)
+            values.detach().median(-1)
+        assert "median CUDA with indices output" in str(caught[0].message)
     finally:
         torch.use_deterministic_algorithms(False)
 
